@@ -72,14 +72,15 @@ def select(
 
 
 def timeline(events: Sequence[RunEvent]) -> list[Line]:
-    """A line for each event; the occupancies that one reorganization epoch reports share one."""
+    """A line for each event; the occupancies that one reorganization epoch reports of a stage share one."""
     # Steps of moves stand further to the right than decisions; with padded numbers their verbs stand below each other.
     digits = max([len(str(e.group)) for e in events if e.kind in MOVES], default=1)
     lines = []
-    for key, together in itertools.groupby(events, key=lambda e: (e.kind == "occupancy", e.time_us, e.epoch)):
+    for key, together in itertools.groupby(events, key=lambda e: (e.kind == "occupancy", e.time_us, e.epoch, e.stage)):
         members = list(together)
         if key[0]:
-            text = "occupancy: " + ", ".join(_occupancy(e) for e in members)
+            of = "" if key[3] < 0 else f"stage {key[3]}: "
+            text = f"{of}occupancy: " + ", ".join(_occupancy(e) for e in members)
             lines.append(Line(key[1], key[2], "occupancy", text))
         else:
             lines += [Line(e.time_us, e.epoch, e.kind, words(e, digits)) for e in members]
@@ -92,7 +93,13 @@ def _occupancy(event: RunEvent) -> str:
 
 
 def words(event: RunEvent, digits: int = 0) -> str:
-    """An event in plain words."""
+    """An event in plain words, with its stage in a plan."""
+    text = _words(event, digits)
+    plain = text.lstrip()
+    return text if event.stage < 0 else f"{text.removesuffix(plain)}stage {event.stage}: {plain}"
+
+
+def _words(event: RunEvent, digits: int) -> str:
     e, number = event, int(event.amount)
     active = f"{number} active slave{'' if number == 1 else 's'}"
     step = f"    group {e.group:<{digits}}  move {number}: "
@@ -108,8 +115,8 @@ def words(event: RunEvent, digits: int = 0) -> str:
         case "installed":
             return f"{step}installed at slave {e.slave}: {carried}"
         case "released":
-            waiting = f"{e.tuples:,} tuples had been held back" if e.tuples else "no tuples had been held back"
-            return f"{step}released after {duration_text(e.duration_us)}; {waiting}"
+            waiting = f"; {e.tuples:,} tuples had been held back" if e.tuples else "; no tuples had been held back"
+            return f"{step}released after {duration_text(e.duration_us)}{'' if e.stage >= 0 else waiting}"
         case "activated":
             return f"slave {e.slave} is activated; {active} from now on"
         case "emptying":
@@ -161,9 +168,9 @@ def closing(events: Sequence[RunEvent]) -> list[tuple[str, str]]:
 
 
 def _active(events: Iterable[RunEvent]) -> list[int]:
-    """Every number of active slaves in the events: a reorganization epoch reports each active slave once."""
+    """Every number of active slaves (of a plan: of a stage) in the events: a reorganization epoch reports each one once."""
     counts = []
-    for occupancy, together in itertools.groupby(events, key=lambda e: (e.kind == "occupancy", e.epoch)):
+    for occupancy, together in itertools.groupby(events, key=lambda e: (e.kind == "occupancy", e.epoch, e.stage)):
         members = list(together)
         counts += [len(members)] if occupancy[0] else [int(e.amount) for e in members if e.kind in ACTIVITY]
     return counts

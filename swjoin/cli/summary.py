@@ -44,10 +44,12 @@ def _adaptation_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         movement = report["movement"]
         delays = ", ".join(f"{duration_text(movement['hold_back_s'][q] * 1e6)} ({q})" for q in ("p50", "p99"))
         rows.append(("moves", f"{report['moves']:,}, {size_text(movement['state_bytes'])}, held back {delays}"))
-    active = [entry["active_slaves"] for entry in report["declustering"]]
-    if len(active) > 1:
-        changes = f"{len(active) - 1:,} change{'s' if len(active) > 2 else ''}, lowest {min(active)}, highest {max(active)}"
-        rows.append(("active slaves", f"{active[0]} to {active[-1]} ({changes})"))
+    for stage in report.get("stages") or [report]:
+        active = [entry["active_slaves"] for entry in stage["declustering"]]
+        if len(active) > 1:
+            of = f", {stage['join']}" if "join" in stage else ""
+            changes = f"{len(active) - 1:,} change{'s' if len(active) > 2 else ''}, lowest {min(active)}, highest {max(active)}"
+            rows.append((f"active slaves{of}", f"{active[0]} to {active[-1]} ({changes})"))
     return rows
 
 

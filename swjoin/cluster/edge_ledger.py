@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from swjoin.core.batch import TupleBatch
+from swjoin.core.batch import I64, TupleBatch
 
 Entry = list[int]  # rows, sum of their ids mod 2^64, bytes
 
@@ -27,6 +27,10 @@ class EdgeLedger:
     def __init__(self) -> None:
         self.sent, self.received = _entries(), _entries()
         self.null_keys: defaultdict[int, int] = defaultdict(int)
+
+    def received_rows(self) -> I64:
+        """Edge, rows and bytes that were received: int64 (edges, 3)."""
+        return np.array([(edge, rows, nbytes) for edge, (rows, _, nbytes) in self.received.items()], np.int64).reshape(-1, 3)
 
     def to_plain(self) -> dict[str, dict[str, list[int]]]:
         """Ready for JSON."""

@@ -261,6 +261,10 @@ class Outlet:
         """The last epoch that all receivers take."""
         return min((receiver.until_epoch for receiver in self._receivers.values()), default=1 << 62)
 
+    def granted_epoch(self, edge: int) -> int:
+        """The last epoch that all receivers of an edge take."""
+        return min(self._receivers[slave_role(slave)].until_epoch for slave in self._sendings[edge].receivers)
+
     def rows_waiting(self, edge: int) -> int:
         """Rows of an edge that wait for credit."""
         parts = [part for receiver in self._receivers.values() for part in receiver.parts if part.edge == edge]

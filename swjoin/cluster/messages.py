@@ -63,10 +63,12 @@ class EpochClosed:
 
 @dataclass(frozen=True)
 class GroupMoved:
-    """From the master to all gateways: supplier and consumer of this move have acknowledged it. state_bytes: of its tuples."""
+    """From the master to all gateways: supplier and consumer of this move have acknowledged it. state_bytes: of its tuples.
+    waited_us: how long the consumer has waited for them."""
 
     move: int
     state_bytes: int
+    waited_us: int = 0
 
 
 @dataclass(frozen=True)

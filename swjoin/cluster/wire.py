@@ -60,7 +60,7 @@ from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 6
+VERSION = 7
 DELIVERY, RESULTS, STATE, LOADS, TUPLES = range(1, 6)
 _CONTROL = 16  # the kinds from here on hold JSON
 _HEADER = 8
@@ -190,7 +190,7 @@ _RESULTS = _Layout(
     (
         *(*_optional(_I, "keys", "left times", "right times"), *_optional(_U, "left ids", "right ids")),
         *(*_rows_of("left "), *_rows_of("right "), *_optional(_I, "partition-groups", "counts"), *_optional(_U, "digests")),
-        *(*_optional(_F, "metrics"), *_optional(_I, "delays")),
+        *(*_optional(_F, "metrics"), *_optional(_I, "delays"), _Column("edges", _I, 2, True)),
     ),
 )
 _TUPLES = _Layout(TUPLES, "a batch of tuples", 0, (), _tuples_of(""))
@@ -436,7 +436,7 @@ def pack_results(chunk: ResultChunk) -> U8:
     if p is not None:
         pairs = [p.key, p.left_ts, p.right_ts, p.left_id, p.right_id, *_rows_out(p.left_rows), *_rows_out(p.right_rows)]
     results: list[Array | None] = [None] * 3 if r is None else [r.groups, r.counts, r.digests]
-    return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram])
+    return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram, chunk.edges])
 
 
 def unpack_results(buffer: U8) -> ResultChunk:
@@ -457,8 +457,10 @@ def unpack_results(buffer: U8) -> ResultChunk:
     results = None if a[11] is None else GroupResults(a[11], a[12], a[13])
     if results is not None and (results.groups.min(initial=0) < 0 or results.counts.min(initial=0) < 0):
         raise frame.refuse("negative partition-groups or counts")
+    if a[16] is not None and (a[16].shape[1] != 3 or a[16].min(initial=0) < 0):
+        raise frame.refuse("edges without rows and bytes")
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
-    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]))
+    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]), a[16])
 
 
 # ---------------------------------------------------------------- control messages
@@ -482,7 +484,7 @@ _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the 
         (is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool, [(is_count, is_count, is_count, is_count)]),
     ),
     EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number))),
-    GroupMoved: ("the end of a move", (is_count, is_count)),
+    GroupMoved: ("the end of a move", (is_count, is_count, is_count)),
     PrefillJoined: ("the end of the prefill", ()),
     StopReading: ("a request to stop", ()),
     Granted: ("credit", (is_number, is_count)),

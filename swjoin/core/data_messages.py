@@ -179,7 +179,8 @@ class ResultChunk:
     pairs: materialised pairs; None with a count sink. final: the epoch is complete at this slave; only final chunks have
     `results`, `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see
     `state.delay_histogram`). last: the slave's last chunk of the run.
-    served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
+    edges: of an instance of a plan's stage, int64 (n, 3): edge, rows and bytes that it has taken since it was started; with
+    `metrics`. served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
     (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.
     """
 
@@ -196,6 +197,7 @@ class ResultChunk:
     prefill: bool = False
     generation: int = 0
     checkpoint: bool = False
+    edges: I64 | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class RunEvent:
     """A decision or a change in the run; a row of DIR/metrics/events.parquet.
 
     kind: see `cluster.master.controller`. slave, peer, group: its subjects, -1 where none. amount: defined by `kind`, in its
-    unit.
+    unit. stage: of a plan; -1 where none.
     """
 
     time_us: int
@@ -217,3 +219,4 @@ class RunEvent:
     duration_us: int = 0
     amount: float = 0.0
     text: str = ""
+    stage: int = -1

@@ -18,18 +18,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.exchange import EPOCHS_AHEAD
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
 from swjoin.config.run import RunConfig
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import I64, STREAM_NAMES, SourceBatch
-from swjoin.core.data_messages import Delivery, GroupLoads, RunEvent
+from swjoin.core.data_messages import Delivery, GroupLoads, ResultChunk, RunEvent
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import StreamCounts
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.monitor.status_board import Board
+from swjoin.plan.logical import Source as PlanSource
+from swjoin.plan.stages import Stage
 from swjoin.state.delay_histogram import histogram_quantile
 
 if TYPE_CHECKING:
@@ -46,12 +49,15 @@ _ADDED = ("comparisons", "pairs", "process_us", "cpu_us", "left_tuples", "right_
 _NEWEST = ("epoch", "occupancy_ratio", "window_tuples", "window_bytes", "mini_group_count")
 
 
-def open_watcher(config: RunConfig, about: dict[str, Any], run_dir: Path | None = None) -> MasterWatcher:
+def open_watcher(
+    config: RunConfig, about: dict[str, Any], run_dir: Path | None = None, streams: Sequence[str] = STREAM_NAMES
+) -> MasterWatcher:
     """A watcher; with a port also its dashboard, whose address is logged and written into the run's directory.
 
-    about: constant facts of the run, ready for JSON. UserError when a port is taken, or a library is missing.
+    about: constant facts of the run, ready for JSON. streams: names of the streams, or of the sources of a plan. UserError when
+    a port is taken, or a library is missing.
     """
-    watcher = MasterWatcher(config, Board(about))
+    watcher = MasterWatcher(config, Board(about, streams=streams))
     if config.observe.port is not None:
         watcher.dashboard = _Dashboard(watcher.board, config.observe.port, run_dir)
     return watcher
@@ -102,11 +108,14 @@ class _HotKeySamples:
 
 
 class _ReportedLoads:
-    """What slaves reported last: stream buffer occupancy, and the load of each partition-group, decayed per report."""
+    """What the slaves of a stage reported last: stream buffer occupancy, and the load of each partition-group, decayed per
+    report. first: number of the stage's first slave."""
 
-    def __init__(self, partition_count: int = 0) -> None:
+    def __init__(self, stage: int, controller: Controller) -> None:
+        self._stage, self.controller = stage, controller
+        self.first = stage * controller.slave_count
         self._occupancy_ratios: dict[int, float] = {}
-        self._cost_ns = np.zeros(partition_count)
+        self._cost_ns = np.zeros(len(controller.map.owner))
 
     def occupied(self, slave: int, ratio: float) -> None:
         self._occupancy_ratios[slave] = ratio
@@ -115,22 +124,38 @@ class _ReportedLoads:
         decayed = self._cost_ns[loads.groups] * _DECAY
         self._cost_ns[loads.groups] = decayed + loads.cost_ns * (1 - _DECAY)
 
-    def slaves(self, controller: Controller) -> list[dict[str, Any]]:
+    def slaves(self) -> list[dict[str, Any]]:
         """One entry per slave."""
+        controller = self.controller
         owner, count = controller.map.owner, controller.slave_count
         owned, cost = np.bincount(owner, minlength=count), np.bincount(owner, self._cost_ns, count)
         total = float(cost.sum())
         active = set(controller.active)
         return [
             {
-                "slave": slave,
+                "slave": self.first + slave,
+                "stage": self._stage,
                 "active": slave in active,
                 "emptying": slave in controller.emptying,
                 "groups": int(owned[slave]),
                 "load_ratio": float(cost[slave]) / total if total else None,
-                "occupancy_ratio": self._occupancy_ratios.get(slave),
+                "occupancy_ratio": self._occupancy_ratios.get(self.first + slave),
             }
             for slave in range(count)
+        ]
+
+    def moving(self) -> list[dict[str, Any]]:
+        """One entry per move in flight."""
+        return [
+            {
+                "number": move.number,
+                "stage": self._stage,
+                "group": int(move.group),
+                "supplier": self.first + int(move.supplier),
+                "consumer": self.first + int(move.consumer),
+                "phase": str(move.state),
+            }
+            for move in self.controller.moves.values()
         ]
 
     def groups(self) -> list[float] | None:
@@ -139,6 +164,21 @@ class _ReportedLoads:
             return None
         loads: list[float] = (self._cost_ns / self._cost_ns.max()).round(2).tolist()
         return loads
+
+    def stage(self, gateway: Gateway) -> dict[str, Any]:
+        """The stage itself; the join of two streams is the only one."""
+        name, query = "join", gateway.config.query
+        if gateway.feeds is not None:
+            join = gateway.feeds.instances.stages.stages[self._stage].join
+            name, query = join.name, join.semantics
+        return {
+            "stage": self._stage,
+            "join": name,
+            "description": query.description,
+            "slaves": [self.first + i for i in range(self.controller.slave_count)],
+            "active_slaves": len(self.controller.active),
+            "moves": self.controller.movement.finished_count,
+        }
 
 
 class MasterWatcher:
@@ -156,11 +196,12 @@ class MasterWatcher:
         self._due_s = 0.0
         self._capacity_bytes = config.cluster.mini_buffer_bytes
         self._checkpoints = config.checkpoint.enabled
-        wanted = config.observe.hot_keys if config.observe.enabled else 0
+        wanted = config.observe.hot_keys if config.observe.enabled and board.streams == STREAM_NAMES else 0
         self._hot_keys = _HotKeySamples(wanted) if wanted else None
         self._roles: tuple[Master, Gateway] | None = None
-        self._delivered = [0, 0]
-        self._loads = _ReportedLoads()
+        self._delivered = [0, 0]  # by the gateway since `begin`, in a run without stages
+        self._before: list[int] = []  # that; tuples of each stream
+        self._loads: list[_ReportedLoads] = []  # by stage
         self._prefilling = config.measure.prefill_us > 0
         self._ended = False
 
@@ -169,8 +210,9 @@ class MasterWatcher:
     def begin(self, master: Master, gateway: Gateway) -> None:
         """A new master and gateway, perhaps restored from a checkpoint, before the first delivery."""
         self._roles = master, gateway
-        self._delivered = [s.counts.tuples - _refused(s.counts) - gateway.waiting_tuples(s.stream) for s in gateway.streams]
-        self._loads = _ReportedLoads(len(master.controller.map.owner))
+        self._delivered = [0, 0]
+        self._before = [s.counts.tuples - _refused(s.counts) - gateway.waiting_tuples(s.stream) for s in gateway.streams]
+        self._loads = [_ReportedLoads(stage, controller) for stage, controller in enumerate(master.controllers)]
         self._due_s = 0.0
         self.board.begin(self._phase)
 
@@ -185,12 +227,16 @@ class MasterWatcher:
 
     def reported(self, slave: int, occupancy_ratio: float) -> None:
         """A slave's report reached the gateway."""
-        self._loads.occupied(int(slave), occupancy_ratio)
+        self._loads_of(slave).occupied(int(slave), occupancy_ratio)
 
-    def loaded(self, loads: GroupLoads | None) -> None:
+    def loaded(self, slave: int, loads: GroupLoads | None) -> None:
         """A slave's load report reached the master."""
         if loads is not None:
-            self._loads.add(loads)
+            self._loads_of(slave).add(loads)
+
+    def _loads_of(self, slave: int) -> _ReportedLoads:
+        """Of the slave's stage."""
+        return self._loads[slave // self._loads[0].controller.slave_count]
 
     def delivered(self, delivery: Delivery) -> None:
         """The gateway sends a delivery."""
@@ -221,43 +267,37 @@ class MasterWatcher:
             return
         self._due_s = time.monotonic() + self._interval_s
         master, gateway = self._roles
-        self.board.set_master(self._view(master, gateway, clock_us), master.controller.map.owner)
+        owner = np.concatenate([loads.controller.map.owner + loads.first for loads in self._loads])
+        self.board.set_master(self._view(master, gateway, clock_us), owner)
         self.board.enter(self._phase)
-        for name, source in zip(STREAM_NAMES, sources, strict=True):
+        for name, source in zip(self.board.streams, sources, strict=True):
             if is_live(source):
                 self.board.take_source(name, source.status())
         if self._hot_keys is not None:
             self._hot_keys.sample(sources, self.board)
 
     def _view(self, master: Master, gateway: Gateway, clock_us: int) -> dict[str, Any]:
-        controller = master.controller
-        streams = {name: self._stream(gateway, i) for i, name in enumerate(STREAM_NAMES)}
+        streams = {name: self._stream(gateway, i) for i, name in enumerate(self.board.streams)}
+        loads = [stage.groups() for stage in self._loads]
         ledgers = {name: stream["ledger"] for name, stream in streams.items()}
         return {
             "clock_s": clock_us / 1e6,
             "epoch": int(master.epoch),
-            "active_slaves": len(controller.active),
+            "active_slaves": sum(len(controller.active) for controller in master.controllers),
             "streams": streams,
-            "slaves": self._loads.slaves(controller),
+            "stages": [loads.stage(gateway) for loads in self._loads],
+            "edges": _edges(gateway),
+            "slaves": [slave for loads in self._loads for slave in loads.slaves()],
             "buffers": {
                 "waiting_bytes": gateway.slots.waiting_bytes,
                 "capacity_bytes": self._capacity_bytes,
                 "spilled_bytes": gateway.buffers.stored_bytes,
-                "parked_bytes": sum(controller.loads.parked_bytes.values()),
+                "parked_bytes": sum(master.controller.loads.parked_bytes.values()),
                 "held_tuples": gateway.buffers.held_tuples,
             },
-            "moving": [
-                {
-                    "number": move.number,
-                    "group": int(move.group),
-                    "supplier": int(move.supplier),
-                    "consumer": int(move.consumer),
-                    "phase": str(move.state),
-                }
-                for move in controller.moves.values()
-            ],
+            "moving": [move for loads in self._loads for move in loads.moving()],
             "moves": _moves(gateway),
-            "loads": self._loads.groups(),
+            "loads": None if None in loads else [load for of_stage in loads for load in of_stage or ()],
             "checkpoints": _checkpoints(master, clock_us) if self._checkpoints else None,
             "ledger": {
                 "streams": ledgers,
@@ -267,7 +307,7 @@ class MasterWatcher:
 
     def _stream(self, gateway: Gateway, stream: int) -> dict[str, Any]:
         intake, counts = gateway.streams[stream], gateway.streams[stream].counts
-        waiting, delivered = gateway.waiting_tuples(stream), self._delivered[stream]
+        waiting, delivered = gateway.waiting_tuples(stream), self._before[stream] + self._delivered_now(gateway, stream)
         ledger = {
             "tuples": counts.tuples,
             "null_key": counts.null_key,
@@ -286,6 +326,14 @@ class MasterWatcher:
             "ledger": ledger,
         }
 
+    def _delivered_now(self, gateway: Gateway, stream: int) -> int:
+        """Tuples of a stream that the gateway has delivered since `begin`; over that edge of a source with the fewest."""
+        if gateway.feeds is None:
+            return self._delivered[stream]
+        ledger = gateway.feeds.outlet.ledger
+        edges = gateway.feeds.edges[stream]
+        return min(ledger.sent.get(edge, [0])[0] + ledger.null_keys.get(edge, 0) for edge in edges)
+
     def end(self, clock_us: int, sources: Sequence[Source]) -> None:
         """The run succeeded; the dashboard stays until `close`."""
         self.sample(clock_us, sources)
@@ -303,6 +351,23 @@ class MasterWatcher:
 
 def _refused(counts: StreamCounts) -> int:
     return int(counts.null_key + counts.late + counts.shed)
+
+
+def _edges(gateway: Gateway) -> list[dict[str, Any]]:
+    """The edges between sources and stages of a plan. Of those from the gateway, rows that wait for credit, and how many epochs
+    it is ahead of the receivers."""
+    if gateway.feeds is None:
+        return []
+    outlet, found = gateway.feeds.outlet, []
+    for edge in gateway.feeds.instances.stages.edges:
+        if isinstance(edge.receiver, Stage):
+            waiting = ahead = None
+            if isinstance(edge.sender, PlanSource):
+                waiting = outlet.rows_waiting(edge.id)
+                ahead = int(gateway.epoch) - (outlet.granted_epoch(edge.id) - EPOCHS_AHEAD)
+            names = {"from": edge.sender.name, "to": edge.receiver.name, "port": STREAM_NAMES[edge.port], "key": list(edge.key)}
+            found.append({"edge": int(edge.id), **names, "waiting_rows": waiting, "epochs_ahead": ahead})
+    return found
 
 
 def _moves(gateway: Gateway) -> dict[str, Any]:
@@ -335,16 +400,20 @@ class CollectorWatcher:
         self._due_s = 0.0
         self._changed = True
         self._slaves: dict[str, dict[str, float]] = {}
+        self._edges: dict[int, I64] = {}  # of a plan: what each slave has taken
         self._histogram: I64 | None = None
 
     def begin(self) -> None:
         """A new collector, perhaps after a recovery."""
         self._slaves.clear()
+        self._edges.clear()
         self._histogram, self._changed, self._due_s = None, True, 0.0
 
-    def on_results(self, rows: list[tuple[int, Any]]) -> None:
-        """The collector received results. rows: of metrics (`core.metric_columns`), each with its generation."""
+    def on_results(self, rows: list[tuple[int, Any]], chunk: ResultChunk) -> None:
+        """The collector received a chunk of results. rows: of metrics (`core.metric_columns`), each with its generation."""
         self._changed = True
+        if chunk.edges is not None:
+            self._edges[int(chunk.slave)] = chunk.edges
         for _, row in rows:
             values = dict(zip(COLUMNS, row.tolist(), strict=True))
             slave = self._slaves.setdefault(str(int(values["slave"])), dict.fromkeys((*_ADDED, *_NEWEST), 0.0))
@@ -384,13 +453,21 @@ class CollectorWatcher:
                     "busy_s": row["process_us"] / 1e6,
                     "cpu_s": row["cpu_us"] / 1e6,
                     "tuples": row["left_tuples"] + row["right_tuples"],
-                    "comparisons": row["comparisons"],
-                    "pairs": row["pairs"],
-                    **{name: row[name] for name in _NEWEST},
+                    **{name: row[name] for name in ("left_tuples", "right_tuples", "comparisons", "pairs", *_NEWEST)},
                 }
                 for slave, row in self._slaves.items()
             },
+            "edges": self._taken(),
         }
+
+    def _taken(self) -> dict[str, list[int]]:
+        """Rows and bytes by edge."""
+        total: dict[str, list[int]] = {}
+        for edges in self._edges.values():
+            for edge, rows, nbytes in edges.tolist():
+                before = total.get(str(edge), [0, 0])
+                total[str(edge)] = [before[0] + rows, before[1] + nbytes]
+        return total
 
 
 def _quantiles(histogram: I64, max_us: float) -> dict[str, float] | None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
+
+import numpy as np
 
 from swjoin.core.batch import I64, STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
@@ -30,7 +32,10 @@ _SLAVE_RATES = {
     "comparisons": "comparisons_per_s",
     "pairs": "pairs_per_s",
     "tuples": "tuples_per_s",
+    "left_tuples": "left_per_s",
+    "right_tuples": "right_per_s",
 }
+_SLAVE_VALUES = ("window_tuples", "window_bytes", "mini_group_count", "epoch", "left_tuples", "right_tuples", "pairs")
 
 
 class _Rates:
@@ -71,14 +76,14 @@ class _EventLog:
 
 
 class _VersionedMap:
-    """Owners of the partition-groups, with a version that grows whenever another array comes."""
+    """Owners of the partition-groups of all stages, with a version that grows whenever one of them changes."""
 
     def __init__(self) -> None:
         self.owner: I64 | None = None
         self.version = 0
 
     def take(self, owner: I64) -> None:
-        if owner is not self.owner:
+        if self.owner is None or not np.array_equal(owner, self.owner):
             self.owner = owner
             self.version += 1
 
@@ -86,9 +91,12 @@ class _VersionedMap:
 class Board:
     """The status of one run. All methods may be called from any thread."""
 
-    def __init__(self, about: dict[str, Any], wall_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, about: dict[str, Any], wall_s: Callable[[], float] = time.monotonic, streams: Sequence[str] = STREAM_NAMES
+    ) -> None:
         """about: constant facts of the run, ready for JSON; rates cover two of its `distribution_epoch_s`, at least 2 s.
-        wall_s: a monotonic clock."""
+        wall_s: a monotonic clock. streams: names of the streams, or of the sources of a plan."""
+        self.streams = tuple(streams)
         self._lock = threading.Lock()
         self._wall_s = wall_s
         self._about = {**about, "id": f"{time.time():.6f}"}
@@ -99,7 +107,7 @@ class Board:
         self._master_s: float | None = None  # when the sample of the master came
         self._map = _VersionedMap()
         self._hot_keys: dict[str, Any] | None = None
-        self._sources: dict[str, dict[str, float]] = {name: {} for name in STREAM_NAMES}
+        self._sources: dict[str, dict[str, float]] = {name: {} for name in self.streams}
         self._events = _EventLog()
         self._series: deque[dict[str, Any]] = deque(maxlen=HISTORY_STEPS)
         self._forget_rates()
@@ -123,12 +131,13 @@ class Board:
             self._collector = {}
 
     def set_master(self, view: dict[str, Any], owner: I64) -> None:
-        """A sample of the master (`MasterWatcher.sample`). owner: of each partition-group; must not be changed afterwards."""
+        """A sample of the master (`MasterWatcher.sample`). owner: of each partition-group, stage by stage; must not be changed
+        afterwards."""
         now_s = self._wall_s()
         with self._lock:
             self._master, self._master_s = view, now_s
             self._map.take(owner)
-            self._master_rates.add(now_s, {name: view["streams"][name]["ledger"]["delivered"] for name in STREAM_NAMES})
+            self._master_rates.add(now_s, {name: view["streams"][name]["ledger"]["delivered"] for name in self.streams})
             if not self._series or now_s - self._start_s - self._series[-1]["t_s"] >= HISTORY_STEP_S:
                 self._series.append(self._point(now_s))
 
@@ -139,6 +148,7 @@ class Board:
             counts: dict[str, float] = {"pairs": view["pairs"], "history": view["history_pairs"]}
             for slave, row in view["slaves"].items():
                 counts |= {f"{slave} {name}": row[name] for name in _SLAVE_RATES}
+            counts |= {f"edge {edge}": rows for edge, (rows, _) in view["edges"].items()}
             self._collector_rates.add(view["at_s"], counts)
 
     def take_event(self, event: RunEvent) -> None:
@@ -167,6 +177,8 @@ class Board:
         with self._lock:
             now_s, master, collector = self._wall_s(), self._master, self._collector
             owner = None if map_version == self._map.version else self._map.owner
+            slaves = self._slaves()
+            stages = [self._stage(stage, slaves) for stage in master.get("stages", [])]
             return {
                 "run": {
                     **self._about,
@@ -176,14 +188,16 @@ class Board:
                     **{name: master.get(name) for name in ("clock_s", "epoch", "active_slaves")},
                     "recoveries": self._events.recoveries,
                 },
-                "streams": {name: self._stream(name) for name in STREAM_NAMES},
+                "streams": {name: self._stream(name) for name in self.streams},
                 "buffers": master.get("buffers"),
                 "results": self._results(collector),
                 "delay_s": collector.get("delay_s"),
-                "slaves": self._slaves(),
+                "stages": stages,
+                "edges": [self._edge(edge, stages) for edge in master.get("edges", [])],
+                "slaves": slaves,
                 "map": {
                     "version": self._map.version,
-                    "groups": 0 if self._map.owner is None else len(self._map.owner),
+                    "groups": 0 if self._map.owner is None else len(self._map.owner) // len(stages),
                     "owner": None if owner is None else owner.tolist(),
                     "moving": master.get("moving", []),
                     "loads": master.get("loads"),
@@ -216,17 +230,49 @@ class Board:
             slave = str(entry["slave"])
             row = collected.get(slave, {})
             rates = {rate: self._collector_rates.of(f"{slave} {name}") for name, rate in _SLAVE_RATES.items()}
-            windows = {name: row.get(name) for name in ("window_tuples", "window_bytes", "mini_group_count", "epoch")}
-            rows.append({**entry, **windows, **rates})
+            reported = entry["occupancy_ratio"]  # to the gateway; instances of plans report with their results alone
+            occupancy = row.get("occupancy_ratio") if reported is None else reported
+            rows.append({**entry, "occupancy_ratio": occupancy, **{name: row.get(name) for name in _SLAVE_VALUES}, **rates})
         return rows
+
+    @staticmethod
+    def _stage(stage: dict[str, Any], slaves: list[dict[str, Any]]) -> dict[str, Any]:
+        """A stage with the sums of its slaves. epoch: the last one that all active slaves have joined."""
+        mine = [slave for slave in slaves if slave["stage"] == stage["stage"]]
+
+        def total(name: str) -> float:
+            return sum(slave[name] or 0 for slave in mine)
+
+        epochs = [slave["epoch"] for slave in mine if slave["active"]]
+        return {
+            **stage,
+            "received": {name: int(total(f"{name}_tuples")) for name in STREAM_NAMES},
+            "received_per_s": {name: total(f"{name}_per_s") for name in STREAM_NAMES},
+            "produced": int(total("pairs")),
+            "produced_per_s": total("pairs_per_s"),
+            "window_bytes": int(total("window_bytes")),
+            "epoch": None if None in epochs else int(min(epochs)),
+        }
+
+    def _edge(self, edge: dict[str, Any], stages: list[dict[str, Any]]) -> dict[str, Any]:
+        """An edge with what its receivers have taken. Between stages, it is ahead by the epochs that both have joined."""
+        rows, nbytes = self._collector.get("edges", {}).get(str(edge["edge"]), (None, None))
+        ahead, joined = edge["epochs_ahead"], {stage["join"]: stage["epoch"] for stage in stages}
+        sender, receiver = joined.get(edge["from"]), joined[edge["to"]]
+        if ahead is None and sender is not None and receiver is not None:
+            ahead = sender - receiver
+        rate = self._collector_rates.of(f"edge {edge['edge']}")
+        return {**edge, "epochs_ahead": ahead, "rows": rows, "bytes": nbytes, "rows_per_s": rate}
 
     def _point(self, now_s: float) -> dict[str, Any]:
         """A point of the time series. t_s: since the board was made."""
         delay = self._collector.get("delay_s") or {}
         recent = delay.get("recent") or {}
-        point: dict[str, Any] = {f"{name}_per_s": round(self._master_rates.of(name)) for name in STREAM_NAMES}
+        rates = {name: round(self._master_rates.of(name)) for name in self.streams}
+        point: dict[str, Any] = {f"{name}_per_s": rate for name, rate in rates.items()}
+        point["streams_per_s"] = rates
         point["pairs_per_s"] = round(self._collector_rates.of("pairs") + self._collector_rates.of("history"))
-        slaves = self._master["slaves"] if len(self._master["slaves"]) <= _MOST_LINES else []
+        slaves = self._slaves() if len(self._master["slaves"]) <= _MOST_LINES else []
         return {
             "t_s": round(now_s - self._start_s, 3),
             **point,

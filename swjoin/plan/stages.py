@@ -36,6 +36,10 @@ class Stage:
     schemas: tuple[Schema, Schema]
     schema: Schema
 
+    @property
+    def name(self) -> str:
+        return self.join.name
+
 
 @dataclass(frozen=True)
 class Edge:

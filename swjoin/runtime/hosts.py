@@ -385,7 +385,7 @@ class MasterHost(Host):
 
     def deliver(self, event: Event) -> None:
         if self.watcher is not None and isinstance(event, Received) and isinstance(event.message, LoadReport):
-            self.watcher.loaded(event.message.loads)
+            self.watcher.loaded(slave_of(event.sender), event.message.loads)
         super().deliver(event)
 
     def work(self) -> bool:
@@ -548,7 +548,7 @@ class CollectorHost(Host):
         if isinstance(event, Received) and isinstance(event.message, ResultChunk):
             rows = self.role.take_metrics()  # before effects: a part of a checkpoint contains them
             if self._watcher is not None:
-                self._watcher.on_results(rows)
+                self._watcher.on_results(rows, event.message)
             if self._metrics is not None:
                 self._metrics.add(rows)
             if self.offered is not None:

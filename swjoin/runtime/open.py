@@ -172,6 +172,7 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
     config = job.config
     if not config.observed:
         return None
+    plan = None if job.plan is None else plan_from_plain(job.plan)
     return open_watcher(
         config,
         {
@@ -179,14 +180,21 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
             "version": __version__,
             "pace": config.pace,
             "runtime": "mpi" if launcher_size() > 1 else "in-process",
-            "join": config.query.description,
+            "join": config.query.description if plan is None else _outline(plan),
             "host": platform.node(),
             "distribution_epoch_s": config.cluster.distribution_epoch_us / 1e6,
             "policy": config.reorganization.policy,
             "sink": config.sink.kind,
         },
         job.run_dir,
+        STREAM_NAMES if plan is None else [node.name for node in plan.nodes if isinstance(node, logical.Source)],
     )
+
+
+def _outline(plan: logical.LogicalPlan) -> str:
+    """The joins of a plan in a line."""
+    joins = [node for node in plan.ordered if isinstance(node, logical.IntervalJoin)]
+    return "; ".join(f"{join.name}: {join.left} with {join.right}" for join in joins)
 
 
 def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequence[str] = STREAM_NAMES) -> str:

@@ -85,7 +85,8 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         results, more = _results(job, outcome, ledger), {}
     else:
         assert plan is not None
-        streams, complaints, more = plan.sources, plan.complaints, {"stages": plan.stages, "edges": plan.edges}
+        stages = [{**counts, **of_master} for counts, of_master in zip(plan.stages, master["stages"], strict=True)]
+        streams, complaints, more = plan.sources, plan.complaints, {"stages": stages, "edges": plan.edges}
         results = {"count": collector["count"], "digest": collector["digest"], "produced": plan.produced, "matches": None}
         results["columns"] = outcome.columns
     return {

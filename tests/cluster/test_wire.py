@@ -68,7 +68,8 @@ def a_chunk() -> ResultChunk:
     rows = tuples(n, True).rows
     pairs = Pairs(np.arange(n), np.arange(n), np.arange(n), ids, ids + np.uint64(1), rows, None)
     results = GroupResults(np.array([1]), np.array([4]), np.array([2**64 - 1], np.uint64))
-    return ResultChunk(QueryId(0), SlaveId(1), EpochIndex(3), True, False, pairs, results, np.ones(3), np.arange(5))
+    labels = (QueryId(0), SlaveId(1), EpochIndex(3), True, False)
+    return ResultChunk(*labels, pairs, results, np.ones(3), np.arange(5), edges=np.array([[3, 10, 640]]))
 
 
 def same(a: object, b: object) -> bool:
@@ -103,7 +104,7 @@ def test_round_trip() -> None:
 
 
 def test_a_chunk_without_rows_is_of_no_side() -> None:
-    nothing: list[None] = [None] * 16
+    nothing: list[None] = [None] * 17
     unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, BOTH, 0], nothing))
     with pytest.raises(RunFailed, match="rows of side 1: none"):
         unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, RIGHT, 0], nothing))
@@ -149,7 +150,7 @@ def test_every_message_has_a_format_of_its_own() -> None:
         EpochPlan(7, (0, 1, 2), (2,), True, False, 4, True, True, ((5, 9, 0, 1), (6, 3, 1, 0))),
         EpochPlan(),
         EpochClosed(7, (-(1 << 62), 5)),
-        GroupMoved(5, 4096),
+        GroupMoved(5, 4096, 17),
         PrefillJoined(),
         StopReading(),
         Granted(5, 17),
@@ -181,7 +182,7 @@ def test_a_frame_names_its_roles() -> None:
         (Report(0.25), b"[NaN]"),
         (EpochPlan(), b"[0, [-1], [], false, false, 0, false, false, []]"),
         (EpochPlan(), b"[0, [1], [], false, false, 0, false, false, [[1, 2, 3]]]"),
-        (GroupMoved(1, 2), b"[1, 2, 3]"),
+        (GroupMoved(1, 2), b"[1, 2, 3, 4]"),
         (StopReading(), b"[ ]"),
         (StateRequest(7), b"[true]"),
     ],

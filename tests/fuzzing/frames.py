@@ -140,7 +140,18 @@ def _results(n: int, *, final: bool) -> ResultChunk:
     if not final:
         return ResultChunk(*labels, pairs)
     results = GroupResults(np.array([1, 4]), np.array([4, 0]), np.array([2**64 - 1, 0], np.uint64))
-    return ResultChunk(*labels, pairs, results, np.ones(len(COLUMNS)), np.zeros(HISTOGRAM_SIZE, np.int64), 2, False, 1, True)
+    return ResultChunk(
+        *labels,
+        pairs,
+        results,
+        np.ones(len(COLUMNS)),
+        np.zeros(HISTOGRAM_SIZE, np.int64),
+        2,
+        False,
+        1,
+        True,
+        np.ones((2, 3), np.int64),
+    )
 
 
 def _state(index: int, *, pending: bool) -> StateChunk:
@@ -161,7 +172,7 @@ CONTROL: tuple[Any, ...] = (
     EpochWanted(3, True, False, (0, 64), (128, 0)),
     EpochPlan(7, (0, 1, 2), (2,), True, False, 4, True, True, ((5, 9, 0, 1),)),
     EpochClosed(7, (-5, 5)),
-    GroupMoved(5, 4096),
+    GroupMoved(5, 4096, 17),
     PrefillJoined(),
     StopReading(),
     Granted(5, 17),

@@ -199,7 +199,7 @@ def test_what_is_known_is_not_told_again_and_nothing_grows() -> None:
         "version": 1,
         "groups": 4,
         "owner": [0, 0, 1, 1],
-        "moving": [{"number": 4, "group": 1, "supplier": 0, "consumer": 1, "phase": "held"}],
+        "moving": [{"number": 4, "stage": 0, "group": 1, "supplier": 0, "consumer": 1, "phase": "held"}],
         "loads": [0.5, 1.0, 0.0, 0.2],
     }
     known = board.snapshot(whole["history"][-3]["t_s"], whole["map"]["version"])

@@ -381,7 +381,6 @@ def test_predicates_that_do_not_fit_name_their_join(where: str, line: str, strea
         ("measure.prefill", {"pace": "realtime", "measure": {"prefill": "1s"}}),
         ("on_overload: shed", {"pace": "realtime", "on_overload": {"policy": "shed"}}),
         ("time.model: arrival", {"pace": "realtime", "time": {"model": "arrival"}}),
-        ("observe", {"observe": {"port": 0}}),
     ],
 )
 def test_settings_that_runs_of_plans_refuse(name: str, sections: dict[str, Any], streams: Streams, tmp_path: Path) -> None:

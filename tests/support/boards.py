@@ -35,15 +35,17 @@ def master_view(tuples: int, **more: Any) -> dict[str, Any]:
         "time_us": 5_000_000,
     }
     stream |= {"idle": False, "ended": False, "ledger": ledger}
-    slave = {"active": True, "emptying": False, "groups": 2, "load_ratio": 0.5, "occupancy_ratio": 0.25}
+    slave = {"stage": 0, "active": True, "emptying": False, "groups": 2, "load_ratio": 0.5, "occupancy_ratio": 0.25}
     view = {
         "clock_s": 1.0,
         "epoch": 3,
         "active_slaves": 2,
         "streams": {"left": stream, "right": stream},
+        "stages": [{"stage": 0, "join": "join", "description": "", "slaves": [0, 1], "active_slaves": 2, "moves": 4}],
+        "edges": [],
         "slaves": [{"slave": 0, **slave}, {"slave": 1, **slave}],
         "buffers": {"waiting_bytes": 10, "capacity_bytes": 100, "spilled_bytes": 0, "parked_bytes": 0, "held_tuples": 0},
-        "moving": [{"number": 4, "group": 1, "supplier": 0, "consumer": 1, "phase": "held"}],
+        "moving": [{"number": 4, "stage": 0, "group": 1, "supplier": 0, "consumer": 1, "phase": "held"}],
         "moves": {"finished": 4, "state_bytes": 1000, "hold_back_p50_s": 0.1},
         "loads": [0.5, 1.0, 0.0, 0.2],
         "checkpoints": {"completed": 2, "under_way": False, "last_s": 0.2, "age_s": 3.0, "bytes": 77},
@@ -54,10 +56,11 @@ def master_view(tuples: int, **more: Any) -> dict[str, Any]:
 
 def collector_view(at_s: float, pairs: int) -> dict[str, Any]:
     row = {"busy_s": at_s / 2, "cpu_s": at_s / 4, "tuples": 5.0 * pairs, "comparisons": 9.0 * pairs, "pairs": float(pairs)}
+    row |= {"left_tuples": 3.0 * pairs, "right_tuples": 2.0 * pairs}
     row |= {"epoch": 3.0, "occupancy_ratio": 0.5, "window_tuples": 10.0, "window_bytes": 640.0, "mini_group_count": 2.0}
     delays = {"recent": {"p50": 0.1, "p99": 0.2}, "all": {"p50": 0.3, "p99": 0.4, "mean": 0.3, "max": 1.0}}
     counts = {"pairs": pairs, "digest": "0" * 16, "history_pairs": 0, "committed_epoch": 2}
-    return {"at_s": at_s, **counts, "delay_s": delays, "slaves": {"1": row}}
+    return {"at_s": at_s, **counts, "delay_s": delays, "slaves": {"1": row}, "edges": {}}
 
 
 def a_board(clock: Clock) -> Board:

@@ -21,30 +21,30 @@ from swjoin.core.ids import BEGIN_OF_TIME_US
 
 
 class Feeds:
-    """The edges from the sources of a plan to its stages."""
+    """The edges from the sources of a plan to its stages. edges: ids of those of each source."""
 
     def __init__(self, instances: Instances) -> None:
         sources = instances.stages.sources
-        self._edges = [[edge.id for edge in instances.edges_from(source)] for source in sources]
+        self.edges = [[edge.id for edge in instances.edges_from(source)] for source in sources]
         self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], 0)
-        self._instances = instances
+        self.instances = instances
         self._watermarks_us = dict.fromkeys(self.outlet.edges, BEGIN_OF_TIME_US)  # sent last
 
     def columns_of(self, source: int) -> tuple[str, ...]:
         """Names of the columns that are read from a source."""
-        return self._instances.columns.read[self._instances.stages.sources[source].name]
+        return self.instances.columns.read[self.instances.stages.sources[source].name]
 
     def ingress(self) -> Ingress:
         """Intakes and buffers of all sources."""
-        config = self._instances.config
-        names = [source.name for source in self._instances.stages.sources]
+        config = self.instances.config
+        names = [source.name for source in self.instances.stages.sources]
         streams = tuple(StreamIntake(i, config.time, name=name) for i, name in enumerate(names))
         return Ingress(streams, lambda router: MiniBuffers((None,) * len(names), router))
 
     def deliver(self, batches: Sequence[TupleBatch], watermarks_us: Sequence[int], header: EpochHeader) -> list[Effect]:
         """End an epoch with these tuples of every source. watermarks_us: by source; an epoch that full buffers have ended sends
         those of rows that were read, which the ends of later epochs may be below."""
-        for edges, batch, watermark_us in zip(self._edges, batches, watermarks_us, strict=True):
+        for edges, batch, watermark_us in zip(self.edges, batches, watermarks_us, strict=True):
             for edge in edges:
                 self.outlet.add(edge, batch, header)
                 self._watermarks_us[edge] = max(self._watermarks_us[edge], watermark_us)

@@ -187,8 +187,8 @@ class Gateway:
         match message:
             case EpochPlan():
                 self._begin_epoch(message, now_us)
-            case GroupMoved(_, state_bytes) if self.feeds is not None:
-                self.state.moving.finished.append((0, state_bytes))  # it was routed to its consumer at once
+            case GroupMoved(_, state_bytes, waited_us) if self.feeds is not None:
+                self.state.moving.finished.append((waited_us, state_bytes))  # it was routed to its consumer at once
             case GroupMoved(number, state_bytes):
                 move = self.state.moving.end(number)
                 router = HashPartition(self.buffers.router.map.moved(move.group, move.consumer), self.slave_count)

@@ -40,7 +40,8 @@ def _rows(moves: Sequence[tuple[int, int, int]]) -> I64:
 
 
 class MovingGroups:
-    """Partition-groups on their way to another slave. finished: hold-back (us) and state (bytes) of each finished move."""
+    """Partition-groups on their way to another slave. finished: hold-back (us) and state (bytes) of each finished move, the
+    consumer's wait in a plan."""
 
     def __init__(self) -> None:
         self._moves: dict[int, Moving] = {}

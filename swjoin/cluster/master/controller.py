@@ -10,8 +10,9 @@ Kinds of log events and their fields: `occupancy` (amount: ratio; duration_us: t
 duration_us at that slave), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount: active slaves from then on),
 `checkpoint` (duration_us: from its start until durable; amount: generation), `recovered` (amount: slaves from then on; tuples:
 read again; text: cause). Gateways log `held` (a move's order is delivered, tuples are held back from now on), `released`
-(tuples: count of held-back tuples; duration_us: since `held`), `idle` and `speaks` (a stream without rows, and with rows again;
-text: stream), `shed` and `spilled` (see `cluster.gateway.overload`).
+(tuples: count of held-back tuples; duration_us: since `held`), `idle` and `speaks` (a stream without rows, and with rows
+again; text: stream), `shed` and `spilled` (see `cluster.gateway.overload`). In a plan no gateway holds tuples back: the
+controller logs `released` when both have acknowledged (duration_us: how long the consumer has waited for the state).
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class Schedule:
 class Controller:
     """Placement, activity and moves of one run, or of one stage of a plan. slave_count: all slaves, active or not."""
 
-    def __init__(self, config: RunConfig, slave_count: int, stage: int = 0) -> None:
+    def __init__(self, config: RunConfig, slave_count: int, stage: int = 0, stage_count: int = 1) -> None:
         self.config = config.reorganization
         self.slave_count = slave_count
         self.active = [SlaveId(s) for s in range(self.config.active_slaves or slave_count)]
         self.map = GroupMap(round_robin(config.cluster.partition_count, len(self.active)))
-        self.movement = Moves()
+        self.movement = Moves(stage, stage_count)
         self.resize_log: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]
         self.loads = LoadStatistics(slave_count, config.cluster.partition_count, config.module.stream_buffer_bytes)
         self._random = np.random.default_rng([config.seed & (2**64 - 1), 0x6D6F7665, *([stage] if stage else [])])
@@ -230,6 +231,10 @@ class Controller:
 
     def _log(self, now_us: int, kind: str, **fields: Any) -> None:
         self._events.append(RunEvent(now_us, self._epoch, kind, **fields))
+
+    def log_released(self, move: Move, now_us: int) -> None:
+        """Log the end of a move of a plan."""
+        self._log_move(now_us, "released", move, state_bytes=move.state_bytes, duration_us=move.waited_us)
 
     def _log_move(self, now_us: int, kind: str, move: Move, **fields: Any) -> None:
         self._log(now_us, kind, slave=move.supplier, peer=move.consumer, group=move.group, amount=float(move.number), **fields)

@@ -64,7 +64,7 @@ class Master:
         self.slave_count = slave_count
         self._of_plan = stage_count is not None
         self._width = slave_count // (stage_count or 1)
-        self.controllers = [Controller(config, self._width, stage) for stage in range(stage_count or 1)]
+        self.controllers = [Controller(config, self._width, stage, stage_count or 1) for stage in range(stage_count or 1)]
         self.checkpoints = Checkpoints(config.checkpoint, slave_count)
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
@@ -109,12 +109,14 @@ class Master:
 
     def _taken_events(self) -> list[RunEvent]:
         """Events of all stages; controllers number the slaves of their stage."""
-        events = list(self.controller.take_events())
-        for stage, controller in enumerate(self.controllers[1:], 1):
+        if not self._of_plan:
+            return self.controller.take_events()
+        events = []
+        for stage, controller in enumerate(self.controllers):
             first = stage * self._width
             for e in controller.take_events():
                 slave, peer = (number + first if number >= 0 else number for number in (e.slave, e.peer))
-                events.append(replace(e, slave=slave, peer=peer))
+                events.append(replace(e, slave=slave, peer=peer, stage=stage if slave >= 0 else -1))
         return events
 
     def _stage_of(self, slave: SlaveId) -> tuple[Controller, SlaveId]:
@@ -138,7 +140,9 @@ class Master:
             case MoveEnd():
                 controller, slave = self._stage_of(message.slave)
                 move = controller.acknowledge(replace(message, slave=slave), now_us)
-                return [] if move is None else self._to_gateways(GroupMoved(move.number, move.state_bytes))
+                if move is not None and self._of_plan:
+                    controller.log_released(move, now_us)
+                return [] if move is None else self._to_gateways(GroupMoved(move.number, move.state_bytes, move.waited_us))
             case PartSaved():
                 return self.checkpoints.saved(message)
             case PrefillJoined():
@@ -270,11 +274,12 @@ class Master:
     # ------------------------------------------------------------ after the run
 
     def summary(self) -> dict[str, Any]:
-        """The master's part of run.json: epochs, checkpoints, the degree of declustering."""
+        """The master's part of run.json: epochs, checkpoints, the degree of declustering; of each stage, this and its moves."""
         return {
             "epochs": self.epoch + 1,
             "checkpoints": self.checkpoints.summary(),
             "declustering": self.controller.resize_log,
+            "stages": [{"moves": c.movement.finished_count, "declustering": c.resize_log} for c in self.controllers],
         }
 
     def validate(self) -> None:

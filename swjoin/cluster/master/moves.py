@@ -37,7 +37,8 @@ TRANSITIONS: dict[tuple[MoveState, MoveState], str] = {
 
 @dataclass
 class Move:
-    """One moving partition-group. state_bytes: of its tuples, once a slave has acknowledged. planned: its epoch has a plan."""
+    """One moving partition-group. state_bytes: of its tuples, once a slave has acknowledged. waited_us: from the order
+    until the consumer had the state, once it has acknowledged. planned: its epoch has a plan."""
 
     number: int
     group: GroupId
@@ -45,6 +46,7 @@ class Move:
     consumer: SlaveId
     state: MoveState = MoveState.DECIDED
     state_bytes: int = 0
+    waited_us: int = 0
     planned: bool = False
 
     def enter(self, state: MoveState) -> None:
@@ -55,16 +57,22 @@ class Move:
 
 
 class Moves:
-    """in_flight: moves by number."""
+    """The moves of one stage. first, step: their numbers, unique in a run. in_flight: moves by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0, step: int = 1) -> None:
         self.in_flight: dict[int, Move] = {}
-        self.next_number = 0
+        self.next_number = first
+        self._first, self._step = first, step
+
+    @property
+    def finished_count(self) -> int:
+        """Moves that have ended."""
+        return (self.next_number - self._first) // self._step - len(self.in_flight)
 
     def add(self, group: GroupId, supplier: SlaveId, consumer: SlaveId) -> Move:
         move = Move(self.next_number, group, supplier, consumer)
         self.in_flight[move.number] = move
-        self.next_number += 1
+        self.next_number += self._step
         return move
 
     def acknowledge(self, end: MoveEnd) -> Move:
@@ -79,6 +87,7 @@ class Moves:
         else:
             move.enter(second)
         move.state_bytes = end.state_bytes
+        move.waited_us = end.ended_us - end.started_us if end.installed else move.waited_us
         return move
 
     def has(self, group: int) -> bool:

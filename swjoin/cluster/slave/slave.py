@@ -508,7 +508,8 @@ class Slave:
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
         labels = (self._query, self.id, delivery.epoch, True, delivery.last)
         sums = (results, metrics, histogram, delivery.served, self.in_prefill)
-        return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint)
+        edges = None if self.stage is None else self.stage.ledger.received_rows()
+        return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint, edges)
 
     def buffered_tuples(self, stream: int) -> int:
         """Delivered tuples of a stream whose epoch is not completed."""

@@ -126,4 +126,4 @@ def _whole_event(line: str) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) else None
+    return {"stage": -1, **row} if isinstance(row, dict) else None  # earlier versions wrote no stage

@@ -76,7 +76,9 @@ _PLAN_REPORT: dict[str, Shape] = {
         {
             **{"join": str, "description": str, "received": _SIDES, "null_key": _SIDES, "produced": is_count},
             **{"matches?": is_count, "work_s?": [is_amount]},
-            **{"work_rows?": [is_count], "peak_window_bytes?": [is_count], "peak_window_tuples?": [is_count]},
+            **{"work_rows?": [is_count], "peak_window_tuples?": [is_count]},
+            **{"slaves?": [is_count], "peak_window_bytes?": [is_count], "moves?": is_count},
+            "declustering?": [{"time_s": is_amount, "active_slaves": is_count}],
         }
     ],
     "plan?": dict,
@@ -196,14 +198,15 @@ def read_events(run_dir: Path) -> list[RunEvent]:
     """Events of DIR/metrics/events.parquet, in order. UserError when the file is missing or has invalid values."""
     path = run_dir / "metrics" / "events.parquet"
     table = _table(path)
-    for field in fields(RunEvent):
+    wanted = [field for field in fields(RunEvent) if field.name != "stage" or "stage" in table.column_names]  # earlier: none
+    for field in wanted:
         if table.column_names.count(field.name) != 1:
             raise UserError(f"{path}: column {field.name} is missing or there twice; is it the events of a run?")
         column = table.column(field.name)
         if str(column.type) != _EVENT_TYPES[str(field.type)] or column.null_count:
             raise UserError(f"{path}: column {field.name} holds what no run writes; the file is damaged")
     try:
-        events = [RunEvent(**row) for row in table.select([f.name for f in fields(RunEvent)]).to_pylist()]
+        events = [RunEvent(**row) for row in table.select([f.name for f in wanted]).to_pylist()]
     except ValueError as error:  # invalid text
         raise UserError(f"{path}: cannot be read ({error})") from None
     if not all(is_amount(e.amount) and abs(e.amount) < 2.0**63 for e in events):
