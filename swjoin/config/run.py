@@ -62,6 +62,9 @@ __all__ = [
 ]
 
 
+SORT_NEEDS_FILES = (setting("sort", "time: sort"), " needs files")
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A complete run.
@@ -143,7 +146,7 @@ class RunConfig:
         return self.observe.enabled or self.serve.listen is not None
 
     def _check_live(self) -> None:
-        check(not self.time.sort or self.left.path is not None, (setting("sort", "time: sort"), " needs files"))
+        check(not (self.time.sort and self.live), SORT_NEEDS_FILES)
         check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
         check(self.sink.kind != "flight" or self.serve.listen is not None, "sink: kind flight needs serve.listen")
         served = self.serve.listen is None or self.sink.kind != "csv"

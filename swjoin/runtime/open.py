@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from swjoin.cluster.instances import Instances
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
+from swjoin.config.run import SORT_NEEDS_FILES
+from swjoin.config.sections import check
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.plan import logical
@@ -41,6 +43,7 @@ def open_job_sources(job: Job, *, as_stored: bool = False) -> tuple[Source, Sour
     if config.left.path is None and not config.live:
         from swjoin.connectors.generator.source import GeneratorSource
 
+        check(not config.time.sort, SORT_NEEDS_FILES)
         wanted = carry and not query.kind.one_sided, query.where is not None
         return (
             GeneratorSource(config.workload, config.seed, LEFT, carry_payload=carry or wanted[1]),

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -234,6 +235,21 @@ def test_the_time_of_a_pair_is_the_one_that_was_asked_for(output_time: Any, stre
     job = streams.job(case, tmp_path / "run")
     run_local(job, False, 2)
     _check_all(job, streams.expected(case))
+
+
+def _shuffle(streams: Streams) -> None:
+    """The inputs with string keys are in no order."""
+    random = np.random.default_rng(1)
+    for name in "abc":
+        _changed(streams, name, lambda table: table.take(random.permutation(len(table))))
+
+
+def test_inputs_in_no_order_are_sorted(own_streams: Streams, tmp_path: Path) -> None:
+    case = CASES["two joins"]
+    _shuffle(own_streams)
+    job = own_streams.job(case, tmp_path / "run", time={"sort": True})
+    assert run_local(job, False, 2)["late"] == {"a": 0, "b": 0, "c": 0}
+    _check_all(job, own_streams.expected(case))
 
 
 # ---------------------------------------------------------------- on MPI ranks
@@ -459,6 +475,18 @@ def test_a_stopped_run_goes_on_with_another_number_of_slaves(
         run_local(replace(job, resumes=True), False, 1)
     assert _check_all(job, streams.expected(case))["checkpoints"]["resumed_from"] is not None
     _no_row_is_left_over(job)
+
+
+@pytest.mark.long
+def test_sorted_inputs_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, streams = CASES["two joins"], _streams(tmp_path, 2000, 9)
+    _shuffle(streams)
+    job = streams.job(case, tmp_path / "run", **SLOWED, time={"sort": True})
+    with monkeypatch.context() as patched:
+        _stop_when_saved(patched)
+        assert not run_local(job, False, 2)["complete"]
+    run_local(replace(job, resumes=True), False, 3)
+    _check_all(job, streams.expected(case))
 
 
 def test_rows_set_aside_survive_a_stop(own_streams: Streams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
