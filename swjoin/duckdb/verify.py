@@ -3,27 +3,28 @@
 What: `verify(run_dir, memory_bytes) -> VerifyResult`.
 Why: the proof attached to every answer must come from another engine than ours, and needs no Java: DuckDB's readers, DuckDB's
 join, the digest in SQL.
-Stays out: everything of the engine but the generator's definition (`connectors.generator.bmodel`), the configuration, and the
-names and types of columns (`connectors.files`); Spark (`spark.verify`).
+Stays out: everything of the engine but the generator's definition (`connectors.generator.bmodel`), the configuration, logical
+plans, and the names and types of columns (`connectors.files`); the SQL of joins (`duckdb.join_rows`) and of plans
+(`duckdb.plan_rows`); Spark (`spark.verify`).
 
-Tables of a stream: rid, the position; id, ts, k0, k1, ... (the key columns, which may be null); c0, c1, ..., columns of the
-condition; with the side as a suffix. Streams are read into tables, pairs are never kept: an outer join finds them several
-times. The join has a second equal column, the time bucket of the window's width, so that DuckDB hashes instead of comparing
-all pairs of a hot key; the exact bounds are checked on every pair.
+Tables of a stream: rid, the position; id, ts; k0, k1, ..., the key columns, which may be null (a source of a plan has none);
+c0, c1, ..., columns of the condition (of a source, all that the plan reads).
 """
 
 from __future__ import annotations
 
 import codecs
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swjoin.config.connectors import TextConfig
+from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, StreamConfig
+from swjoin.config.sections import TimeConfig
 from swjoin.connectors.files.formats import common_schema, read_schema
 from swjoin.connectors.files.inputs import (
     File,
@@ -47,27 +48,25 @@ from swjoin.connectors.files.verification import (
 from swjoin.connectors.generator.bmodel import slot_count, slot_tuples
 from swjoin.connectors.row_encoder import settle_types
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
-from swjoin.core.join_semantics import JOIN_KINDS, format_digest
+from swjoin.core.join_semantics import format_digest
+from swjoin.duckdb.join_rows import NONE, count_and_digest, define_macros, key_columns, rows_of_join
+from swjoin.duckdb.plan_rows import NodeTable, define_found
 from swjoin.duckdb.session import name, open_database, path_list, text
+from swjoin.plan.columns import columns_of
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.plain import plan_from_plain
+from swjoin.plan.stages import cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_NONE = "18446744073709551615::UBIGINT"  # the id of a missing side
 _ROW = "__row"  # the position of a row in what is read, beside columns of any name
 _LONGEST_ROW = 4 << 20  # of a CSV file, as in `connectors.files.formats`
 _SLOTS = 32  # of the generator, per batch
-# mix64 and the digest of a pair, in integers of 128 bits: no product of two with 64 bits overflows
-_MACROS = (
-    "low64(x) AS x & 18446744073709551615::UHUGEINT",
-    "mixed(x, factor) AS low64(xor(x, x >> 33) * factor)",
-    f"mix64(x) AS xor(mixed(mixed(x, {0xFF51AFD7ED558CCD}::UHUGEINT), {0xC4CEB9FE1A85EC53}::UHUGEINT), "
-    f"mixed(mixed(x, {0xFF51AFD7ED558CCD}::UHUGEINT), {0xC4CEB9FE1A85EC53}::UHUGEINT) >> 33)",
-    f"weighed(id) AS id::UHUGEINT * {0x9E3779B97F4A7C15}::UHUGEINT",
-    f"pair_digest(l, r) AS mix64(low64(weighed(l) + mix64(low64(weighed(r) + {0x9E3779B97F4A7C15}::UHUGEINT))))::UBIGINT",
-)
+_TABLES = tuple((stream, f"{stream}_rows") for stream in STREAM_NAMES)
 
 
 # ---------------------------------------------------------------- reading, independently
@@ -285,15 +284,23 @@ def _load(db: Any, config: RunConfig, folder: Path) -> str | None:
 # ---------------------------------------------------------------- which rows were joined
 
 
-def _replace(db: Any, stream: str, query: str) -> None:
-    """Replace a stream's table by the result of a query."""
+def _replace(db: Any, table: str, query: str) -> None:
+    """Replace a table by the result of a query."""
     db.execute(f"CREATE TABLE replaced AS {query}")
-    db.execute(f"DROP TABLE {stream}_rows")
-    db.execute(f"ALTER TABLE replaced RENAME TO {stream}_rows")
+    db.execute(f"DROP TABLE {table}")
+    db.execute(f"ALTER TABLE replaced RENAME TO {table}")
 
 
-def _key_columns(db: Any, stream: str) -> list[str]:
-    return [row[0] for row in db.execute(f"DESCRIBE {stream}_rows").fetchall() if row[0].startswith("k")]
+def _drop_late(db: Any, table: str, time: TimeConfig) -> None:
+    """The rows that are late by the declared bound, and those without a time, leave the table. Where the table has keys, a row
+    with a null key is never late: it matches nothing, whenever it comes."""
+    if time.late == "error":
+        return
+    high = "max(ts) OVER (ORDER BY rid ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+    no_key = " OR ".join(f"{key} IS NULL" for key in key_columns(db, table)) or "false"
+    in_time = "true" if time.sort else f"high IS NULL OR ts >= high - {time.max_out_of_order_us}"
+    rows = f"SELECT *, {high} AS high FROM {table}"
+    _replace(db, table, f"SELECT * EXCLUDE (high) FROM ({rows}) WHERE ts IS NOT NULL AND ({no_key} OR {in_time})")
 
 
 def _settle_times(db: Any, config: RunConfig) -> int:
@@ -302,15 +309,11 @@ def _settle_times(db: Any, config: RunConfig) -> int:
     for stream, source in zip(STREAM_NAMES, (config.left, config.right), strict=True):
         if source.path is None:  # in order of time
             continue
-        frame = "OVER (ORDER BY rid ROWS BETWEEN UNBOUNDED PRECEDING AND {})"
         if arrival:
-            _replace(db, stream, f"SELECT * REPLACE (max(ts) {frame.format('CURRENT ROW')} AS ts) FROM {stream}_rows")
-        elif config.time.late != "error":
-            high = f"max(ts) {frame.format('1 PRECEDING')}"
-            no_key = " OR ".join(f"{key} IS NULL" for key in _key_columns(db, stream))  # matches nothing, whenever it comes
-            in_time = "true" if config.time.sort else f"high IS NULL OR ts >= high - {config.time.max_out_of_order_us}"
-            rows = f"SELECT *, {high} AS high FROM {stream}_rows"
-            _replace(db, stream, f"SELECT * EXCLUDE (high) FROM ({rows}) WHERE ts IS NOT NULL AND ({no_key} OR {in_time})")
+            high = "max(ts) OVER (ORDER BY rid ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+            _replace(db, f"{stream}_rows", f"SELECT * REPLACE ({high} AS ts) FROM {stream}_rows")
+        else:
+            _drop_late(db, f"{stream}_rows", config.time)
     both = " UNION ALL ".join(f"SELECT min(ts) AS ts FROM {stream}_rows" for stream in STREAM_NAMES)
     origin = int(db.execute(f"SELECT coalesce(min(ts), 0) FROM ({both})").fetchone()[0])
     if arrival:
@@ -320,19 +323,20 @@ def _settle_times(db: Any, config: RunConfig) -> int:
     return origin
 
 
-def _leave_out(db: Any, run_dir: Path, *, late_only: bool = False) -> None:
-    """The rows that the run says it has left out leave the tables. late_only: those that were late."""
+def _leave_out(db: Any, run_dir: Path, tables: Iterable[tuple[str, str]] = _TABLES, *, late_only: bool = False) -> None:
+    """The rows that the run says it has left out leave the tables. tables: streams and their tables. late_only: those that were
+    late."""
     listed = f"SELECT * FROM read_parquet({path_list([left_out_file(run_dir)])})"
-    for stream in STREAM_NAMES:
+    for stream, table in tables:
         ids = f"SELECT row_id FROM ({listed}) WHERE stream = {text(stream)}" + (" AND reason <> 'shed'" if late_only else "")
-        _replace(db, stream, f"SELECT * FROM {stream}_rows WHERE id NOT IN ({ids})")
+        _replace(db, table, f"SELECT * FROM {table} WHERE id NOT IN ({ids})")
 
 
 def _number(db: Any) -> None:
     """Both streams get the places of their tuples in the common order: own, in their stream; passed, in the other one."""
     parts = []
     for side, stream in enumerate(STREAM_NAMES):
-        keyed = " AND ".join(f"{key} IS NOT NULL" for key in _key_columns(db, stream))
+        keyed = " AND ".join(f"{key} IS NOT NULL" for key in key_columns(db, f"{stream}_rows"))
         counts = [f"({keyed})::BIGINT" if s == side else "0" for s in (LEFT, RIGHT)]
         parts.append(f"SELECT ts, {side} AS side, rid, {counts[LEFT]} AS l, {counts[RIGHT]} AS r FROM {stream}_rows")
     order = "OVER (ORDER BY ts, side, rid ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
@@ -340,63 +344,10 @@ def _number(db: Any) -> None:
     db.execute(f"CREATE TABLE places AS SELECT side, rid, sum(l) {order} AS l, sum(r) {order} AS r FROM ({both})")
     for side, (stream, own, other) in enumerate(zip(STREAM_NAMES, "lr", "rl", strict=True)):
         places = f"SELECT rid, {own}::BIGINT AS own, {other}::BIGINT AS passed FROM places WHERE side = {side}"
-        _replace(db, stream, f"SELECT * FROM {stream}_rows JOIN ({places}) USING (rid)")
+        _replace(db, f"{stream}_rows", f"SELECT * FROM {stream}_rows JOIN ({places}) USING (rid)")
 
 
-# ---------------------------------------------------------------- join and digest
-
-
-def _near(probing: str, mine: str, stored: str, theirs: str, bounds: tuple[int, int]) -> str:
-    """Pairs of rows of two streams, `l` and `r`, with equal keys and bounds[0] <= theirs - mine <= bounds[1]: a query."""
-    lower, upper = bounds
-    width = max(1, upper - lower + 1)
-
-    def bucket(value: str) -> str:
-        return f"{value} - {value} % {width} - CASE WHEN {value} % {width} < 0 THEN {width} ELSE 0 END"
-
-    # [mine + lower, mine + upper] is `width` long, so it touches at most two buckets of that width.
-    first = bucket(f"({probing}_{mine} + {lower})")
-    return (
-        f"SELECT * FROM (SELECT *, unnest([{first}, {first} + {width}]) AS p_bucket FROM {probing}_keyed) "
-        f"JOIN (SELECT *, {bucket(f'{stored}_{theirs}')} AS s_bucket FROM {stored}_keyed) "
-        f"ON p_bucket = s_bucket AND {{keys}} WHERE {stored}_{theirs} - {probing}_{mine} BETWEEN {lower} AND {upper}"
-    )
-
-
-def _define_rows(db: Any, config: RunConfig, measured_from_us: int | None, where: str | None) -> None:
-    """The view `found`: all rows of the join, l and r (ids). measured_from_us: only pairs whose later tuple is not before."""
-    keys = _key_columns(db, STREAM_NAMES[LEFT])
-    for short, stream in zip("lr", STREAM_NAMES, strict=True):
-        columns = [row[0] for row in db.execute(f"DESCRIBE {stream}_rows").fetchall()]
-        named = ", ".join(f"{column} AS {short}_{column}" for column in columns)
-        keyed = " AND ".join(f"{key} IS NOT NULL" for key in keys)
-        db.execute(f"CREATE VIEW {short}_keyed AS SELECT {named} FROM {stream}_rows WHERE {keyed}")
-    bounds = config.query.bounds
-    if config.query.last is None:
-        pairs = _near("l", "ts", "r", "ts", (bounds.lower_us, bounds.upper_us))
-    else:  # of every pair one tuple comes first, and must be among the last of its stream before the other
-        last_left, last_right = config.query.last
-        found = _near("r", "passed", "l", "own", (1 - last_left, 0)), _near("l", "passed", "r", "own", (1 - last_right, 0))
-        pairs = " UNION ALL BY NAME ".join(found)
-    pairs = pairs.format(keys=" AND ".join(f"l_{key} = r_{key}" for key in keys))
-    tests = [] if measured_from_us is None else [f"greatest(l_ts, r_ts) >= {measured_from_us}"]
-    tests += [] if where is None else [where]
-    db.execute(f"CREATE VIEW pairs AS SELECT * FROM ({pairs}) WHERE {' AND '.join(tests) or 'true'}")
-    kind = JOIN_KINDS[config.query.how]
-    parts = ["SELECT l_id AS l, r_id AS r FROM pairs"] if kind.pairs else []
-    alone = {LEFT: f"id AS l, {_NONE} AS r", RIGHT: f"{_NONE} AS l, id AS r"}
-    for side, (short, stream) in enumerate(zip("lr", STREAM_NAMES, strict=True)):
-        matched = f"SELECT DISTINCT {short}_rid AS rid FROM pairs"
-        if kind.first and side == LEFT:
-            parts.append(f"SELECT {alone[side]} FROM left_rows SEMI JOIN ({matched}) USING (rid)")
-        if kind.unmatched[side]:
-            parts.append(f"SELECT {alone[side]} FROM {stream}_rows ANTI JOIN ({matched}) USING (rid) WHERE ts IS NOT NULL")
-    db.execute(f"CREATE VIEW found AS {' UNION ALL '.join(parts)}")
-
-
-def _count_and_digest(db: Any, view: str) -> tuple[int, int]:
-    count, total = db.execute(f"SELECT count(*), sum(pair_digest(l, r)) FROM {view}").fetchone()
-    return int(count), int(total or 0) % (1 << 64)
+# ---------------------------------------------------------------- result files
 
 
 def _define_results(db: Any, run_dir: Path, config: RunConfig, folder: Path) -> None:
@@ -408,7 +359,7 @@ def _define_results(db: Any, run_dir: Path, config: RunConfig, folder: Path) -> 
         rows = f"SELECT * FROM read_parquet({path_list(files)}, hive_partitioning = false)"
     else:
         rows = " UNION ALL ".join(f"({_read_csv(path, ids, folder)})" for path in files)
-    chosen = (f"coalesce({column}::UBIGINT, {_NONE})" if column in ids else _NONE for column in ("left_id", "right_id"))
+    chosen = (f"coalesce({column}::UBIGINT, {NONE})" if column in ids else NONE for column in ("left_id", "right_id"))
     db.execute("CREATE VIEW kept AS SELECT {} AS l, {} AS r FROM ({})".format(*chosen, rows))
 
 
@@ -420,30 +371,77 @@ def _except(db: Any, one: str, other: str) -> list[tuple[int, int]]:
     return [(-1 if left == none else left, -1 if right == none else right) for left, right in found]
 
 
+def _define_join(db: Any, report: dict[str, Any], config: RunConfig, run_dir: Path, folder: Path) -> None:
+    """The view `found`: the ids of all rows of the join of two streams."""
+    where = _load(db, config, folder)
+    origin = _settle_times(db, config)
+    if config.query.last is not None:  # shed tuples have their places, late ones have none
+        if config.time.idle_timeout_us:
+            _leave_out(db, run_dir, late_only=True)
+        _number(db)
+    if any((report.get("shed") or {}).values()) or config.time.idle_timeout_us:
+        _leave_out(db, run_dir)
+    measured_from_us = origin + config.measure.prefill_us if config.measure.prefill_us else None
+    db.execute(f"CREATE VIEW found AS {rows_of_join(db, config.query, where, measured_from_us=measured_from_us)}")
+
+
+def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
+    """UserError for a plan that no run can have had."""
+    try:
+        plan = plan_from_plain(job.plan or {})
+    except UserError as error:
+        raise error.prefixed(str(run_dir / "run.json")) from None
+    ends = [plan.node(node.input) for node in plan.nodes if isinstance(node, Result)]
+    joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
+    counted = any(join.semantics.bounds.count_windows for join in joins)
+    sources = [node for node in plan.nodes if isinstance(node, Source)]
+    if counted or len(ends) != 1 or ends[0] not in joins or len(sources) != len(job.inputs):
+        raise UserError(f"{run_dir / 'run.json'}: plan: is not what it must be; the file is damaged")
+    return plan
+
+
+def _define_plan(db: Any, job: Job, run_dir: Path, folder: Path) -> None:
+    """The view `found`: the ids of all rows of the last join of a plan."""
+    plan = _plan_of(job, run_dir)
+    sources, found = [node for node in plan.nodes if isinstance(node, Source)], {}
+    read = columns_of(plan, cut(plan), rows=False).read
+    for i, (source, stream) in enumerate(zip(sources, job.inputs, strict=True)):
+        table, columns, types = f"source{i}", list(read[source.name]), dict(source.columns)
+        schema = common_schema(list_files(stream.path or "", stream.csv)).schema
+        for column in {*columns, stream.time}:
+            at = schema.get_field_index(column)
+            if at < 0 or column not in types:
+                raise UserError(
+                    f"{source.name}: {stream.path}: column {column} is missing; the input has changed since the run"
+                )
+            schema = schema.set(at, schema.field(at).with_type(type_named(types[column])))  # also where the file has no values
+        _load_files(db, stream, schema, columns, table, folder)
+        _drop_late(db, table, job.config.time)
+        found[source.name] = NodeTable(table, {column: f"c{j}" for j, column in enumerate(columns)})
+    if job.config.time.idle_timeout_us:
+        _leave_out(db, run_dir, [(name, rows.table) for name, rows in found.items()])
+    define_found(db, plan, found)
+
+
 def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult:
     """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish.
 
     memory_bytes: limit of DuckDB's memory; None: 4 GiB, or half of the machine's if that is less."""
-    report, config = claimed(run_dir)
+    report, job = claimed(run_dir)
+    config = job.config
     with open_database(memory_bytes) as (db, folder):
-        for macro in _MACROS:
-            db.execute(f"CREATE MACRO {macro}")
-        where = _load(db, config, folder)
-        origin = _settle_times(db, config)
-        if config.query.last is not None:  # shed tuples have their places, late ones have none
-            if config.time.idle_timeout_us:
-                _leave_out(db, run_dir, late_only=True)
-            _number(db)
-        if any((report.get("shed") or {}).values()) or config.time.idle_timeout_us:
-            _leave_out(db, run_dir)
-        _define_rows(db, config, origin + config.measure.prefill_us if config.measure.prefill_us else None, where)
-        count, digest = _count_and_digest(db, "found")
+        define_macros(db)
+        if job.plan is None:
+            _define_join(db, report, config, run_dir, folder)
+        else:
+            _define_plan(db, job, run_dir, folder)
+        count, digest = count_and_digest(db, "found")
         said = report["results"]
         compared = config.sink.in_files and config.sink.ids
         result = VerifyResult(count, format_digest(digest), said["count"], said["digest"], compared, engine="DuckDB")
         if config.sink.in_files:
             _define_results(db, run_dir, config, folder)
-            file_count, file_digest = _count_and_digest(db, "kept")
+            file_count, file_digest = count_and_digest(db, "kept")
             result.file_count = file_count
             if compared and (file_count, file_digest) != (count, digest):
                 found, kept = "SELECT l, r FROM found", "SELECT l, r FROM kept"

@@ -281,7 +281,10 @@ def _ids(frame: DataFrame) -> DataFrame:
 
 def verify(run_dir: Path, master: str | None) -> VerifyResult:
     """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish."""
-    report, config = claimed(run_dir)
+    report, job = claimed(run_dir)
+    if job.plan is not None:
+        raise UserError(f"{run_dir}: Spark does not recompute plans with several joins; use --engine duckdb")
+    config = job.config
     with open_session(master, "swjoin verify") as spark:
         (left, left_names), (right, right_names) = _streams(spark, config)
         origin = _origin(left, right) if config.time.model == "arrival" or config.measure.prefill_us else 0

@@ -146,8 +146,8 @@ def read_verified(run_dir: Path) -> dict[str, Any] | None:
 
 def not_verifiable(report: dict[str, Any], config: RunConfig) -> str | None:
     """Why the result of such a run cannot be recomputed; None when it can."""
-    if "stages" in report:
-        return "verify does not recompute plans with several joins yet"
+    if "stages" in report and "plan" not in report:
+        return "its run.json has no plan; there is nothing to recompute it from"
     if config.live:
         return "its streams arrived live, and are not kept; there is nothing to verify it from"
     if config.time.idle_timeout_us and config.time.late != "side":

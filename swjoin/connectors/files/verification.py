@@ -1,7 +1,7 @@
 """Verification of a run, as far as no engine is needed: what is claimed, what is read, what was found.
 
-What: `claimed`, the checks before an engine starts; `VerifyResult`; `result_files`, `left_out_file`,
-`condition`.
+What: `claimed`, the checks before an engine starts; `VerifyResult`; `result_files`, `left_out_file`; `condition`, and for a
+join of a plan `condition_sql` and `kinds_of`.
 Why: DuckDB and Spark recompute a result, each in its own way, and answer in the same way.
 Stays out: recomputing (`duckdb.verify`, `spark.verify`).
 """
@@ -9,11 +9,13 @@ Stays out: recomputing (`duckdb.verify`, `spark.verify`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.connectors.files.formats import common_schema, row_count
@@ -22,6 +24,9 @@ from swjoin.connectors.files.run_folder import FORMAT, not_verifiable, read_repo
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.expressions.compiler import resolve, type_of
 from swjoin.expressions.parser import Dialect, Kind, columns_of, parse_where, to_sql
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SHOWN = 20
 _COMPARED: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "text": "text"}
@@ -69,9 +74,9 @@ def _shown(number: int) -> str:
     return "none" if number == -1 else str(number)
 
 
-def claimed(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
-    """run.json and its configuration, before an engine is started. UserError when the run or its input cannot be read,
-    RunFailed when the run did not finish."""
+def claimed(run_dir: Path) -> tuple[dict[str, Any], Job]:
+    """run.json and its job, before an engine is started. UserError when the run or its input cannot be read, RunFailed when the
+    run did not finish."""
     report = read_report(run_dir)
     if report.get("simulated"):
         raise UserError(f"{run_dir}: was simulated, not run; there is no result to verify")
@@ -88,7 +93,11 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
     why = not_verifiable(report, config)
     if why is not None:
         raise UserError(f"{run_dir}: {why}")
-    for stream in (config.left, config.right):
+    try:
+        job = Job(config, None, False, None, None, "verify").with_plan_of(report)
+    except UserError as error:
+        raise error.prefixed(str(run_dir / "run.json")) from None
+    for stream in job.inputs if job.plan is not None else (config.left, config.right):
         if stream.path is not None:
             try:
                 list_files(stream.path)
@@ -97,7 +106,7 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], RunConfig]:
     if config.sink.kind == "parquet":
         for path in result_files(run_dir, config):
             row_count(path)
-    return report, config
+    return report, job
 
 
 def result_files(run_dir: Path, config: RunConfig) -> list[Path]:
@@ -119,19 +128,21 @@ def left_out_file(run_dir: Path) -> Path:
 # ---------------------------------------------------------------- the condition
 
 
-def _kinds(config: RunConfig) -> list[dict[str, Kind]]:
-    """How the columns of both sides are compared, by the types with which the run read them: an engine infers other types of
-    CSV columns that hold `nan`. Generated streams have integers."""
-    kinds: list[dict[str, Kind]] = []
-    for stream in (config.left, config.right):
-        found: dict[str, Kind] = {"key": "int", "ts": "int"}
-        if stream.path is not None:
-            found = {}
-            for column in common_schema(list_files(stream.path, stream.csv)).schema:
-                with contextlib.suppress(UserError):  # of a type that no condition can use
-                    found[column.name] = _COMPARED.get(type_of(column.name, column.type), "other")
-        kinds.append(found)
-    return kinds
+def kinds_of(columns: Iterable[tuple[str, pa.DataType]]) -> dict[str, Kind]:
+    """How these columns are compared, by the types with which the run read them: an engine infers other types of CSV columns
+    that hold `nan`."""
+    found: dict[str, Kind] = {}
+    for name, kind in columns:
+        with contextlib.suppress(UserError):  # of a type that no condition can use
+            found[name] = _COMPARED.get(type_of(name, kind), "other")
+    return found
+
+
+def _kinds(stream: StreamConfig) -> dict[str, Kind]:
+    """Of the columns of a stream; generated ones are integers."""
+    if stream.path is None:
+        return {"key": "int", "ts": "int"}
+    return kinds_of((column.name, column.type) for column in common_schema(list_files(stream.path, stream.csv)).schema)
 
 
 def condition_columns(config: RunConfig, names: Sequence[list[str]]) -> tuple[list[str], list[str]]:
@@ -150,10 +161,22 @@ def condition(config: RunConfig, names: Sequence[list[str]], dialect: Dialect, q
     identifier."""
     if config.query.where is None:
         return None
-    kinds = _kinds(config)
+    keys, kinds = (config.left.key, config.right.key), [_kinds(stream) for stream in (config.left, config.right)]
+    return condition_sql(config.query.where, names, keys, kinds, dialect, quoted)
+
+
+def condition_sql(
+    where: str,
+    names: Sequence[list[str]],
+    keys: tuple[tuple[str, ...], tuple[str, ...]],
+    kinds: Sequence[dict[str, Kind]],
+    dialect: Dialect,
+    quoted: Callable[[int, str], str],
+) -> str:
+    """A residual predicate in an engine's SQL. keys, kinds: per side."""
 
     def column(name: str) -> tuple[str, Kind]:
-        side, found = resolve(name, (names[0], names[1]), (config.left.key, config.right.key))
+        side, found = resolve(name, (names[0], names[1]), keys)
         return quoted(side, found), kinds[side].get(found, "other")
 
-    return to_sql(parse_where(config.query.where), column, dialect)
+    return to_sql(parse_where(where), column, dialect)

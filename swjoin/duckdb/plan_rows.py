@@ -1,0 +1,97 @@
+"""The rows of a plan of several joins, in DuckDB's SQL.
+
+What: `define_found(db, plan, sources)`: the view `found` of the ids of the last join's rows.
+Why: a plan's result is recomputed node by node, from its logical plan alone: no stage, edge or watermark of the run has a part.
+Stays out: the SQL of one join (`duckdb.join_rows`), reading the sources (`duckdb.verify`).
+
+Rows of an inner node are a table on disk, each computed once: rid, id, ts, and c0, c1, ... for those of its columns that were
+read from the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swjoin.connectors.files.verification import condition_sql, kinds_of
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.columns import type_named
+from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Union, join_columns
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """columns: by the names that the plan has for them, those of the table."""
+
+    table: str
+    columns: Mapping[str, str]
+
+
+def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -> None:
+    """sources: their rows that were not late. The plan has one result, of the rows of a join."""
+    (result,) = (node for node in plan.nodes if isinstance(node, Result))
+    found = dict(sources)
+    for number, node in enumerate(plan.ordered):
+        if node.name == result.input:
+            assert isinstance(node, IntervalJoin)
+            db.execute(f"CREATE VIEW found AS {_rows(db, plan, node, found, IDS)}")
+            return
+        if isinstance(node, IntervalJoin):
+            columns, selected = _selected(plan, node, found)
+            rows = _rows(db, plan, node, found, selected)
+        elif isinstance(node, Union):
+            columns, rows = _union(plan, node, found)
+        else:
+            continue
+        db.execute(f"CREATE TABLE node{number} AS SELECT row_number() OVER () AS rid, * FROM ({rows})")
+        found[node.name] = NodeTable(f"node{number}", columns)
+
+
+def _rows(db: Any, plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, NodeTable], selected: Selected) -> str:
+    """A query of a join's rows. It replaces the views of the join before."""
+    inputs, schemas = [found[name] for name in join.inputs], [plan.schema(name) for name in join.inputs]
+    for stream, rows, key in zip(STREAM_NAMES, inputs, join.keys, strict=True):
+        keys = ", ".join(f"{rows.columns[name]} AS k{i}" for i, name in enumerate(key))
+        db.execute(f"CREATE OR REPLACE VIEW {stream}_rows AS SELECT *, {keys} FROM {rows.table}")
+    where = None
+    if join.semantics.where is not None:
+        types = [schema.types for schema in schemas]
+        kinds = [kinds_of((n, type_named(types[side][n])) for n in rows.columns) for side, rows in enumerate(inputs)]
+        names, quoted = [list(found) for found in types], lambda side, name: f"{'lr'[side]}_{inputs[side].columns[name]}"
+        where = condition_sql(join.semantics.where, names, join.keys, kinds, "duckdb", quoted)
+    return rows_of_join(db, join.semantics, where, selected)
+
+
+def _selected(plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], Selected]:
+    """The columns of a join's rows that its inputs have, and what is selected for them: id, time and columns."""
+    inputs = [found[name].columns for name in join.inputs]
+    columns: dict[str, str] = {}
+    time = {"max": "greatest(l_ts, r_ts)", "min": "least(l_ts, r_ts)", "left": "l_ts"}[join.output_time]
+    pairs = [f"pair_digest(l_id, r_id) AS id, {time} AS ts"]
+    alone = [f"pair_digest(id, {NONE}) AS id, ts"], [f"pair_digest({NONE}, id) AS id, ts"]
+    for name, _, side, origin in join_columns(join, plan.schema(join.left), plan.schema(join.right)):
+        if origin not in inputs[side]:
+            continue
+        columns[name] = out = f"c{len(columns)}"
+        values = ["NULL", "NULL"]
+        values[side] = inputs[side][origin]
+        if side == LEFT and origin in join.left_key and JOIN_KINDS[join.semantics.how].unmatched[RIGHT]:
+            values[RIGHT] = inputs[RIGHT][join.right_key[join.left_key.index(origin)]]
+        pairs.append(f"{'lr'[side]}_{inputs[side][origin]} AS {out}")
+        for i, value in enumerate(values):
+            alone[i].append(f"{value} AS {out}")
+    return columns, Selected(*(", ".join(part) for part in (pairs, *alone)))
+
+
+def _union(plan: LogicalPlan, union: Union, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:
+    """The columns that all inputs of a union have, and a query of its rows."""
+    inputs = [found[name] for name in union.inputs]
+    names = [name for name in plan.schema(union.name).types if all(name in rows.columns for rows in inputs)]
+    parts = []
+    for i, rows in enumerate(inputs):
+        values = "".join(f", {rows.columns[name]} AS c{j}" for j, name in enumerate(names))
+        parts.append(f"SELECT union_id({i}, id) AS id, ts{values} FROM {rows.table}")
+    return {name: f"c{j}" for j, name in enumerate(names)}, " UNION ALL ".join(parts)
