@@ -28,6 +28,7 @@ from swjoin.core.platforms import signals_named
 
 _MODULES = {"calibrate": "simulate", "push": "serve", "rank": "run", "tail": "serve"}  # commands without a module of their own
 CONFIG = "the configuration, a file or one that comes with swjoin, such as mpi_configs/local.yaml"
+CONFIG_OR_RUN = f"{CONFIG}; or an earlier run, its directory or run.json"
 TEXT_KEYS = "delimiter, nulls, encoding, times, types, schema"
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `core.join_semantics`, which takes too long to import here
@@ -301,8 +302,11 @@ def _add_sweep(p: argparse.ArgumentParser) -> None:
 
 
 def _add_simulate(p: argparse.ArgumentParser) -> None:
-    p.description = "Foretell a run: the real roles and policies in virtual time, over counts of tuples (docs/simulation.md)."
-    p.add_argument("config", metavar="CONFIG.yaml", help=CONFIG)
+    p.description = (
+        "Foretell a run: the real roles and policies in virtual time, over counts of tuples; of a plan of several stages "
+        "from what an earlier run measured (docs/simulation.md)."
+    )
+    p.add_argument("config", metavar="CONFIG.yaml|RUN", help=CONFIG_OR_RUN)
     p.add_argument("--slaves", metavar="N", type=int, required=True, help="how many slaves the simulated run has")
     _add_overrides(p)
     p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
@@ -322,14 +326,15 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
 def _add_plan(p: argparse.ArgumentParser) -> None:
     p.description = (
         "Foretell the bytes that each rank of a run will take, what goes over the network, the production delay and the "
-        "highest rate that is sustained (docs/planning.md). Exit code 1: the windows do not fit."
+        "highest rate that is sustained; of an earlier run of a plan of several stages rates, windows and loads of every stage "
+        "(docs/planning.md). Exit code 1: the windows do not fit."
     )
-    p.add_argument("config", metavar="CONFIG.yaml", help=CONFIG)
+    p.add_argument("config", metavar="CONFIG.yaml|RUN", help=CONFIG_OR_RUN)
     _add_ranks(p)
     _add_threads(p)
     _add_overrides(p)
     p.add_argument(
-        "--rate", metavar="R|L,R", help="tuples per second of each stream of files, where their metadata do not tell"
+        "--rate", metavar="R|L,R", help="tuples per second of each stream of files, or of each source of an earlier run's plan"
     )
     p.add_argument("--row", metavar="48B", help="payload of a row of files (default: by the schema and the first rows)")
     p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")

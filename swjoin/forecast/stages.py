@@ -134,23 +134,27 @@ class PlanProfile:
         keys = ("work_s", "work_rows", "peak_window_bytes", "peak_window_tuples")
         if not report.get("complete") or any(stage.get(key) is None for stage in report["stages"] for key in keys):
             raise UserError("the run tells no rows and times of whole stages; give one that has ended")
-        if len(report["stages"]) != len(plan.stages):
-            raise UserError(f"{len(report['stages'])} stages of a plan that has {len(plan.stages)}")
-        stages = tuple(_stage(plain, stage) for plain, stage in zip(report["stages"], plan.stages, strict=True))
-        sources = {name: float(counts["tuples"]) for name, counts in report["input"].items()}
-        given = sources | {stage.stage.join.name: stage.produced for stage in stages}
+        read = report.get("input") or {}
         inner = [edge for edge in plan.edges if isinstance(edge.receiver, Stage)]
+        counts = len(report["stages"]), len(report["edges"]), set(read)
+        if counts != (len(plan.stages), len(inner), {source.name for source in plan.sources}):
+            raise UserError("its stages, edges or inputs are not those of its plan")
+        stages = tuple(_stage(plain, stage) for plain, stage in zip(report["stages"], plan.stages, strict=True))
+        sources = {name: float(counts["tuples"]) for name, counts in read.items()}
+        given = sources | {stage.stage.join.name: stage.produced for stage in stages}
         edges = []
         for plain, edge in zip(report["edges"], inner, strict=True):
+            assert isinstance(edge.receiver, Stage)
+            sender = edge.sender.join.name if isinstance(edge.sender, Stage) else edge.sender.name
             rows = plain["sent"]["rows"]
-            shares = _ratio(rows, given[plain["from"]]), _ratio(rows, sum(sources.values()))
-            edges.append(EdgeProfile(edge, plain["from"], plain["to"], *shares, _ratio(plain["bytes"], rows)))
-        times = [counts.get(name) for counts in report["input"].values() for name in ("earliest_us", "latest_us")]
+            shares = _ratio(rows, given[sender]), _ratio(rows, sum(sources.values()))
+            edges.append(EdgeProfile(edge, sender, edge.receiver.join.name, *shares, _ratio(plain["bytes"], rows)))
+        times = [counts.get(name) for counts in read.values() for name in ("earliest_us", "latest_us")]
         known = [time_us for time_us in times if time_us is not None]
         if not known or max(known) == min(known):
             raise UserError("its rows span no time, so they have no rate")
         span_s = (max(known) - min(known)) / 1e6
-        return PlanProfile(plan, sources, span_s, stages, tuple(edges), max(1, report["epochs"]))
+        return PlanProfile(plan, sources, span_s, stages, tuple(edges), report.get("epochs") or 1)
 
     @cached_property
     def rates(self) -> dict[str, float]:

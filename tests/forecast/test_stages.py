@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from swjoin.cli.main import main
+from swjoin.cluster.exchange import EPOCHS_AHEAD
 from swjoin.config.job import load_job
 from swjoin.config.sections import QueryConfig
 from swjoin.core.join_semantics import How
 from swjoin.forecast.costs import PRESETS, with_changes
+from swjoin.forecast.model.stages import PlanSimulation
 from swjoin.forecast.stages import Capacity, PlanProfile, StageProfile
+from swjoin.forecast.summary import forecast_plan
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
@@ -182,3 +185,77 @@ def test_a_run_that_tells_too_little_is_refused_with_one_line(
         (tmp_path / "run.json").write_text(json.dumps(measured.report | change))
         assert main(["plan", str(tmp_path)]) == 2
         assert "the run tells no rows and times" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- in virtual time
+
+
+def _slowed(capacity: Capacity, *ns_per_row: float) -> Capacity:
+    """The same with other costs of the stages' rows."""
+    profile = capacity.profile
+    stages = tuple(
+        dataclasses.replace(stage, work_s=ns * stage.work_rows / 1e9)
+        for stage, ns in zip(profile.stages, ns_per_row, strict=True)
+    )
+    return dataclasses.replace(capacity, profile=dataclasses.replace(profile, stages=stages))
+
+
+@pytest.mark.parametrize("slowest", [(5000.0, 1.0), (1.0, 5000.0), (500.0, 500.0)])
+@pytest.mark.parametrize("host_cores", [0, 2])
+def test_credit_is_never_exceeded_and_the_slowest_works_all_the_time(
+    slowest: tuple[float, float], host_cores: int, measured: Measured
+) -> None:
+    run = PlanSimulation(_slowed(measured.capacity(3, host_cores=host_cores), *slowest), 40)
+    ahead = 0
+
+    def check() -> None:
+        nonlocal ahead
+        run.validate()
+        ahead = max(ahead, run.gateway.complete - min(team.ended for team in run.stages))
+
+    run.run(check)
+    assert ahead == EPOCHS_AHEAD
+    assert [team.complete for team in run.teams] == [40] * len(run.teams)
+    assert run.time.now_us >= max(rank.busy_us for rank in run.ranks)
+    busiest = max(rank.busy_us for rank in run.ranks[2:])
+    assert host_cores or busiest > 0.9 * run.time.now_us
+
+
+def test_a_slow_stage_holds_the_gateway_back(measured: Measured) -> None:
+    """With two epochs of credit, the gateway ends epochs at the pace of the slowest stage."""
+    run = PlanSimulation(_slowed(measured.capacity(), 1.0, 50_000.0), 40)
+    run.run()
+    gaps = np.diff(run.ended_us[5:])
+    (stage,) = run.stages[1].roles
+    assert gaps == pytest.approx(np.full(len(gaps), stage.work_us), rel=0.1)
+    assert max(run.delays_us) < 6 * stage.work_us, "at most two epochs wait in each exchange"
+
+
+def test_a_simulation_is_as_fast_as_its_busiest_resource_allows(measured: Measured) -> None:
+    """Throughput in asap pace is that of the loads, less the first and the last epochs."""
+    for width in (1, 2, 3):
+        capacity = _slowed(measured.capacity(width), 3000.0, 2000.0)
+        report = forecast_plan(capacity, "")
+        whole = capacity.profile.flow(capacity.profile.rates).total
+        bound = whole / capacity.loads(capacity.profile.rates)["slaves"]
+        assert 0.6 * bound < report["input_tuples_per_s"] <= bound * (1 + 1e-9)
+        assert report["saturates_first"]["resource"] == "slaves"
+        delay = report["delay_s"]
+        assert 0 < delay["p50"] <= delay["p99"] <= delay["max"]
+        assert report["results"]["count"] == measured.report["results"]["count"]
+        assert [stage["produced"] for stage in report["stages"]] == [s["produced"] for s in measured.report["stages"]]
+
+
+def test_simulate_prints_stages_and_edges_of_a_run(
+    measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(measured.path), "--slaves", "2", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for name in ("stage j", "stage i", "edge 2            j to i, left", "saturates first", "production delay"):
+        assert name in text
+    assert json.loads((tmp_path / "simulation.json").read_text())["simulated"]
+    paced = ["--set", "pace=realtime", "--set", "cluster.distribution_epoch=100ms"]
+    assert main(["simulate", str(measured.path), "--slaves", "1", *paced]) == 0
+    assert "keeps up" in capsys.readouterr().out
+    assert main(["simulate", str(measured.path), "--slaves", "1", "--search"]) == 2
+    assert "--search: not of a run of a plan; leave it out" in capsys.readouterr().err

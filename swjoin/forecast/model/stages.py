@@ -104,6 +104,7 @@ class PlanSimulation:
         while self.time.step():
             if check is not None:
                 check()
+        assert len(self.delays_us) == self.epochs, f"{len(self.delays_us)} of {self.epochs} epochs have come to the collector"
 
     def _arrive(self, team: Team) -> None:
         team.arrived += 1
