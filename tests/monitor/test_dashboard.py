@@ -85,7 +85,7 @@ def test_a_move_arrives_on_the_page(browser: Any, tmp_path: Path) -> None:
         assert moved.find_element("xpath", "./ancestor::div[@class='slave']").get_attribute("data-slave") == slave
         arrived = f"group {group}: slave {came_from} → {slave}"
         until(lambda: any(arrived in e.text for e in all_of(browser, "#events li.released")), "the event of this move")
-        until(lambda: "tuples/s" in text_of(browser, "#figure-left .value"), "the rate")
+        until(lambda: "tuples/s" in text_of(browser, "#stream-left .value"), "the rate")
         until(lambda: len(all_of(browser, "#keys-left .key")) > 3, "hot keys")
         told = json.loads(get(address, "status.json"))
         assert text_of(browser, "#phase") == told["run"]["phase"] == "running"
