@@ -562,6 +562,7 @@ def test_commands_on_the_run_of_a_plan(sink: str, streams: Streams, swjoin: Any,
     done = swjoin("report", folder)
     assert (done.code, done.err) == (0, [])
     page = (folder / "report.html").read_text()
+    assert all(f"slave {slave}, {join}<" in page for slave, join in enumerate(("j", "j", "i", "i", "top", "top")))
     assert "Complete, and the ledger balances" in page
     assert "verify does not recompute plans with several joins yet" in page
     for edge in json.loads((folder / "run.json").read_text())["edges"]:
