@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from swjoin.cluster.exchange import EPOCHS_AHEAD
 from swjoin.config.job import Job
 from swjoin.config.sections import QueryConfig
 from swjoin.connectors.files.run_folder import read_events
+from swjoin.connectors.flight.client import connect
 from swjoin.monitor.prometheus import exposition
 from swjoin.monitor.role_watchers import ADDRESS_FILE, MasterWatcher
 from swjoin.monitor.status_board import Board
@@ -156,7 +158,10 @@ def test_whoever_looks_at_a_plan_changes_nothing(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.mpi
 def test_a_plan_on_ranks_is_seen_while_it_runs(tmp_path: Path, swjoin: Any) -> None:
-    job = _job(tmp_path, 3000, "run", pace="realtime", observe={"port": 0, "interval": "50ms"}, **MOVES)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    shown = {"observe": {"port": 0, "interval": "50ms"}, "serve": {"listen": listen}}
+    job = _job(tmp_path, 3000, "run", pace="realtime", **shown, **MOVES)
     (tmp_path / "job.json").write_text(job.to_json())
     run = LaunchedRun([str(tmp_path / "job.json"), "4"], tmp_path / "log", module=("tests.support.plan_runs",))
     assert job.run_dir is not None
@@ -169,6 +174,7 @@ def test_a_plan_on_ranks_is_seen_while_it_runs(tmp_path: Path, swjoin: Any) -> N
             assert seen["ledger"] is None or seen["ledger"]["balanced"]
         time.sleep(0.05)
     top = swjoin("top", job.run_dir, "--once")
+    over_flight = connect(f"grpc://{listen}").status()
     metrics = metrics_of(get(address.strip(), "metrics").decode())
     assert run.end(PROCESS_S) == 0, run.said()
     assert (seen["run"]["phase"], seen["run"]["runtime"]) == ("running", "mpi")
@@ -176,6 +182,7 @@ def test_a_plan_on_ranks_is_seen_while_it_runs(tmp_path: Path, swjoin: Any) -> N
     assert all(edge["rows"] > 0 and 0 <= edge["epochs_ahead"] <= EPOCHS_AHEAD for edge in seen["edges"])
     assert {event["stage"] for event in seen["events"] if event["kind"] == "released"} == {0, 1}
     assert metrics["swjoin_stage_moves_total", "join=last,stage=1"] > 0
+    assert [stage["join"] for stage in over_flight["stages"]] == ["first", "last"]
     assert (top.code, top.err) == (0, [])
     assert "stage 1 last" in top.out
     assert "first to last, left, by k" in top.out
