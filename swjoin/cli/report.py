@@ -140,7 +140,7 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
 
 def _stages(report: dict[str, Any]) -> list[Html]:
     """The joins of a plan, and the edges between them."""
-    heads = ["join", "condition", "left rows", "right rows", "null key", "produced"]
+    heads = ["join", "condition", "left rows", "right rows", "null key", "produced", "windows, at most", "moves"]
     stages = [
         [
             stage["join"],
@@ -148,6 +148,8 @@ def _stages(report: dict[str, Any]) -> list[Html]:
             *(f"{stage['received'][side]:,}" for side in STREAM_NAMES),
             f"{sum(stage['null_key'].values()):,}",
             f"{stage['produced']:,}",
+            size_text(sum(stage.get("peak_window_bytes") or [])),
+            f"{stage.get('moves', 0):,}",
         ]
         for stage in report["stages"]
     ]
@@ -309,6 +311,9 @@ def _ranks(page: Page, report: dict[str, Any], run_dir: Path) -> None:
     slaves = _slaves(run_dir)
     heads = ["rank", "host", "tuples joined", "pairs", "time in the join", "mean delay", "highest occupancy"]
     roles = [(f"{rank} {r['role']}", r["role"], r["host"]) for rank, r in (report.get("ranks") or {}).items()]
+    if "stages" in report:  # a rank plays an instance of every stage, each of which is a slave
+        roles = [(label, "", host) for label, _, host in roles]
+        roles += [(f"slave {s}, {e['join']}", f"slave {s}", "") for e in report["stages"] for s in e.get("slaves", [])]
     named = {role for _, role, _ in roles}
     roles += [(f"thread of {role}", role, "") for role in slaves if role not in named]
     if roles:

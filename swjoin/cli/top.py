@@ -166,7 +166,13 @@ def frame(s: dict[str, Any]) -> RenderableType:
     """A snapshot as something that rich prints."""
     from rich.console import Group
 
-    parts: list[RenderableType] = [_head(s), "", _streams(s), "", _slaves(s)]
+    parts: list[RenderableType] = [_head(s), "", _streams(s), ""]
+    if s["edges"]:
+        for stage in s["stages"]:
+            parts += [_stage(stage), _slaves([row for row in s["slaves"] if row["stage"] == stage["stage"]]), ""]
+        parts.append(_edges(s["edges"]))
+    else:
+        parts.append(_slaves(s["slaves"]))
     if s["hot_keys"]:
         parts += ["", _hot_keys(s)]
     events = [e for e in s["events"] if e["kind"] != "occupancy"][-_EVENTS:]
@@ -259,9 +265,32 @@ def _bar(ratio: float | None, colour: str) -> RenderableType:
     return Text.assemble(("█" * full, colour), ("░" * (_BAR - full), "dim"), f" {text}")
 
 
-def _slaves(s: dict[str, Any]) -> RenderableType:
+def _stage(stage: dict[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    rates = ", ".join(f"{name} {_count(rate)}" for name, rate in stage["joined_per_s"].items())
+    moves = f", {stage['moves']:,} moves" if stage["moves"] else ""
+    return Text.assemble(
+        (f"stage {stage['stage']} {stage['join']}", "bold"),
+        f"  {stage['description']}  rows in per s: {rates}; out: {_count(stage['produced_per_s'])}",
+        (f"  windows {size_text(stage['window_bytes'])}{moves}", "dim"),
+    )
+
+
+def _edges(edges: list[dict[str, Any]]) -> RenderableType:
+    table = _table("edge", "rows/s", "rows", "bytes", "epochs ahead", "wait for credit")
+    for edge in edges:
+        size = "-" if edge["bytes"] is None else size_text(edge["bytes"])
+        counts = (_count(edge[name]) for name in ("rows_per_s", "rows"))
+        waits = (_count(edge[name]) for name in ("epochs_ahead", "waiting_rows"))
+        name = f"{edge['from']} to {edge['to']}, {edge['port']}, by {', '.join(edge['key'])}"
+        table.add_row(_plain(name), *counts, size, *waits)
+    return table
+
+
+def _slaves(slaves: list[dict[str, Any]]) -> RenderableType:
     table = _table("slave", "occupancy", "joining", "CPU", "tuples/s", "windows", "groups", "")
-    for row in s["slaves"][:_SLAVES]:
+    for row in slaves[:_SLAVES]:
         colour = _COLOURS[row["slave"] % len(_COLOURS)]
         windows = "-" if row["window_bytes"] is None else size_text(row["window_bytes"])
         table.add_row(
@@ -274,8 +303,8 @@ def _slaves(s: dict[str, Any]) -> RenderableType:
             str(row["groups"]),
             "is to rest" if row["emptying"] else "" if row["active"] else "rests",
         )
-    if len(s["slaves"]) > _SLAVES:
-        table.add_row(f"and {len(s['slaves']) - _SLAVES} more")
+    if len(slaves) > _SLAVES:
+        table.add_row(f"and {len(slaves) - _SLAVES} more")
     return table
 
 

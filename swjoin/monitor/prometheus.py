@@ -59,8 +59,12 @@ def _metrics(snapshot: dict[str, Any]) -> Iterator[Metric]:
         yield from _gauge(name, text, (snapshot["buffers"] or {}).get(key))
     yield from _results(snapshot["results"] or {})
     yield from _delays(snapshot["delay_s"] or {})
+    of_plan = bool(snapshot["edges"])
     for key, (name, text) in _SLAVE_GAUGES.items():
-        yield from _gauges(name, text, "slave", [(str(slave["slave"]), slave[key]) for slave in snapshot["slaves"]])
+        yield from _labelled(name, text, [(_labels_of(slave, of_plan=of_plan), slave[key]) for slave in snapshot["slaves"]])
+    if of_plan:
+        yield from _stages(snapshot["stages"])
+        yield from _edges(snapshot["edges"])
     yield from _moves(snapshot["moves"] or {}, in_flight=len(snapshot["map"]["moving"]))
     yield from _checkpoints(snapshot["checkpoints"] or {})
     yield from _sources(snapshot["sources"])
@@ -83,24 +87,26 @@ def _counter(name: str, text: str, value: float | None) -> Iterator[Metric]:
         yield CounterMetricFamily(name, text, value=float(value))
 
 
-def _labelled(family: Any, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
-    for label, value in values:
-        if value is not None:
-            family.add_metric([label], float(value))
-    if family.samples:
+def _labelled(
+    name: str, text: str, values: Sequence[tuple[dict[str, str], float | None]], *, counter: bool = False
+) -> Iterator[Metric]:
+    """A value for each set of labels, which have the same names."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    known = [(labels, value) for labels, value in values if value is not None]
+    if known:
+        family = (CounterMetricFamily if counter else GaugeMetricFamily)(name, text, labels=list(known[0][0]))
+        for labels, value in known:
+            family.add_metric(list(labels.values()), float(value))
         yield family
 
 
 def _gauges(name: str, text: str, label: str, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return _labelled(GaugeMetricFamily(name, text, labels=[label]), values)
+    return _labelled(name, text, [({label: of}, value) for of, value in values])
 
 
 def _counters(name: str, text: str, label: str, values: Sequence[tuple[str, float | None]]) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily
-
-    return _labelled(CounterMetricFamily(name, text, labels=[label]), values)
+    return _labelled(name, text, [({label: of}, value) for of, value in values], counter=True)
 
 
 # ---------------------------------------------------------------- the parts of a snapshot
@@ -131,6 +137,38 @@ def _streams(streams: dict[str, dict[str, Any]]) -> Iterator[Metric]:
     }
     for name, (text, value) in gauges.items():
         yield from _gauges(name, text, "stream", [(n, value(s)) for n, s in streams.items()])
+
+
+def _labels_of(slave: dict[str, Any], *, of_plan: bool) -> dict[str, str]:
+    return {"slave": str(slave["slave"])} | ({"stage": str(slave["stage"])} if of_plan else {})
+
+
+def _stages(stages: list[dict[str, Any]]) -> Iterator[Metric]:
+    labels = {stage["stage"]: {"stage": str(stage["stage"]), "join": stage["join"]} for stage in stages}
+    ports = [({**labels[s["stage"]], "port": port}, rows) for s in stages for port, rows in s["joined"].items()]
+    yield from _labelled("swjoin_stage_joined_rows", "Rows that a stage has joined.", ports, counter=True)
+    counters = {
+        "produced": ("swjoin_stage_produced_rows", "Rows that a stage has produced."),
+        "moves": ("swjoin_stage_moves", "Moves of a stage's partition-groups that have ended."),
+    }
+    for key, (name, text) in counters.items():
+        yield from _labelled(name, text, [(labels[s["stage"]], s[key]) for s in stages], counter=True)
+    text = "Last distribution epoch that all active slaves of a stage have joined."
+    yield from _labelled("swjoin_stage_epoch", text, [(labels[s["stage"]], s["epoch"]) for s in stages])
+
+
+def _edges(edges: list[dict[str, Any]]) -> Iterator[Metric]:
+    labels = {e["edge"]: {name: str(e[name]) for name in ("edge", "from", "to", "port")} for e in edges}
+    counters = {
+        "rows": ("swjoin_edge_rows", "Rows that an edge's receivers have taken."),
+        "bytes": ("swjoin_edge_bytes", "Bytes of these rows."),
+    }
+    for key, (name, text) in counters.items():
+        yield from _labelled(name, text, [(labels[e["edge"]], e[key]) for e in edges], counter=True)
+    text = "Distribution epochs by which an edge's sender is ahead of its receivers."
+    yield from _labelled("swjoin_edge_epochs_ahead", text, [(labels[e["edge"]], e["epochs_ahead"]) for e in edges])
+    text = "Rows that wait at the gateway for credit of an edge's receivers."
+    yield from _labelled("swjoin_edge_waiting_rows", text, [(labels[e["edge"]], e["waiting_rows"]) for e in edges])
 
 
 def _results(results: dict[str, Any]) -> Iterator[Metric]:

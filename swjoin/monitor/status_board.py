@@ -246,8 +246,8 @@ class Board:
         epochs = [slave["epoch"] for slave in mine if slave["active"]]
         return {
             **stage,
-            "received": {name: int(total(f"{name}_tuples")) for name in STREAM_NAMES},
-            "received_per_s": {name: total(f"{name}_per_s") for name in STREAM_NAMES},
+            "joined": {name: int(total(f"{name}_tuples")) for name in STREAM_NAMES},
+            "joined_per_s": {name: total(f"{name}_per_s") for name in STREAM_NAMES},
             "produced": int(total("pairs")),
             "produced_per_s": total("pairs_per_s"),
             "window_bytes": int(total("window_bytes")),

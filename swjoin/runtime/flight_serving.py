@@ -8,6 +8,7 @@ Stays out: the endpoint and its handlers (`connectors.flight`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.job import Job
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from swjoin.connectors.output_columns import OutputColumns
 
 
-def open_flight(job: Job, sources: tuple[Any, Any]) -> FlightIngest | None:
-    """The master's endpoint, if the run has one. UserError when it cannot be opened."""
+def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str]) -> FlightIngest | None:
+    """The master's endpoint, if the run has one. names: of the sources. UserError when it cannot be opened."""
     if job.config.serve.listen is None:
         return None
     from swjoin.connectors.flight.ingest import FlightIngest
 
-    return FlightIngest(job.config.serve, sources)
+    return FlightIngest(job.config.serve, sources, names)
 
 
 class ServedResults:

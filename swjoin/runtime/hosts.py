@@ -89,7 +89,6 @@ from swjoin.runtime.run_report import partial_report, publish
 
 if TYPE_CHECKING:
     from swjoin.connectors.files.late_rows import LateSink
-    from swjoin.connectors.flight.ingest import FlightIngest
     from swjoin.connectors.flight.server import Endpoint
     from swjoin.connectors.output_columns import OutputColumns
     from swjoin.expressions.vm import Program
@@ -121,13 +120,12 @@ class GatewayHost(Host):
         self.instances = instances_of(job, 1)  # until `make`
         self.sources: tuple[Source, ...]
         self.where: Program | None = None
-        self.ingest: FlightIngest | None = None
         if self.instances is None:
             self.sources = left, right = open_job_sources(job)
             self.where = compile_job_where(job, (left, right))
-            self.ingest = open_flight(job, (left, right))
         else:
             self.sources = open_plan_sources(job, self.instances.logical, self.instances.columns.read)
+        self.ingest = open_flight(job, self.sources, self.names)
         self.checkpointer: GatewayCheckpointer | None = None
         self.first_read_s: float | None = None
         self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead

@@ -179,6 +179,30 @@ def test_moves_that_did_not_come_to_an_end_and_unknown_kinds() -> None:
     assert line.text == "split slave 2 in three"
 
 
+def test_the_stages_of_a_plan(tmp_path: Path) -> None:
+    found = [
+        RunEvent(1, 0, "occupancy", slave=0, amount=0.5, text="neutral", stage=0),
+        RunEvent(1, 0, "occupancy", slave=2, amount=0.5, text="neutral", stage=1),
+        RunEvent(1, 0, "occupancy", slave=3, amount=0.2, text="consumer", stage=1),
+        RunEvent(2, 0, "decided", slave=2, peer=3, group=5, amount=7, stage=1),
+        RunEvent(3, 1, "released", slave=2, peer=3, group=5, duration_us=4000, state_bytes=2048, amount=7, stage=1),
+        RunEvent(4, 1, "checkpoint", duration_us=1000),
+    ]
+    write_events(tmp_path, found)
+    assert read_events(tmp_path) == found
+    assert [line.text for line in timeline(found)] == [
+        "stage 0: occupancy: slave 0 0.50 neutral",
+        "stage 1: occupancy: slave 2 0.50 neutral, slave 3 0.20 consumer",
+        "stage 1: slave 2 yields partition-group 5 to slave 3 (move 7)",
+        "    stage 1: group 5  move 7: released after 4.0 ms",
+        "checkpoint 0 is durable, 1.0 ms after its cut",
+    ]
+    assert closing(found)[-1] == ("active slaves", "1 to 2")
+    path = tmp_path / "metrics" / "events.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["stage"]), path)
+    assert {event.stage for event in read_events(tmp_path)} == {-1}, "as earlier versions wrote them"
+
+
 def test_numbers_and_units() -> None:
     assert [size_text(n) for n in (0, 1500, 10 << 10, (1 << 20) - 1, 1 << 20, 3 << 30)] == [
         "0.0 KiB",

@@ -17,7 +17,7 @@ import pytest
 
 from swjoin.monitor.status_board import Board
 from swjoin.monitor.web import Server
-from tests.support.boards import Clock, Run, a_board, collector_view, get, key, master_view, plain
+from tests.support.boards import Clock, Run, a_board, a_plan_board, collector_view, get, key, master_view, plain
 from tests.support.limits import PROCESS_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -60,7 +60,7 @@ def all_of(browser: Any, selector: str) -> list[Any]:
 
 
 def text_of(browser: Any, selector: str) -> str:
-    return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", selector))
+    return str(browser.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
 
 def asked(browser: Any) -> set[str]:
@@ -85,7 +85,7 @@ def test_a_move_arrives_on_the_page(browser: Any, tmp_path: Path) -> None:
         assert moved.find_element("xpath", "./ancestor::div[@class='slave']").get_attribute("data-slave") == slave
         arrived = f"group {group}: slave {came_from} → {slave}"
         until(lambda: any(arrived in e.text for e in all_of(browser, "#events li.released")), "the event of this move")
-        until(lambda: "tuples/s" in text_of(browser, "#figure-left .value"), "the rate")
+        until(lambda: "tuples/s" in text_of(browser, "#stream-left .value"), "the rate")
         until(lambda: len(all_of(browser, "#keys-left .key")) > 3, "hot keys")
         told = json.loads(get(address, "status.json"))
         assert text_of(browser, "#phase") == told["run"]["phase"] == "running"
@@ -135,5 +135,29 @@ def test_many_groups_and_foreign_text(browser: Any) -> None:
     finally:
         stop.set()
         writer.join(PROCESS_S)
+        server.close()
+        browser.get("about:blank")
+
+
+def test_the_stages_of_a_plan(browser: Any) -> None:
+    """A source may have any name, that of a card of the page among them."""
+    server = Server(a_plan_board().snapshot, 0)
+    try:
+        browser.get_log("browser")
+        browser.get(server.address)
+        until(lambda: len(all_of(browser, ".tile")) == 8, "a tile for each partition-group of each stage")
+        assert [text_of(browser, f".stage[data-stage='{s}'] .about b") for s in (0, 1)] == ["stage 0 first ", "stage 1 last "]
+        for stage, slaves in (0, ["0", "1"]), (1, ["2", "3"]):
+            assert [e.get_attribute("data-slave") for e in all_of(browser, f".stage[data-stage='{stage}'] .slave")] == slaves
+        where = "return [...document.querySelectorAll('.tile')].map(e => [e.dataset.slave, e.dataset.group])"
+        assert browser.execute_script(where) == [[s, g] for s, g in zip("00112233", "01230123", strict=True)]
+        assert [e.text for e in all_of(browser, ".tile.moving")] == ["1"]
+        heads = [e.text.lower() for e in all_of(browser, ".figure h2")]
+        assert heads == ["pairs", "b", "c", "pairs", "production delay", "waiting", "moves"]
+        assert "first → last, left" in text_of(browser, "#edges")
+        assert text_of(browser, "#balanced").startswith("✓")
+        assert "stage 1: group 1: slave 2 → 3" in text_of(browser, "#events")
+        assert [e["message"] for e in browser.get_log("browser")] == []
+    finally:
         server.close()
         browser.get("about:blank")

@@ -128,7 +128,6 @@ def test_plans_that_cannot_run_yet_are_refused(nodes: tuple[Node, ...], words: s
         ({"pace": "realtime", "on_overload": {"policy": "shed"}}, "on_overload: shed"),
         ({"pace": "realtime", "time": {"model": "arrival"}}, "time.model: arrival"),
         ({"nodes": {"speed": [0.5, 1.0]}}, "nodes"),
-        ({"serve": {"listen": "127.0.0.1:0"}}, "serve.listen"),
         (
             {"left": {"watch": "l", "key": ["k"]}, "right": {"watch": "r", "key": ["k"]}, "time": {"late": "drop"}},
             "live streams",

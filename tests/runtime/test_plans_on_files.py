@@ -589,6 +589,7 @@ def test_commands_on_the_run_of_a_plan(sink: str, streams: Streams, swjoin: Any,
     done = swjoin("report", folder)
     assert (done.code, done.err) == (0, [])
     page = (folder / "report.html").read_text()
+    assert all(f"slave {slave}, {join}<" in page for slave, join in enumerate(("j", "j", "i", "i", "top", "top")))
     assert "Complete, and the ledger balances" in page
     assert "edge 6: stage 2 -&gt; result out, any sink" in page
     assert f"Not verified: swjoin verify {folder} recomputes the result" in page

@@ -13,6 +13,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from swjoin.core.data_messages import RunEvent
 from swjoin.monitor import role_watchers
 from swjoin.monitor.status_board import Board
 from tests.conftest import ROOT
@@ -75,6 +78,40 @@ def a_board(clock: Clock) -> Board:
     }
     board = Board({**about, "policy": "none"}, clock)
     board.begin("running")
+    return board
+
+
+def a_plan_board() -> Board:
+    """Of a run of a plan: sources pairs and b are joined, and the rows with those of c; each stage has two slaves."""
+    view, clock = master_view(500), Clock()
+    names = ("pairs", "b", "c")
+    stream, slave, ledger = view["streams"]["left"], view["slaves"][0], view["ledger"]["streams"]["left"]
+    edges = [("pairs", "first", "left"), ("b", "first", "right"), ("first", "last", "left"), ("c", "last", "right")]
+    view |= {
+        "active_slaves": 4,
+        "streams": dict.fromkeys(names, stream),
+        "stages": [
+            {**view["stages"][0], "stage": s, "join": n, "slaves": [2 * s, 2 * s + 1]} for s, n in enumerate(("first", "last"))
+        ],
+        "edges": [
+            {"edge": i, "from": of, "to": to, "port": port, "key": ["k"], "waiting_rows": None, "epochs_ahead": None}
+            for i, (of, to, port) in enumerate(edges)
+        ],
+        "slaves": [{**slave, "slave": s, "stage": s // 2, "occupancy_ratio": None} for s in range(4)],
+        "moving": [{"number": 4, "stage": 1, "group": 1, "supplier": 2, "consumer": 3, "phase": "decided"}],
+        "loads": None,
+        "ledger": {"streams": dict.fromkeys(names, ledger), "balanced": True},
+    }
+    board = Board(a_board(clock).snapshot()["run"], clock, names)
+    board.begin("running")
+    board.take_event(RunEvent(1, 1, "decided", 2, 3, 1, stage=1))
+    for seconds in (0, 1):
+        results = collector_view(clock.now + seconds, 100 + 50 * seconds)
+        row = results["slaves"]["1"]
+        results["slaves"] = {str(s): {**row, "epoch": 5.0 - s // 2} for s in range(4)}
+        results["edges"] = {str(e): [100 * (1 + seconds), 640] for e in range(len(edges))}
+        board.set_master(view, np.array([0, 0, 1, 1, 2, 2, 3, 3]))
+        board.set_collector(results)
     return board
 
 

@@ -18,7 +18,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata, ch
 from swjoin.connectors.flight.source import FlightSource
 from swjoin.connectors.producer_merge import MergeClosedError
 from swjoin.connectors.schema import check_schema
-from swjoin.core.batch import STREAM_NAMES, SourceBatch
+from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.units import MAX_SPAN_US
 
@@ -60,11 +60,12 @@ class _Session:
 
 
 class FlightIngest:
-    """sources: both streams; the pushed ones are served. status: returns the state of the run; the runtime sets it."""
+    """sources, names: of the run; pushed ones are served. status: returns the state of the run; the runtime sets it."""
 
-    def __init__(self, config: ServeConfig, sources: tuple[Any, Any]) -> None:
+    def __init__(self, config: ServeConfig, sources: Sequence[Any], names: Sequence[str]) -> None:
         self._config = config
-        self._sources = {STREAM_NAMES[s]: source for s, source in enumerate(sources) if isinstance(source, FlightSource)}
+        self._names = names
+        self._sources = {n: source for n, source in zip(names, sources, strict=True) if isinstance(source, FlightSource)}
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -96,7 +97,7 @@ class FlightIngest:
         known = None if batch.ts_valid is None else ~batch.ts_valid
         n = len(batch)
         columns = [
-            pa.array([STREAM_NAMES[stream]] * n, pa.string()),
+            pa.array([self._names[stream]] * n, pa.string()),
             pa.array(batch.id, pa.uint64()),
             pa.array(batch.ts, pa.int64(), mask=known),
             pa.array([reason] * n, pa.string()),
