@@ -579,6 +579,48 @@ def test_all_ranks_of_every_plan_end(name: str, again: int, number: int, tmp_pat
     _dies_and_is_resumed(name, tmp_path, 8, again, number)
 
 
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("gap_s", [0.0, 0.01, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("name", ["two joins", "diamond"])
+def test_a_slave_dies_while_others_recover(name: str, gap_s: float, tmp_path: Path) -> None:
+    case, streams = CASES[name], _streams(tmp_path, 3000, 10)
+    job = streams.job(case, tmp_path / "run", **SLOWED)
+    run = _launched(job, 6, tmp_path)
+    run.kill([4])
+    time.sleep(gap_s)
+    run.kill([2])
+    assert run.end(PROCESS_S) == 0, run.said()
+    report = _check_all(job, streams.expected(case))
+    assert len(report["stages"][0]["slaves"]) == 2
+    _no_row_is_left_over(job)
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("recovering", [False, True])
+@pytest.mark.parametrize("name", ["outer joins", "diamond"])
+def test_a_death_of_master_or_collector_ends_the_run(name: str, recovering: bool, rank: int, tmp_path: Path) -> None:
+    """In one line, from which it can be resumed. recovering: from the death of a slave."""
+    case, streams = CASES[name], _streams(tmp_path, 3000, 11)
+    job = streams.job(case, tmp_path / "run", **SLOWED)
+    run = _launched(job, 5, tmp_path)
+    if recovering:
+        run.kill([3])
+        time.sleep(0.05)
+    run.kill([rank])
+    assert run.end(PROCESS_S) != 0
+    said = (tmp_path / "log").read_text().splitlines()
+    assert [line for line in said if f"swjoin run --resume {job.run_dir}" in line] == said
+    assert len(said) == 1
+    _resumed(job, 4, tmp_path)
+    _check_all(job, streams.expected(case))
+    _no_row_is_left_over(job)
+
+
 # ---------------------------------------------------------------- pages
 
 
