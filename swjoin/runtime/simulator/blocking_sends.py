@@ -1,6 +1,6 @@
 """Sends that block the sender's rank until they are received, as MPI's may.
 
-What: `BlockingSends`: which ranks wait inside a send, and what waits for these ranks.
+What: `Channels`; `BlockingSends`: which ranks wait inside a send, and what waits for these ranks.
 Why: MPI copies a short message and returns, but nothing promises that: a protocol whose ranks wait for each other inside sends
 works until messages grow.
 Stays out: which messages block (`runtime.mpi.transport.waits`), delays (`runtime.simulator.simulator`).
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from swjoin.cluster.role import RoleId
@@ -69,3 +70,11 @@ class BlockingSends:
         waiting.popleft()
         if waiting and not self._outgoing[rank]:
             self._go_on(rank)
+
+
+@dataclass
+class Channels:
+    """free_us: when the last message between two roles arrives; a later one comes after it. blocking: None: no send waits."""
+
+    free_us: dict[tuple[RoleId, RoleId], int] = field(default_factory=dict)
+    blocking: BlockingSends | None = None

@@ -67,7 +67,7 @@ from swjoin.core.storage import Executors
 from swjoin.runtime.host import Host, Performers, nothing
 from swjoin.runtime.mpi.transport import rank_of, waits
 from swjoin.runtime.open import open_spill
-from swjoin.runtime.simulator.blocking_sends import BlockingSends
+from swjoin.runtime.simulator.blocking_sends import BlockingSends, Channels
 from swjoin.runtime.simulator.checkers import check_ledger, check_owners, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDisk
@@ -140,7 +140,7 @@ class Simulation:
         self._delays = Delays(np.random.default_rng(seed), actors)
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
-        self._channel_free_us: dict[tuple[int, int], int] = {}
+        self._channels = Channels()
         self._in_flight: Counter[int] = Counter()  # tuples in messages in flight, by stream, or by edge of a plan
         self._steps: deque[str] = deque(maxlen=12)
         self._sink = MemorySink()
@@ -158,7 +158,6 @@ class Simulation:
             self._checkpointers = master, gateway, CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR))
         self._slave_checkpointers: list[SlaveCheckpointer] = []
         self._hosts: dict[RoleId, _SimulatedHost] = {}
-        self._blocking: BlockingSends | None = None
         self._make_roles(slave_count)
 
     @property
@@ -249,7 +248,7 @@ class Simulation:
     def _crash(self, slave_count: int) -> None:
         """All processes die; new ones continue from the newest checkpoint."""
         self._queue.clear()
-        self._channel_free_us.clear()
+        self._channels.free_us.clear()
         self._in_flight, self._moved = Counter(), False
         self._changed.clear()
         for checkpointer in self._slave_checkpointers:
@@ -257,7 +256,7 @@ class Simulation:
         self._slave_checkpointers.clear()
         self.recoveries += 1
         self._make_roles(slave_count)
-        if self._blocking is not None:
+        if self._channels.blocking is not None:
             self.block_sends()
         del self._side_rows[self._side_counts.get(self.master.checkpoints.generation - 1, 0) :]
         self._commits = [c for c in self._commits if c <= self.master.epoch]
@@ -277,7 +276,7 @@ class Simulation:
 
     def block_sends(self) -> None:
         """From the start, or from a crash on, ranks wait inside their sends, where MPI may make them wait."""
-        self._blocking = BlockingSends(
+        self._channels.blocking = BlockingSends(
             lambda role: rank_of(role, self._width), lambda name, action: self._at(self.now_us, name, action)
         )
 
@@ -289,8 +288,8 @@ class Simulation:
         """Send a message: it arrives after a random delay, and after all earlier ones of the same channel."""
         channel = (sender, receiver)
         delay_us = self._delays.message_us(actor_of(sender), actor_of(receiver))
-        arrival = max(self.now_us + delay_us, self._channel_free_us.get(channel, 0) + 1)
-        self._channel_free_us[channel] = arrival
+        arrival = max(self.now_us + delay_us, self._channels.free_us.get(channel, 0) + 1)
+        self._channels.free_us[channel] = arrival
         self._at(arrival, name, action)
 
     def run(self) -> SimulationResult:
@@ -351,10 +350,10 @@ class Simulation:
 
     def _deliver(self, name: RoleId, event: Event) -> None:
         """Deliver an event to a role, when its rank waits in no send."""
-        if self._blocking is None:
+        if self._channels.blocking is None:
             self._handle(name, event)
         else:
-            self._blocking.when_free(name, partial(self._handle, name, event))
+            self._channels.blocking.when_free(name, partial(self._handle, name, event))
 
     def _handle(self, name: RoleId, event: Event) -> None:
         self._hosts[name].deliver(event)
@@ -373,16 +372,16 @@ class Simulation:
         wire.address(frame, sender, to)
         arrive = partial(self._arrive, sender, to, type(message), frame)
         text = f"{_describe(message)} from role {sender} to role {to}"
-        if self._blocking is None:
+        if self._channels.blocking is None:
             self._send(sender, to, text, arrive)
             return
         blocks = waits(sender, to, wire.FORMATS[type(message)])
         receive = partial(self._receive, sender, to, blocks, arrive)
-        self._blocking.send(sender, to, blocks, partial(self._send, sender, to, text, receive))
+        self._channels.blocking.send(sender, to, blocks, partial(self._send, sender, to, text, receive))
 
     def _receive(self, sender: RoleId, to: RoleId, blocks: bool, arrive: Callable[[], None]) -> None:
         """Take a message when the receiver's rank waits in no send; only then a sender that waits goes on."""
-        sends = self._blocking
+        sends = self._channels.blocking
         assert sends is not None
 
         def take() -> None:
