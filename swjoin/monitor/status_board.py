@@ -96,7 +96,6 @@ class Board:
     ) -> None:
         """about: constant facts of the run, ready for JSON; rates cover two of its `distribution_epoch_s`, at least 2 s.
         wall_s: a monotonic clock. streams: names of the streams, or of the sources of a plan."""
-        self.streams = tuple(streams)
         self._lock = threading.Lock()
         self._wall_s = wall_s
         self._about = {**about, "id": f"{time.time():.6f}"}
@@ -107,10 +106,14 @@ class Board:
         self._master_s: float | None = None  # when the sample of the master came
         self._map = _VersionedMap()
         self._hot_keys: dict[str, Any] | None = None
-        self._sources: dict[str, dict[str, float]] = {name: {} for name in self.streams}
+        self._sources: dict[str, dict[str, float]] = {name: {} for name in streams}
         self._events = _EventLog()
         self._series: deque[dict[str, Any]] = deque(maxlen=HISTORY_STEPS)
         self._forget_rates()
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(self._sources)
 
     def _forget_rates(self) -> None:
         span_s = max(RATE_SPAN_S, 2 * float(self._about.get("distribution_epoch_s", 0)))
