@@ -4,7 +4,7 @@ each one in 5 of 60 random plans. Without a bug the same plans are right (`test_
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,18 +24,32 @@ from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.operators.join_windows import JoinWindows
+from swjoin.plan.logical import Union
 from swjoin.runtime.simulator.simulator import Simulation
 from tests.support.planted import texts
-from tests.tools.random_plans import run_plan
+from tests.tools.random_plans import PlanScenario, run_plan, simulate
 
 SEEDS, ENOUGH = 60, 5
-RARE = {"the greatest watermark of the senders": 1, "< for <= in windows": 4}  # of 60
+TIGHT = ("the greatest watermark of the senders", "< for <= in windows")  # need short epochs of rows in order of arrival
 Monkey = pytest.MonkeyPatch
 
 
-def _caught(enough: int = ENOUGH) -> list[str]:
-    """Complaints, until there are enough."""
-    return list(itertools.islice(texts(range(SEEDS), partial(run_plan, calm=True)), enough))
+def _caught(*, tight: bool = False) -> list[str]:
+    """Complaints, until there are enough. tight: of plans with a union of several inputs, in epochs of five tuples."""
+    if tight:
+        found = texts(itertools.islice(_tight_plans(), SEEDS), lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
+    else:
+        found = texts(range(SEEDS), partial(run_plan, calm=True))
+    return list(itertools.islice(found, ENOUGH))
+
+
+def _tight_plans() -> Iterator[PlanScenario]:
+    for seed in itertools.count():
+        calm = PlanScenario.draw(seed, calm=True)
+        unions = [node for node in calm.plan.nodes if isinstance(node, Union) and len(set(node.inputs)) > 1]
+        if unions and 30 <= sum(map(len, calm.rows.values())) <= 120:
+            cluster = replace(calm.config.cluster, distribution_epoch_us=0, epoch_tuples=5)
+            yield replace(calm, config=replace(calm.config, pace="asap", cluster=cluster), batch_rows=1)
 
 
 def _moved(watermark_us: int, by_us: int) -> int:
@@ -255,8 +269,12 @@ def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     monkeypatch.setattr(
         Simulation, "MAX_STEPS", 20_000
     )  # the plans need fewer than 10,000; in realtime pace a run that waits for ever goes on ticking
-    enough = RARE.get(name, ENOUGH)
-    assert len(_caught(enough)) == enough
+    assert len(_caught(tight=name in TIGHT)) == ENOUGH
+
+
+@pytest.mark.long
+def test_plans_in_short_epochs_are_right() -> None:
+    assert not _caught(tight=True)
 
 
 def test_equal_hashes_of_other_keys_do_no_harm(monkeypatch: Monkey) -> None:
