@@ -110,6 +110,8 @@ class PlanScenario:
             plain["checkpoint"]["epochs"] = int(random.choice([5, 10] if moving else [1, 2, 5]))  # nothing moves meanwhile
             for _ in range(int(random.integers(0, 4))):
                 crashes.append((int(random.geometric(1 / random.choice([50, 300, 1000]))), int(random.integers(0, 4))))
+        if crashes and random.random() < 0.5:  # a second one while the roles recover from the first
+            crashes.append((min(crashes)[0] + int(random.integers(1, 20)), int(random.integers(1, 4))))
         if plain["reorganization"]["policy"] == "random" and random.random() < 0.15:
             plain["reorganization"]["policy"] = "balanced"
         return replace(self, config=config_from_plain(plain), crashes=tuple(crashes), width=width, batch_rows=batch_rows)
