@@ -124,7 +124,7 @@ def test_slaves_as_ranks(kinds: tuple[How, ...], tmp_path: Path) -> None:
     run_jobs(5, [moving.job for moving in runs], tmp_path)
     for moving in runs:
         moving.check()
-        assert moving.moves() > 10
+        assert moving.moves() > 3
 
 
 # ---------------------------------------------------------------- punctuations that go back

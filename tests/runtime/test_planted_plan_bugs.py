@@ -34,13 +34,26 @@ TIGHT = ("the greatest watermark of the senders", "< for <= in windows")  # need
 Monkey = pytest.MonkeyPatch
 
 
-def _caught(*, tight: bool = False) -> list[str]:
-    """Complaints, until there are enough. tight: of plans with a union of several inputs, in epochs of five tuples."""
+FIRST = {  # plans that tell; when what is drawn has changed, other ones do
+    "a watermark moved by a part that is not final": 27,
+    "a join's promise without the window": 44,
+    "a promise of what is to come": 14,
+    "a promise before its rows": 14,
+    "< for <= at an edge": 17,
+    "a union that keeps ids": 16,
+    "a union that deduplicates": 54,
+    "a hash taken for equality": 16,
+}
+
+
+def _caught(enough: int = ENOUGH, *, tight: bool = False, most: int = SEEDS, first: int = 0) -> list[str]:
+    """Complaints, until there are enough. tight: of plans with a union of several inputs, in epochs of five tuples.
+    most: plans that are run, the first one first."""
     if tight:
-        found = texts(itertools.islice(_tight_plans(), SEEDS), lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
+        found = texts(itertools.islice(_tight_plans(), most), lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
     else:
-        found = texts(range(SEEDS), partial(run_plan, calm=True))
-    return list(itertools.islice(found, ENOUGH))
+        found = texts(itertools.chain(range(first, most), range(first)), partial(run_plan, calm=True))
+    return list(itertools.islice(found, enough))
 
 
 def _tight_plans() -> Iterator[PlanScenario]:
@@ -270,7 +283,7 @@ def test_planted_bugs_are_caught(name: str, enough: int, monkeypatch: Monkey) ->
     monkeypatch.setattr(
         Simulation, "MAX_STEPS", 20_000
     )  # the plans need fewer than 10,000; in realtime pace a run that waits for ever goes on ticking
-    assert len(_caught(tight=name in TIGHT)) == ENOUGH
+    assert len(_caught(enough, tight=name in TIGHT, first=FIRST.get(name, 0))) == enough
 
 
 @pytest.mark.long

@@ -161,7 +161,7 @@ QUICK = ("a fence at all senders but one", "rows of the epoch after the fence")
 def test_planted_bugs_are_caught(name: str, enough: int, monkeypatch: Monkey) -> None:
     BUGS[name](monkeypatch)
     monkeypatch.setattr(Simulation, "MAX_STEPS", 40_000)
-    assert len(_complaints(WHAT.get(name, "moves"), ENOUGH)) == ENOUGH
+    assert len(_complaints(WHAT.get(name, "moves"), enough)) == enough
 
 
 @pytest.mark.long

@@ -213,7 +213,7 @@ class Soak:
         except (OSError, ValueError):
             return False  # just removed: a newer one follows
         state = plain["master"]["state"]["controller"]
-        sizes = (len(state["active"]), plain["master"]["frames"]["nbytes"], sum(plain["joined"]))
+        sizes = (len(state["active"]), sum(part["frames"]["nbytes"] for part in plain["gateways"]), sum(plain["joined"]))
         new = not self.cuts or self.cuts[-1].generation != generation
         if new:
             self.cuts.append(CheckpointSample(self.now_s, part, generation, plain["clock_us"] / 1e6, slaves, *sizes))
