@@ -46,9 +46,9 @@ def merged(parts: Sequence[Grouped], tuples: TupleBatch) -> Grouped:
         return Grouped(parts[0].groups, parts[0].counts, tuples)
     groups = np.concatenate([part.groups for part in parts])
     counts = np.concatenate([part.counts for part in parts])
-    most = int(groups.max(initial=0))
-    of_tuple = np.repeat(groups.astype(np.int16 if most < 1 << 15 else np.int64), counts)  # short integers are sorted by digit
-    order = np.argsort(of_tuple, kind="stable")
-    sums = np.bincount(groups, weights=counts, minlength=most + 1).astype(np.int64)
+    by_group = np.argsort(groups, kind="stable")  # of pieces, each one group of one part
+    starts, lengths = (np.cumsum(counts) - counts)[by_group], counts[by_group]
+    order = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(len(tuples))
+    sums = np.bincount(groups, weights=counts).astype(np.int64)
     used = np.flatnonzero(sums)
     return Grouped(used, sums[used], tuples.take(order))
