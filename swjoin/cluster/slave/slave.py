@@ -214,7 +214,10 @@ class Slave:
 
     @property
     def occupancy_ratio(self) -> float:
-        return max(0.0, self._buffered_bytes) / self._config.module.stream_buffer_bytes  # rounding of fractional pieces
+        waiting_bytes = max(0.0, self._buffered_bytes)  # rounding of fractional pieces
+        if self.stage is not None:
+            waiting_bytes += self.stage.merger.waiting_bytes  # of a later epoch too: this instance lags behind its senders
+        return waiting_bytes / self._config.module.stream_buffer_bytes
 
     def handle(self, event: Event, now_us: int) -> list[Effect]:
         """Take one event at `now_us` on the run's clock; the effects are to be performed in order.
