@@ -46,8 +46,10 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     """The checkpoint store of a job. UserError when the folder has checkpoints of another run, or of one to be resumed."""
     path = job.checkpoints
     assert path is not None, "the job makes no checkpoints"
-    identity = {"config": to_plain(job.config), "config_digest": digest(job.config), "inputs": input_files(job)}
-    identity |= {
+    identity = {
+        "config": to_plain(job.config),
+        "config_digest": digest(job.config),
+        "inputs": input_files(job),
         **job.plan_keys,
         "command": job.command,
         "run_dir": str(job.run_dir),

@@ -19,7 +19,7 @@ from swjoin.cli.common_args import in_process_or_ranks, one_or_two, size_of
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.plan_stages import StagesForecast, stages_excess, stages_lines
-from swjoin.cli.summary import size_text
+from swjoin.cli.summary import size_text, table_lines
 from swjoin.config.job import Job, load_job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
@@ -115,11 +115,7 @@ def plan_lines(plan: MemoryEstimate, roles: list[str], starts: list[int | None])
         table += [_columns(starts[0], master, "0 master"), _columns(starts[1], collector, "1 collector")]
         names = {shown[0].slave: " (heaviest)", shown[-1].slave: " (lightest)"} if many else {}
         table += [_columns(starts[2], of(s), f"{s.slave + 2} slave {s.slave}{names.get(s.slave, '')}") for s in shown]
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    lines = [f"{'known from':<17} {plan.origin}"]
-    lines += [
-        f"{row[0]:<{widths[0]}}  " + "  ".join(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True)) for row in table
-    ]
+    lines = [f"{'known from':<17} {plan.origin}", *table_lines(table)]
     heaviest = plan.heaviest
     lines.append(
         f"{'windows':<17} {size_text(heaviest.window_bytes)} on slave {heaviest.slave}, the heaviest, with "

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
-from swjoin.cli.summary import size_text
+from swjoin.cli.summary import size_text, table_lines
 from swjoin.config.job import Job
 from swjoin.connectors.files.run_folder import read_report
 from swjoin.core.batch import LEFT, RIGHT
@@ -151,7 +150,7 @@ def stages_lines(plain: dict[str, Any], origin: str) -> list[str]:
     for edge in plain["edges"]:
         sizes = [size_text(edge["bytes_per_s"]), f"{edge['bytes_per_row']:,.0f}"]
         edges.append([f"{edge['from']} to {edge['to']}, {edge['port']}", f"{edge['rows_per_s']:,.0f}", *sizes])
-    lines += [*_table(stages), *_table(edges)]
+    lines += [*table_lines(stages), *table_lines(edges)]
     lines.append(f"{'busy':<17} {', '.join(f'{name} {100 * load:,.1f} %' for name, load in plain['loads'].items())}")
     lines.append(
         f"{'saturation':<17} {found['input_tuples_per_s']:,.0f} input tuples/s at most; {found['resource']} first; slaves work "
@@ -178,8 +177,3 @@ def stages_excess(plain: dict[str, Any]) -> str:
     )
     need = size_text(stage["window_bytes"])
     return f"an instance of {stage['join']} will need {need} for its windows, module.window allows {limit}; {mend}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join([f"{r[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(r[1:], widths[1:], strict=True))]) for r in rows]

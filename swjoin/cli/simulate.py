@@ -152,8 +152,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _simulate_plan(args: argparse.Namespace, capacity: Capacity) -> int:
-    from swjoin.core.storage import write_json
-    from swjoin.forecast.summary import forecast_plan
+    from swjoin.forecast.summary import forecast_plan, store
 
     for option, given in (("--search", args.search), ("--limit", args.limit is not None)):
         if given:
@@ -161,13 +160,8 @@ def _simulate_plan(args: argparse.Namespace, capacity: Capacity) -> int:
     report = forecast_plan(capacity, " ".join(["swjoin", *sys.argv[1:]]))
     _print_rows(forecast_rows(report))
     if args.out is not None:
-        path = Path(args.out) / "simulation.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, report)
-        except OSError as error:
-            raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
-        print(f"{'simulation':<17} {path}")
+        store(report, None, Path(args.out))
+        print(f"{'simulation':<17} {args.out}")
     return 0
 
 

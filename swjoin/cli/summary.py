@@ -1,6 +1,6 @@
 """The table at the end of a run.
 
-What: `print_summary(report, job)`; `size_text`, `duration_text`, `on_terminal` for other commands.
+What: `print_summary(report, job)`; `table_lines`, `size_text`, `duration_text`, `on_terminal` for other commands.
 Why: count, digest, ledger, speed and delay at a glance, and where everything is.
 Stays out: the report's content (`runtime.run_report`).
 """
@@ -11,6 +11,7 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from swjoin.config.job import Job
@@ -35,6 +36,12 @@ def size_text(nbytes: float) -> str:
 def duration_text(us: float) -> str:
     """Microseconds as ms, with a decimal below 10."""
     return f"{us / 1e3:,.{0 if us >= 9950 else 1}f} ms"
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join([f"{r[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(r[1:], widths[1:], strict=True))]) for r in rows]
 
 
 def _adaptation_rows(report: dict[str, Any]) -> list[tuple[str, str]]:

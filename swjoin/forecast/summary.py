@@ -185,17 +185,19 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
     return report
 
 
-def store(report: dict[str, Any], run: SimulatedRun, run_dir: Path) -> None:
-    """Write simulation.json, the same as run.json for readers of runs, and the metrics of slaves and events."""
+def store(report: dict[str, Any], run: SimulatedRun | None, run_dir: Path) -> None:
+    """Write simulation.json; of a run also run.json, the same for readers of runs, and the metrics of slaves and events."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        write_json(run_dir / "simulation.json", report)
+        if run is None:
+            return
         metrics, events = MetricsFile(run_dir), EventsFile(run_dir)
         metrics.add([(0, row) for row in run.metrics])
         metrics.close()
         for event in run.events:
             events.add(event)
         events.close()
-        write_json(run_dir / "simulation.json", report)
         write_json(run_dir / "run.json", report)
     except OSError as error:
         raise UserError(f"--out {run_dir}: cannot be written ({error.strerror})") from None

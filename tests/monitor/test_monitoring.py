@@ -36,11 +36,10 @@ from swjoin.core.key_encoder import KeyEncoder
 from swjoin.monitor import role_watchers, web
 from swjoin.monitor.hot_keys import ROWS_PER_S, HotKeys
 from swjoin.monitor.prometheus import exposition
-from swjoin.monitor.status_board import EVENTS, HISTORY_STEPS, Board
-from swjoin.runtime import hosts
+from swjoin.monitor.status_board import EVENTS, HISTORY_STEPS
 from swjoin.runtime.in_process import run_local
 from tests.conftest import ROOT
-from tests.support.boards import Clock, Run, a_board, collector_view, get, key, master_view, plain
+from tests.support.boards import Clock, Run, a_board, boards_of_runs, collector_view, get, key, master_view, plain
 from tests.support.cases import CASES
 from tests.support.limits import PROCESS_S
 from tests.tools.processes import kill, ranks_of
@@ -283,24 +282,11 @@ def test_the_ledger_balances_whenever_one_looks(name: str, how: str, tmp_path: P
     path = case.write(tmp_path, observe={"board": True, "interval_us": 10_000}, **moves, time={**out_of_order, "late": "drop"})
     bounds = {"lower_us": case.bounds[0], "upper_us": case.bounds[1], "how": how}
     path.write_text(json.dumps({**json.loads(path.read_text()), "join": bounds}))
-    boards: list[Board] = []
-    open_watcher = hosts.open_job_watcher
 
-    def kept(job: Job) -> role_watchers.MasterWatcher:
-        watcher = open_watcher(job)
-        assert watcher is not None
-        watcher._interval_s = 0.0  # in every round
-        boards.append(watcher.board)
-        take = watcher.board.set_master
+    def balanced(view: dict[str, Any]) -> None:
+        assert view["ledger"]["balanced"], view["ledger"]
 
-        def checked(view: dict[str, Any], owner: Any) -> None:
-            assert view["ledger"]["balanced"], view["ledger"]
-            take(view, owner)
-
-        monkeypatch.setattr(watcher.board, "set_master", checked)
-        return watcher
-
-    monkeypatch.setattr(hosts, "open_job_watcher", kept)
+    boards = boards_of_runs(monkeypatch, balanced)
     report = run_local(Job(load_config(path), tmp_path / "out", True, tmp_path / "run", None, "test"), False, 3)
     (board,) = boards
     last = board.snapshot()

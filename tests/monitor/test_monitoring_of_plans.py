@@ -20,13 +20,11 @@ from swjoin.config.sections import QueryConfig
 from swjoin.connectors.files.run_folder import read_events
 from swjoin.connectors.flight.client import connect
 from swjoin.monitor.prometheus import exposition
-from swjoin.monitor.role_watchers import ADDRESS_FILE, MasterWatcher
-from swjoin.monitor.status_board import Board
+from swjoin.monitor.role_watchers import ADDRESS_FILE
 from swjoin.plan.logical import IntervalJoin, Result, Union
-from swjoin.runtime import hosts
 from swjoin.runtime.in_process import run_local
 from tests.monitor.test_monitoring import metrics_of
-from tests.support.boards import a_plan_board, get
+from tests.support.boards import a_plan_board, boards_of_runs, get
 from tests.support.limits import PROCESS_S
 from tests.support.plan_runs import plan_job, report_of, write_streams
 from tests.tools.processes import LaunchedRun
@@ -111,27 +109,13 @@ def test_metrics_and_lines_of_stages() -> None:
 
 
 def test_whoever_looks_at_a_plan_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    boards: list[Board] = []
-    open_watcher = hosts.open_job_watcher
-
-    def kept(job: Job) -> MasterWatcher:
-        watcher = open_watcher(job)
-        assert watcher is not None
-        watcher._interval_s = 0.0  # in every round
-        boards.append(watcher.board)
-        take = watcher.board.set_master
-
-        def checked(view: dict[str, Any], owner: Any) -> None:
-            assert view["ledger"]["balanced"], view["ledger"]
-            ahead = [edge["epochs_ahead"] for edge in view["edges"] if edge["from"] in "abc"]
-            assert all(0 <= epochs <= EPOCHS_AHEAD + 1 for epochs in ahead), "two with credit, and one that waits for it"
-            take(view, owner)
-
-        monkeypatch.setattr(watcher.board, "set_master", checked)
-        return watcher
+    def checked(view: dict[str, Any]) -> None:
+        assert view["ledger"]["balanced"], view["ledger"]
+        ahead = [edge["epochs_ahead"] for edge in view["edges"] if edge["from"] in "abc"]
+        assert all(0 <= epochs <= EPOCHS_AHEAD + 1 for epochs in ahead), "two with credit, and one that waits for it"
 
     plain = run_local(_job(tmp_path, 3000, "plain", **MOVES), False, 1)
-    monkeypatch.setattr(hosts, "open_job_watcher", kept)
+    boards = boards_of_runs(monkeypatch, checked)
     job = _job(tmp_path, 3000, "seen", observe={"board": True, "interval": "10ms"}, **MOVES)
     report = run_local(job, False, 3)
     assert _answer(report) == _answer(plain)

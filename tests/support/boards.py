@@ -10,14 +10,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from swjoin.config.job import Job
 from swjoin.core.data_messages import RunEvent
 from swjoin.monitor import role_watchers
 from swjoin.monitor.status_board import Board
+from swjoin.runtime.open import open_job_watcher
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
 
@@ -113,6 +117,28 @@ def a_plan_board() -> Board:
         board.set_master(view, np.array([0, 0, 1, 1, 2, 2, 3, 3]))
         board.set_collector(results)
     return board
+
+
+def boards_of_runs(monkeypatch: pytest.MonkeyPatch, check: Callable[[dict[str, Any]], None]) -> list[Board]:
+    """The boards of runs in this process from now on. check: takes what the master shows, in every round."""
+    boards: list[Board] = []
+
+    def kept(job: Job) -> role_watchers.MasterWatcher:
+        watcher = open_job_watcher(job)
+        assert watcher is not None
+        watcher._interval_s = 0.0  # in every round
+        boards.append(watcher.board)
+        take = watcher.board.set_master
+
+        def checked(view: dict[str, Any], owner: Any) -> None:
+            check(view)
+            take(view, owner)
+
+        monkeypatch.setattr(watcher.board, "set_master", checked)
+        return watcher
+
+    monkeypatch.setattr("swjoin.runtime.hosts.open_job_watcher", kept)
+    return boards
 
 
 def plain(**sections: Any) -> dict[str, Any]:

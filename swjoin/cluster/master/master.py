@@ -129,9 +129,10 @@ class Master:
                 if not self.phases.in_prefill:
                     controller, slave = self._stage_of(slave_of(sender))
                     controller.loads.sample(slave, occupancy_ratio, loads)
-                    busy_us = 0 if loads is None else loads.busy_us
-                    for other in self.controllers:
-                        other.loads.worked_elsewhere(slave, 0 if other is controller else busy_us)
+                    if loads is not None:
+                        for other in self.controllers:
+                            if other is not controller:
+                                other.loads.worked_elsewhere(slave, loads.busy_us)
                 return []
             case EpochWanted():
                 return self._want(sender, message, now_us)
