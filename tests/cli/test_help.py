@@ -31,7 +31,7 @@ COMMANDS = {
 }
 LIVE = ("serve", "push", "tail", "top")  # run together
 SPARK = ("generate", "verify", "aggregate")
-LONG = ("swjoin calibrate", "swjoin generate --rate 1000 --duration 1min")
+LONG = ("swjoin calibrate", "swjoin generate --rate 1000 --duration 1min", "swjoin sweep experiments/main.yaml --only 1")
 MPI = (" -n ", "swjoin doctor", "swjoin sweep experiments/main.yaml --only")
 FILES = {
     "trips.csv": "user,started,km\n1,2026-01-01 00:00:00,3.5\n2,2026-01-01 00:20:00,8\n1,2026-01-01 02:00:00,1.5\n",

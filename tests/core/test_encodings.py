@@ -279,6 +279,7 @@ def test_types_stay_where_they_suffice() -> None:
     assert sorted(map(str, swjoin.join(left, left, **WIDE)["left_p"].to_pylist())) == sorted(["None", "None", "a", "b"] * 4)
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_more_values_than_indices_over_files(tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()

@@ -276,9 +276,8 @@ def test_few_slaves_may_have_too_little_memory() -> None:
     assert "saturate" in fed([r for r in told if isinstance(r, dict)])
 
 
-@pytest.mark.parametrize(
-    ("theta", "below", "above"), [pytest.param(0, 3500, 4500, marks=pytest.mark.long), ("1.5MB", 5000, 6500)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("theta", "below", "above"), [(0, 3500, 4500), ("1.5MB", 5000, 6500)])
 def test_the_papers_nodes_saturate_where_the_paper_says(theta: Any, below: int, above: int) -> None:
     """4 slaves: near 4,000 tuples/s and stream without fine tuning, near 6,000 with it (SPEC section 5)."""
     delay_s = []

@@ -459,8 +459,9 @@ def test_the_command(tmp_path: Path, swjoin: Any) -> None:
         assert len(done.err) == 1
 
 
+@pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "how"), [pytest.param(4, "inner", marks=pytest.mark.long), (5, "full")])
+@pytest.mark.parametrize(("ranks", "how"), [(4, "inner"), (5, "full")])
 def test_on_real_ranks(ranks: int, how: How, tmp_path: Path, swjoin: Any) -> None:
     """Partition-groups move in every reorganization epoch; checkpoints are made; the answer is that of two queues."""
     left, right = (_stream(np.random.default_rng(seed), 20_000, 2_000_000, 300, 2_000, 0.01) for seed in (8, 9))

@@ -118,6 +118,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         assert getattr(importlib.import_module(module), name).__doc__
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="MkDocs is not installed; ./run.sh docs installs it")
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     """On a copy of the documents, as they are and with one link to nothing."""

@@ -203,12 +203,13 @@ def test_verify_knows_all_kinds(how: How, spark: Any, tmp_path: Path) -> None:
     assert (len(result.missing), len(result.surplus)) == (1, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "last"),
     [
         ("full", [20, 6]),
-        pytest.param("inner", [1, 1], marks=pytest.mark.long),
-        pytest.param("semi", [300, 2], marks=pytest.mark.long),
+        ("inner", [1, 1]),
+        ("semi", [300, 2]),
     ],
 )
 def test_verify_knows_count_windows(how: How, last: list[int], spark: Any, tmp_path: Path) -> None:
