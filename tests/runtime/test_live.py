@@ -259,17 +259,17 @@ def test_late_rows_are_taken_and_kept(tmp_path: Path) -> None:
 
 def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> None:
     """After the timeout time goes on without them; what they bring then is late, and set aside."""
-    plain = config(time={"late": "side", "idle_timeout": "150ms"})
+    plain = config(time={"late": "side", "idle_timeout": "3s"})
     left, right = rows(1, 400), rows(2, 400)
     with live(plain, tmp_path / "run") as (run, client):
         silent = client.producer("left", "silent")
         results = client.results("start")
-        begun = in_thread(_push, run.address, "left", left, name="a")
-        _push(run.address, "right", right, name="b")
+        together = threading.Barrier(2)  # streams that begin apart by more than the timeout are late themselves
+        begun = in_thread(_push, run.address, "left", left, name="a", together=together)
+        _push(run.address, "right", right, name="b", together=together)
         begun.join(PROCESS_S)
         first = next(iter(results))
         assert first.num_rows > 0, "nobody waits for a silent producer"
-        time.sleep(0.6)
         silent.push(pa.table({"key": [1], "ts": [5], "id": [5000]}))
         silent.close()
         results.cancel()

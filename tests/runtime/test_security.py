@@ -649,7 +649,7 @@ def test_secrets_that_cannot_be_used(secrets: Path, tmp_path: Path, swjoin: Any)
 @pytest.fixture(scope="module")
 def spare(secrets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """One process, whose silent producers are waited for only shortly."""
-    more = {"time": {"idle_timeout": "3s"}}
+    more = {"time": {"idle_timeout": "10s"}}
     folder = tmp_path_factory.mktemp("spare") / "stage"
     with staged(folder, {"token_file": str(secrets / "token")}, [], more, token_file=secrets / "token") as stage:
         yield stage
@@ -781,7 +781,7 @@ def test_a_thousand_producers_with_rows(secrets: Path, tmp_path: Path, token: st
     """Names with rows are remembered, so their number has a bound."""
     from swjoin.connectors.producer_merge import MOST_LANES
 
-    more = {"time": {"idle_timeout": "3s"}}
+    more = {"time": {"idle_timeout": "10s"}}
     with staged(tmp_path / "stage", {"token_file": str(secrets / "token")}, [], more, token_file=secrets / "token") as stage:
         insider = Attacker(stage, b"Bearer " + token.encode())
         for number in range(MOST_LANES - 1):  # the good one is there
