@@ -46,6 +46,7 @@ usage() {
 ./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation    predicted against measured throughput and delay
 ./run.sh bench stages        a second join in a row, and four senders at one port, over one
+./run.sh bench sinks         Parquet rows per second with 1, 2 and 4 sinks, each held to a sixteenth of a core (as root)
 ./run.sh bench plan          saturation and memory by swjoin plan against real runs
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
@@ -269,7 +270,7 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | kinds | live | observing | peers | plan | safety | simulation | small | spark | stages) shift ;;
+      adaptation | api | kinds | live | observing | peers | plan | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac

@@ -41,6 +41,7 @@ from swjoin.cluster.role import (
     slave_role,
 )
 from swjoin.cluster.slave.merger import Merger
+from swjoin.cluster.slave.results import receipts
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain
 from swjoin.config.sections import QueryConfig
@@ -117,6 +118,10 @@ class _Run:
     def _settle(self, sender: RoleId, effects: list[Effect]) -> None:
         """Perform effects, and what follows from them in other roles, until nothing does."""
         left = deque(settled(self._roles, sender, effects, 0))
+        role = self._roles[sender]
+        if isinstance(role, Slave):
+            for receipt in receipts(role.results, left):
+                left += settled(self._roles, sender, role.handle(receipt, 0), 0)
         while left:
             event = self._answer(left.popleft())
             if event is not None:
@@ -197,7 +202,8 @@ class _Receiver:
             for sender, part in parts:
                 slave.handle(Received(sender, part), 0)
                 while slave.has_work:
-                    slave.handle(WorkDue(), 0)
+                    for receipt in receipts(slave.results, slave.handle(WorkDue(), 0)):
+                        slave.handle(receipt, 0)
         took_ns = time.perf_counter_ns() - start
         if not slave.finished:
             raise SystemExit("the instance waits for a part")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swjoin.config.loader import config_from_plain
 from swjoin.core.errors import UserError
@@ -38,9 +38,9 @@ def proof(of: pa.Table | str | os.PathLike[str]) -> Proof:
 
     of: the table that `swjoin.join` returned, or its reader that has been read, in the process that called it. A table made
     from it (filtered, sliced, sorted, copied, pickled, read back) has none. Or the path of a Parquet file that swjoin wrote, or
-    the directory of a complete run: their rows are counted, and where they have id columns their digest is computed; without,
-    the bytes must be those that swjoin wrote. For one of several files of a run, count and digest are the file's, the ledger is
-    the run's.
+    the directory of a complete run, or of a join with several sinks: their rows are counted, and where they have id columns
+    their digest is computed; without, the bytes must be those that swjoin wrote. For one of several files of a run, count and
+    digest are the file's, the ledger is the run's.
 
     UserError for anything else, or what has been changed.
     """
@@ -67,16 +67,12 @@ def _of_file(path: Path) -> Proof:
     if path.name.endswith((".csv", ".csv.gz")):
         raise UserError(f"{path}: CSV files carry no proof; write Parquet, or ask for the proof of the run's directory")
     claim = checked_claim(path)
-    whole = claim.whole
-    if whole is not None and whole["count"] == claim.rows:
-        ledger = whole["ledger"]
-        left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
-        account = Ledger(left, right, ledger["produced"], ledger["collected"])
-        return Proof(whole["count"], whole["digest"], account, tuple(whole["warnings"]))
+    if claim.whole is not None and claim.whole["count"] == claim.rows:
+        return _of_whole(claim.whole)
     run_dir = path.absolute().parent.parent
     if path.absolute().parent.name != "results" or not (run_dir / "run.json").is_file():
         raise UserError(
-            f"{path}: holds {claim.rows} rows of a larger result, unchanged, whose ledger is in the run's directory; ask there"
+            f"{path}: holds {claim.rows} rows of a larger result, unchanged; ask for the proof of the directory, or of its run"
         )
     run = _complete(run_dir)
     if claim.run is None:
@@ -84,6 +80,36 @@ def _of_file(path: Path) -> Proof:
     if claim.run != run.report.get("run_id"):
         raise _foreign(path, run_dir)
     return Proof(claim.rows, claim.digest, run.ledger, tuple(run.report.get("warnings", ())))
+
+
+def _of_whole(whole: dict[str, Any]) -> Proof:
+    """Of the account that files carry."""
+    ledger = whole["ledger"]
+    left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
+    account = Ledger(left, right, ledger["produced"], ledger["collected"])
+    return Proof(whole["count"], whole["digest"], account, tuple(whole["warnings"]))
+
+
+def _of_sinks(folder: Path) -> Proof:
+    """Of a directory that a join with several sinks wrote, whose files carry the account of all of them."""
+    from swjoin.connectors.files.proofs import checked_claim
+    from swjoin.core.join_semantics import format_digest
+
+    claims = {path: checked_claim(path) for path in sorted(folder.glob("part-s*.parquet"))}
+    first = next((claim for claim in claims.values() if claim.whole is not None), None)
+    if first is None or first.whole is None:
+        raise UserError(f"{folder}: holds no run.json; name a file of results, or the directory of a run")
+    for path, claim in claims.items():
+        if claim.run != first.run:
+            raise UserError(f"{path}: was written by another join than the other files; put it back beside its own")
+    rows, digest = sum(claim.rows for claim in claims.values()), sum(int(claim.digest, 16) for claim in claims.values())
+    found = _of_whole(first.whole)
+    if (rows, format_digest(digest)) != (found.count, found.digest):
+        raise UserError(
+            f"{folder}: its files hold {rows} rows, digest {format_digest(digest)}; the join had {found.count}, digest "
+            f"{found.digest}: they are not all of its files any more, so there is no proof; run it again"
+        )
+    return found
 
 
 def _foreign(path: Path, run_dir: Path) -> UserError:
@@ -112,7 +138,7 @@ def _complete(run_dir: Path) -> Run:
 def _of_directory(path: Path) -> Proof:
     run_dir = path.absolute().parent if path.name == "results" and not (path / "run.json").exists() else path
     if not (run_dir / "run.json").is_file():
-        raise UserError(f"{path}: holds no run.json; name a file of results, or the directory of a run")
+        return _of_sinks(path)
     run = _complete(run_dir)
     config = config_from_plain(run.report["config"])
     if config.sink.kind in ("parquet", "csv"):

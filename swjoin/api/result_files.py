@@ -107,7 +107,7 @@ class ResultFile:
         if job.config.sink.kind == "csv":
             plan.check_text()
         with _storable():
-            self._sink = FileSink(job.config.sink.kind, job.target, plan, directory=False, run_id=job.run_id)
+            self._sink = FileSink(job.config.sink.kind, job.target, plan, run_id=job.run_id)
         self._lock = threading.Lock()
         self._closed = self._started = False
         self.digest = 0

@@ -32,6 +32,7 @@ from swjoin.config.job import Job, leaves_rows_out
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
 from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
+from swjoin.connectors.files.sink import sink_of_file
 from swjoin.connectors.sink import Sink
 from swjoin.connectors.source import Source, is_live
 from swjoin.core.batch import LEFT, STREAM_NAMES, TupleBatch, check_layout, in_memory
@@ -48,7 +49,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     assert path is not None, "the job makes no checkpoints"
     identity = {
         "config": to_plain(job.config),
-        "config_digest": digest(job.config),
+        "config_digest": digest(job.config.with_sinks(1)),  # a resumption may change their number
         "inputs": input_files(job),
         **job.plan_keys,
         "command": job.command,
@@ -266,31 +267,38 @@ class GatewayCheckpointer:
 
 
 class CollectorCheckpointer:
-    """Saves and restores the collector."""
+    """Saves and restores a sink."""
 
     def __init__(self, job: Job, sink: Sink, executors: Executors = Background) -> None:
         assert job.checkpoints is not None, "the job makes no checkpoints"
         self._path, self._job, self._sink, self._executors = job.checkpoints, job, sink, executors
+        self._part = ""
         self._names: list[str] = []  # of all result files up to the last checkpoint started
         self._sealed: dict[int, list[str]] = {}
         self._background: Executor | None = None
         self._metrics: MetricsFile | None = None
 
     def begin(self, collector: Collector, manifest_name: str | None, done: Callable[[Any], None]) -> MetricsFile | None:
-        """Start or recover: restore the collector, its results and its metrics to this checkpoint."""
+        """Start or recover: restore the sink, its results and its metrics to this checkpoint. With other numbers of sinks than
+        then, sink i of n takes over the tallies of the sinks i, i + n, ... of the checkpoint, and the files that bear their
+        numbers."""
         self.end()
         self._background = self._executors("results", done)
-        content: dict[str, Any] = {"results": [], "metrics": [0, 0]}
+        number, sinks, generation = collector.number, self._job.config.sink_count, 0
+        contents: list[dict[str, Any]] = []
+        names: list[str] = []
+        self._part = f"sink {number}"
         if manifest_name is not None:
-            content = read_manifest(self._path / manifest_name).plain["collector"]
-        self._names, self._sealed = list(content["results"]), {}
-        self._sink.restore(
-            self._names, 0 if manifest_name is None else read_manifest(self._path / manifest_name).generation + 1
-        )
+            manifest = read_manifest(self._path / manifest_name)
+            contents, generation = manifest.plain["sinks"][number::sinks], manifest.generation + 1
+            names = [name for sink in manifest.plain["sinks"] for name in sink["results"]]
+        self._names, self._sealed = [name for name in names if sink_of_file(name) % sinks == number], {}
+        self._sink.restore(self._names, generation)
         if manifest_name is not None:
             with restoring(self._path / manifest_name):
-                collector.restore(content["state"])
-        if self._job.run_dir is not None:
+                collector.restore(manifest.plain["epoch"], [content["state"] for content in contents])
+        if self._job.run_dir is not None and number == 0:  # the first sink has the metrics
+            content = contents[0] if contents else {"metrics": [0, 0]}
             self._path.mkdir(parents=True, exist_ok=True)
             if self._metrics is not None:
                 self._metrics.abort()
@@ -314,7 +322,7 @@ class CollectorCheckpointer:
             self._sink.sync(hidden)
             if metrics is not None:
                 metrics.rows.sync()
-            return PartSaved(generation, "collector", content)
+            return PartSaved(generation, self._part, content)
 
         assert self._background is not None, "save before begin"
         self._background.submit(sync)

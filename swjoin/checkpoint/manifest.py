@@ -52,7 +52,7 @@ def _log_name(value: Any) -> bool:
 
 
 def _result_name(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"part-[\d-]+(\.\w+)?", value, re.ASCII) is not None
+    return isinstance(value, str) and re.fullmatch(r"part-(s\d+-)?[\d-]+(\.\w+)?", value, re.ASCII) is not None
 
 
 def _maybe_estimates(value: Any) -> bool:
@@ -163,7 +163,7 @@ _MANIFEST = {
     "segments": [_SEGMENT],
     "master": {"state": dict},
     "gateways": (_GATEWAY_PART,),
-    "collector": {"results": [_result_name], "metrics": _MARK, "state": {"epoch": is_number, "tally": _TALLY}},
+    "sinks": [{"results": [_result_name], "metrics": _MARK, "state": {"epoch": is_number, "tally": _TALLY}}],
     "stages?": [_STAGE],
     "edges?": dict,
     "plan?": dict,
@@ -178,10 +178,13 @@ _MANIFEST = {
 def check_manifest(path: Path, plain: dict[str, Any]) -> None:
     """RunFailed, with file and key, for anything but a manifest."""
     wrong = first_mismatch(_MANIFEST, plain)
-    if wrong is None and len({len(part) for part in plain["collector"]["state"]["tally"]["histogram"]}) > 1:
-        wrong = ".collector.state.tally.histogram"
-    if wrong is None and plain["collector"]["state"]["epoch"] != plain["epoch"]:
-        wrong = ".collector.state.epoch"  # the collector would wait for epochs that never come
+    if wrong is None and not plain["sinks"]:
+        wrong = ".sinks"
+    for number, sink in enumerate(plain["sinks"] if wrong is None else []):
+        if len({len(part) for part in sink["state"]["tally"]["histogram"]}) > 1:
+            wrong = f".sinks[{number}].state.tally.histogram"
+        if sink["state"]["epoch"] != plain["epoch"]:
+            wrong = f".sinks[{number}].state.epoch"  # the sink would wait for epochs that never come
     if wrong is None and len(plain["segments"]) != len({s["name"] for s in plain["segments"]}):
         wrong = ".segments (one comes twice)"
     if wrong is None and any(s["stage"] >= len(plain.get("stages", [None])) for s in plain["segments"]):

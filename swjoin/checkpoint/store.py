@@ -34,7 +34,7 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import Background, Executor, Executors, locked, read_records, sync_folder, write_records, write_whole
 
 _LOG = logging.getLogger(__name__)
-FORMAT = 8  # 6: without parts of gateways; 7: without stages
+FORMAT = 9  # 6: without parts of gateways; 7: without stages; 8: with one collector in place of sinks
 _LOCK = ".lock"
 _STARTED = "started.json"
 APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths
@@ -336,7 +336,9 @@ class CheckpointStore:
             "segments": [*older, *(s["segment"] for s in slaves if s["segment"] is not None)],
             "master": command.parts["master"],
             "gateways": [command.parts["gateway 0"]],
-            "collector": command.parts["collector"],
+            "sinks": [
+                command.parts[f"sink {number}"] for number in range(sum(part.startswith("sink ") for part in command.parts))
+            ],
             **more,
         }
         if last is not None and plan is None:

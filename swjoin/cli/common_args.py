@@ -1,7 +1,7 @@
 """Arguments shared by several commands: ranks or threads, and values given once or per stream.
 
-What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `duration_of`, `size_of`, `one_or_two`, `separate`,
-`chosen_engine`.
+What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `with_sinks`, `duration_of`, `size_of`, `one_or_two`,
+`separate`, `chosen_engine`.
 Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
 Stays out: the parser (`cli.main`), the commands.
 """
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from swjoin.cluster.ranks import RankMap
+from swjoin.config.run import RunConfig
 from swjoin.config.sections import MOST_PARTITION_GROUPS
 from swjoin.core.errors import UserError
 from swjoin.core.units import parse_duration_us, parse_size_bytes
@@ -46,12 +48,24 @@ def check_slave_count(words: str, slaves: int) -> None:
         )
 
 
-def in_process_or_ranks(args: argparse.Namespace) -> tuple[int | None, int]:
-    """MPI ranks, or None in one process; and how many slaves that gives."""
+def in_process_or_ranks(args: argparse.Namespace, sinks: int) -> tuple[RankMap | None, int]:
+    """Which rank plays which roles, or None in one process; and how many slaves that gives."""
     from swjoin.runtime.in_process import default_slave_count
 
-    ranks = given_ranks(args)
-    return ranks, ranks - 2 if ranks is not None else args.threads or default_slave_count()
+    size = given_ranks(args)
+    if size is None:
+        return None, args.threads or default_slave_count()
+    ranks = RankMap(size, sinks)
+    return ranks, ranks.slave_ranks
+
+
+def with_sinks(config: RunConfig, sinks: int | None) -> RunConfig:
+    """The same run with so many sinks (--sinks); None: as configured. UserError when it writes no files of results."""
+    if sinks is None:
+        return config
+    if sinks > 1 and not config.sink.in_files:
+        raise UserError(f"--sinks {sinks}: this run writes no files of results; leave it out")
+    return config.with_sinks(sinks)
 
 
 def duration_of(text: str, option: str) -> int:

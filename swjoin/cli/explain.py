@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from swjoin.cli import explain_plan
-from swjoin.cli.common_args import in_process_or_ranks
+from swjoin.cli.common_args import given_ranks, in_process_or_ranks
 from swjoin.cli.explain_plan import joints, shortened
 from swjoin.cli.summary import size_text
 from swjoin.cluster.instances import Instances
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job, load_job
 from swjoin.config.run import RunConfig, to_plain
@@ -56,12 +57,12 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Setting:
-    """slaves: of a plan, instances per stage. in_process: threads of one process instead of MPI ranks. columns: of the results;
-    None: not known (why: `unknown`). plan: of several stages, with its inputs; None: the join of two streams."""
+    """slaves: of a plan, instances per stage. ranks: None: threads of one process. columns: of the results; None: not known
+    (why: `unknown`). plan: of several stages, with its inputs; None: the join of two streams."""
 
     config: RunConfig
     slaves: int
-    in_process: bool
+    ranks: RankMap | None
     columns: list[tuple[str, str]] | None = None
     unknown: str = ""
     plan: Instances | None = None
@@ -73,6 +74,10 @@ class Setting:
         if self.plan is None:
             return {name: getattr(self.config, name) for name in STREAM_NAMES}
         return {source.name: config for source, config in zip(self.plan.stages.sources, self.inputs, strict=True)}
+
+    @property
+    def in_process(self) -> bool:
+        return self.ranks is None
 
     @property
     def active(self) -> int:
@@ -265,11 +270,12 @@ def _memory(s: Setting) -> list[str]:
 
 def _ranks(s: Setting) -> list[str]:
     if s.plan is not None:
-        return explain_plan.roles(s.plan, in_process=s.in_process)
+        return explain_plan.roles(s.plan, s.ranks)
     stages = [f"One stage, the join, with {_plural(s.slaves, 'instance')} (the slaves).",
               "Edges: gateway to join, left and right, by the key's hash; join to collector."]  # fmt: skip
-    if s.in_process:
-        threads = f"One process: the master in its main thread, a thread for each slave ({s.slaves}), one for the collector."
+    if s.ranks is None:
+        sinks = "the collector" if s.config.sink_count == 1 else f"each of {s.config.sink_count} sinks"
+        threads = f"One process: the master in its main thread, a thread for each slave ({s.slaves}), one for {sinks}."
         return [threads, *stages]
     last = s.slaves + 1
     names = "Rank 2 is the slave: keeps" if s.slaves == 1 else f"Ranks 2 to {last} are slaves 0 to {s.slaves - 1}: keep"
@@ -277,6 +283,7 @@ def _ranks(s: Setting) -> list[str]:
         "Rank 0 is the master: reads, judges lateness, routes, decides moves, keeps the ledger. "
         "Rank 1 is the collector: merges and writes results and metrics.",
         f"{names} windows, find{'s' if s.slaves == 1 else ''} pairs.",
+        *explain_plan.further_sinks(s.ranks),
         *stages,
     ]
     nodes = s.config.nodes
@@ -398,7 +405,7 @@ def diagram(s: Setting) -> list[str]:
     sources = [f"{name}: {shortened(_source(config, stream)[0])}" for name, stream in s.streams.items()]
     sink = "count and digest" if config.sink.kind == "count" else f"results/*.{config.sink.kind}"
     if s.plan is not None:
-        return explain_plan.plan_diagram(s.plan, sources, sink, in_process=s.in_process)
+        return explain_plan.plan_diagram(s.plan, sources, sink, s.config.sink_count, in_process=s.in_process)
     left, right = sources
     role = (lambda rank, name: name) if s.in_process else (lambda rank, name: f"{rank} {name}")
     shown = list(range(s.slaves)) if s.slaves <= 4 else [0, 1, -1, s.slaves - 1]
@@ -407,7 +414,8 @@ def diagram(s: Setting) -> list[str]:
     source_width = max(len(left), len(right))
     middle = (len(boxes) - 1) // 2
     feeds = f"{left:<{source_width}} ─┬─", f"{right:<{source_width}} ─┘ "
-    master, collector = f"▶ {role(0, 'master')} ", f"▶ {role(1, 'collector')} ─▶ {sink}"
+    sinks = "collector" if config.sink_count == 1 else f"{config.sink_count} sinks"
+    master, collector = f"▶ {role(0, 'master')} ", f"▶ {role(1, sinks)} ─▶ {sink}"
     out = []
     for row, box in enumerate(boxes):
         if row == middle:
@@ -447,7 +455,7 @@ def result_columns(job: Job) -> tuple[list[tuple[str, str]] | None, str]:
     return [(field.name, str(field.type)) for field in schema], ""
 
 
-def setting_of(job: Job, slaves: int, *, in_process: bool) -> Setting:
+def setting_of(job: Job, slaves: int, ranks: RankMap | None) -> Setting:
     """What there is to explain. UserError when the configuration needs more slaves, and for a plan that cannot be run."""
     from swjoin.runtime.open import instances_of, open_plan_sources
 
@@ -456,32 +464,34 @@ def setting_of(job: Job, slaves: int, *, in_process: bool) -> Setting:
     plan = instances_of(job, slaves)
     if plan is None:
         columns, unknown = (None, "") if config.sink.kind == "count" else result_columns(job)
-        return Setting(config, slaves, in_process, columns, unknown)
+        return Setting(config, slaves, ranks, columns, unknown)
     for source in open_plan_sources(job, plan.logical, plan.columns.read):
         source.close()
-    return setting_of_plan(job, plan, in_process=in_process)
+    return setting_of_plan(job, plan, ranks)
 
 
-def setting_of_plan(job: Job, plan: Instances, *, in_process: bool) -> Setting:
+def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None) -> Setting:
     """What there is to explain of a job with this plan."""
     from swjoin.runtime.open import plan_output
 
     columns = None if job.config.sink.kind == "count" else [(c.name, str(c.type)) for c in plan_output(plan).schema]
-    return Setting(job.config, plan.width, in_process, columns, "", plan, job.inputs)
+    return Setting(job.config, plan.width, ranks, columns, "", plan, job.inputs)
 
 
 def run_explain(args: argparse.Namespace) -> int:
-    ranks, slaves = in_process_or_ranks(args)
+    given_ranks(args)  # wrong numbers are told first
     job = load_job(find_resource(args.config), args.overrides, "explain")
     config = job.config
+    ranks, slaves = in_process_or_ranks(args, config.sink_count)
     if ranks is None and args.threads is None:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))
-    setting = setting_of(job, slaves, in_process=ranks is None)
+    setting = setting_of(job, slaves, ranks)
     said = explain(setting)
     if args.json:
         columns = None if setting.columns is None else [{"name": n, "type": t} for n, t in setting.columns]
-        plain = {"slaves": slaves, "ranks": ranks, "sections": said, "columns": columns, "diagram": diagram(setting)}
+        size = None if ranks is None else ranks.size
+        plain = {"slaves": slaves, "ranks": size, "sections": said, "columns": columns, "diagram": diagram(setting)}
         print(json.dumps(plain | {"config": to_plain(config), **job.plan_keys}, indent=2, ensure_ascii=False))
         return 0
     print("\n".join(diagram(setting)))

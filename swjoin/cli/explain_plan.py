@@ -1,6 +1,6 @@
 """What `explain` says of a plan of several stages: its diagram, stages, edges, and who plays what.
 
-What: `plan_diagram`, and a function per section: `stages`, `edges`, `epochs`, `memory`, `roles`.
+What: `plan_diagram`, and a function per section: `stages`, `edges`, `epochs`, `memory`, `roles`; `further_sinks`.
 Why: a plan has any number of sources and stages, so its diagram is a line for every edge.
 Stays out: sections that plans share with joins of two streams (`cli.explain`), the lines of stages and edges (`plan.stages`).
 """
@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from swjoin.cli.summary import size_text
 from swjoin.cluster.exchange import EPOCHS_AHEAD, PART_BYTES, PART_ROWS, PARTS_AHEAD
 from swjoin.cluster.instances import Instances
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import sink_role
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Edge, Stage, describe_edge, describe_stage
 
+_SINKS = 6  # of which explain says the ranks
 _SHOWN = 34  # characters of a path, and of the columns of an edge, in the diagram
 
 
@@ -42,9 +45,10 @@ def _ranks(instances: Instances, *, in_process: bool) -> str:
 # ---------------------------------------------------------------- the diagram
 
 
-def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, *, in_process: bool) -> list[str]:
+def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, sinks: int = 1, *, in_process: bool) -> list[str]:
     """Sources and the gateway; then a line for every edge, those to one stage together. sources: a few words each."""
     gateway, collector = ("master and gateway", "collector") if in_process else ("0 master and gateway", "1 collector")
+    collector = collector if sinks == 1 else f"{sinks} sinks"
     wide, middle = max(map(len, sources)), (len(sources) - 1) // 2
     out = []
     for i, source in enumerate(sources):
@@ -129,12 +133,22 @@ def memory(instances: Instances) -> list[str]:
     ]
 
 
-def roles(instances: Instances, *, in_process: bool) -> list[str]:
-    width = instances.width
-    if in_process:
+def further_sinks(ranks: RankMap) -> list[str]:
+    """Who plays the sinks but the first one, which is rank 1's."""
+    if ranks.sinks == 1:
+        return []
+    players = [f"sink {sink} is on rank {ranks.rank_of(sink_role(sink))}" for sink in range(1, min(ranks.sinks, _SINKS + 1))]
+    rest = "" if ranks.sinks - 1 <= _SINKS else ", and so on"
+    return [f"{ranks.sinks} sinks share the results, a file or more each: sink 0 is the collector, {', '.join(players)}{rest}."]
+
+
+def roles(instances: Instances, ranks: RankMap | None) -> list[str]:
+    width, sinks = instances.width, instances.config.sink_count
+    if ranks is None:
         threads = "a thread" if width == 1 else f"{width} threads"
-        return [f"One process: master and gateway in its main thread, {threads} with an instance of every stage, one for the "
-                "collector."]  # fmt: skip
+        last = "the collector" if sinks == 1 else f"each of {sinks} sinks"
+        return [f"One process: master and gateway in its main thread, {threads} with an instance of every stage, one for "
+                f"{last}."]  # fmt: skip
     plays = (
         "Rank 2 plays the instance of every stage" if width == 1 else f"Ranks 2 to {width + 1} play the instances: rank 2 + i "
     )
@@ -143,4 +157,5 @@ def roles(instances: Instances, *, in_process: bool) -> list[str]:
         "Rank 0 is the master (plans epochs, moves and checkpoints) and the gateway (reads, judges lateness, routes). Rank 1 "
         "is the collector: writes results and metrics.",
         f"{plays}: keeps windows, finds pairs, sends its rows to the next stages.",
+        *further_sinks(ranks),
     ]

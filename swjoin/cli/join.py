@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, cast
 
-from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of
+from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of, with_sinks
 from swjoin.cli.run import shown_progress, start_job, typed_command
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, side_units
 from swjoin.config.connectors import TextConfig
@@ -116,7 +116,7 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         paths, unit = split_paths(path), units[side]
         return StreamConfig(paths, key, time, unit, row_id, columns, assume_timezone=zone, csv=texts[side])
 
-    return RunConfig(
+    config = RunConfig(
         queries=(_query(args),),
         left=stream(LEFT, args.left, left_on),
         right=stream(RIGHT, args.right, right_on),
@@ -126,6 +126,7 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         module=ModuleConfig(**module),
         sink=SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
     )
+    return with_sinks(config, args.sinks)
 
 
 def run_join(args: argparse.Namespace) -> int:
@@ -137,7 +138,7 @@ def run_join(args: argparse.Namespace) -> int:
         return _to_standard_output(args, config, ranks)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
-    job = Job(config, target, False, None, report, typed_command(), spelling="options")
+    job = Job(config, target, config.sink_count > 1, None, report, typed_command(), spelling="options")
     if config.time.late == "side" and late_target(job) is None:
         raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
     return start_job(job, ranks, args)
@@ -150,6 +151,8 @@ def _to_standard_output(args: argparse.Namespace, config: RunConfig, ranks: int 
         raise UserError("-o -: ranks that a launcher has started have no standard output in common; name a file, or use -n")
     if config.time.late == "side":
         raise UserError("--late side with -o -: late rows need a place; name a file with -o")
+    if config.sink_count > 1:
+        raise UserError(f"--sinks {config.sink_count} with -o -: standard output is one; name a file with -o, or leave it out")
     report = None if args.report is None else Path(args.report)
     with TemporaryDirectory(prefix="swjoin-", ignore_cleanup_errors=True) as folder:
         target = Path(folder) / f"pairs.{config.sink.kind}"

@@ -156,6 +156,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
     )
     _add_threads(p)
+    _add_sinks(p)
     p.add_argument(
         "-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, count, or - for a pipe"
     )
@@ -165,6 +166,10 @@ def _add_join(p: argparse.ArgumentParser) -> None:
 
 def _add_threads(p: argparse.ArgumentParser) -> None:
     p.add_argument("--threads", metavar="N", type=int, help="slaves in one process (default: one per core but one, at most 4)")
+
+
+def _add_sinks(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--sinks", metavar="M", type=int, help="how many sinks write results, a file or more each (default 1)")
 
 
 def _add_ranks(p: argparse.ArgumentParser) -> None:
@@ -185,6 +190,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     _add_ranks(p)
     p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line); all share --out")
     _add_threads(p)
+    _add_sinks(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: a new one in runs; runs/latest leads to it)")
     add_dashboard(p)
 

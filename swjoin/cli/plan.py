@@ -15,11 +15,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from swjoin.cli.common_args import in_process_or_ranks, one_or_two, size_of
+from swjoin.cli.common_args import given_ranks, in_process_or_ranks, one_or_two, size_of
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.plan_stages import StagesForecast, stages_excess, stages_lines
 from swjoin.cli.summary import size_text, table_lines
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import sink_role, slave_role
 from swjoin.config.job import Job, load_job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
@@ -57,24 +59,20 @@ def _profile(args: argparse.Namespace, config: RunConfig) -> InputProfile:
     return profile
 
 
-def _roles(ranks: int | None, slaves: int) -> list[str]:
-    return ["in-process"] if ranks is None else ["master", "collector", *(f"slave {i}" for i in range(slaves))]
-
-
 def _start_bytes(roles: list[str]) -> list[int | None]:
     """What processes in these roles take before the first tuple, measured on this machine."""
     from swjoin.diagnostics.startup_memory import measure
 
-    kinds = [role.split()[0] for role in roles]
+    kinds = ["collector" if role.startswith("sink") else role.split()[0].rstrip(",") for role in roles]
     distinct = sorted(set(kinds))
     with ThreadPoolExecutor(len(distinct)) as pool:
         found = dict(zip(distinct, pool.map(measure, distinct), strict=True))
     return [found[kind] for kind in kinds]
 
 
-def plan_json(plan: MemoryEstimate, roles: list[str], starts: list[int | None]) -> dict[str, Any]:
+def plan_json(plan: MemoryEstimate, roles: list[str], starts: list[int | None], sinks: int) -> dict[str, Any]:
     """What --json prints: the plan, and all of each rank."""
-    grown = rank_bytes(plan, len(roles))
+    grown = rank_bytes(plan, len(roles), sinks)
     ranks = {
         str(i): {
             "role": role,
@@ -93,28 +91,38 @@ def _columns(start: int | None, parts: tuple[float, float, float, float], role: 
     return [role, "unknown" if start is None else cells[0], *cells[1:], size_text(total)]
 
 
-def plan_lines(plan: MemoryEstimate, roles: list[str], starts: list[int | None]) -> list[str]:
-    """The table: a line for every rank, or of many slaves for the heaviest and the lightest."""
+def plan_lines(plan: MemoryEstimate, ranks: RankMap | None, starts: list[int | None], sinks: int) -> list[str]:
+    """The table: a line for every rank, or of many slaves for the heaviest and the lightest, and for every sink of its own."""
 
     def of(slave: SlaveEstimate) -> tuple[float, float, float, float]:
         return slave.block_bytes + slave.directory_bytes, slave.payload_bytes, slave.buffer_bytes, slave.other_bytes
 
     master = (0.0, 0.0, plan.master.buffer_bytes, plan.master.other_bytes)
     collector = (0.0, 0.0, 0.0, plan.collector_bytes)
+    every = (0.0, 0.0, 0.0, sinks * plan.collector_bytes)
     table = [["", "at start", "windows", "payload", "buffers", "other", "in all"]]
     many = len(plan.slaves) > _MOST_LINES
     ordered = sorted(plan.slaves, key=lambda s: s.window_bytes)
     shown = [ordered[-1], ordered[0]] if many else list(plan.slaves)
-    if len(roles) == 1:
-        parts = [master, collector, *(of(s) for s in plan.slaves)]
+    if ranks is None:
+        parts = [master, every, *(of(s) for s in plan.slaves)]
         table += [_columns(0, of(s), f"thread of slave {s.slave}") for s in shown]
-        table += [_columns(0, master, "thread of the master"), _columns(0, collector, "thread of the collector")]
+        writers = "thread of the collector" if sinks == 1 else f"threads of {sinks} sinks"
+        table += [_columns(0, master, "thread of the master"), _columns(0, every, writers)]
         sums = [sum(part[i] for part in parts) for i in range(4)]
         table.append(_columns(starts[0], (sums[0], sums[1], sums[2], sums[3]), "the process"))
     else:
         table += [_columns(starts[0], master, "0 master"), _columns(starts[1], collector, "1 collector")]
         names = {shown[0].slave: " (heaviest)", shown[-1].slave: " (lightest)"} if many else {}
-        table += [_columns(starts[2], of(s), f"{s.slave + 2} slave {s.slave}{names.get(s.slave, '')}") for s in shown]
+        for s in shown:
+            rank = ranks.rank_of(slave_role(s.slave))
+            label, more = f"{rank} {ranks.name_of(rank)}{names.get(s.slave, '')}", len(ranks.sinks_of(rank))
+            windows, payload, buffers, other = of(s)
+            table.append(_columns(starts[rank], (windows, payload, buffers, other + more * plan.collector_bytes), label))
+        for sink in range(1, sinks):
+            rank = ranks.rank_of(sink_role(sink))
+            if ranks.slave_of(rank) is None:
+                table.append(_columns(starts[rank], collector, f"{rank} sink {sink}"))
     lines = [f"{'known from':<17} {plan.origin}", *table_lines(table)]
     heaviest = plan.heaviest
     lines.append(
@@ -150,9 +158,10 @@ def _plan_stages(forecast: StagesForecast, *, as_json: bool) -> int:
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    ranks, slaves = in_process_or_ranks(args)
+    given_ranks(args)  # wrong numbers are told first
     path = find_resource(args.config)
     job = load_job(path, args.overrides, "plan")
+    ranks, slaves = in_process_or_ranks(args, job.config.sink_count)
     if job.plan is not None:
         return _plan_stages(StagesForecast.of(args, job, path, slaves), as_json=args.json)
     config = job.config
@@ -160,13 +169,13 @@ def run_plan(args: argparse.Namespace) -> int:
     estimate_memory = ForecastOptions.of(args)
     profile = _profile(args, config)
     plan = plan_memory(config, slaves, profile, in_process=ranks is None)
-    roles = _roles(ranks, slaves)
+    roles = ["in-process"] if ranks is None else ranks.names
     starts = _start_bytes(roles)
     if not args.json:
-        print("\n".join(plan_lines(plan, roles, starts)), flush=True)
+        print("\n".join(plan_lines(plan, ranks, starts, config.sink_count)), flush=True)
     estimate = estimate_memory(config, slaves, profile)
     if args.json:
-        plain = plan_json(plan, roles, starts)
+        plain = plan_json(plan, roles, starts, config.sink_count)
         print(json.dumps({**plain, **estimate.plain, "notes": [*plain["notes"], *estimate.notes]}, indent=2))
     else:
         print("\n".join(estimate.lines()))

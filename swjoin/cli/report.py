@@ -21,6 +21,7 @@ from swjoin.cli.events import closing, read_events, timeline
 from swjoin.cli.explain import Setting, diagram, explain, setting_of_plan
 from swjoin.cli.report_html import BEGINNING, Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
 from swjoin.cli.summary import duration_text, size_text
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.files.inputs import local_paths
@@ -331,9 +332,10 @@ def _configuration(page: Page, report: dict[str, Any]) -> None:
         job = Job(config, None, False, None, None, "report").with_plan_of(report)
         plan = instances_of(job, max(1, count // len(report.get("stages") or [0])))
         if ranks:
-            setting = Setting(config, count, len(ranks) == 1, None, "see the files' schemas")
+            played = None if len(ranks) == 1 else RankMap(len(ranks), config.sink_count)
+            setting = Setting(config, count, played, None, "see the files' schemas")
             if plan is not None:
-                setting = setting_of_plan(job, plan, in_process=len(ranks) == 1)
+                setting = setting_of_plan(job, plan, played)
             parts.append(pre("\n".join(diagram(setting))))
             parts.append(listing((title, " ".join(said)) for title, said in explain(setting).items()))
         else:

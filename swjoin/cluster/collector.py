@@ -1,4 +1,4 @@
-"""The collector: merges the slaves' results, commits them by distribution epoch, measures production delay. No I/O, no clock.
+"""The collector, or each of several sinks: merges results, commits them by distribution epoch. No I/O, no clock.
 
 What: `Collector.handle(event, now_us) -> [effect]`. Pairs go to the sink as they arrive; an epoch is committed when every
 slave has completed it. Pairs of the prefill (`config.sections.MeasureConfig`) are counted separately and discarded.
@@ -9,13 +9,14 @@ Stays out: files (`connectors`), messages on the wire.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.cluster.messages import CheckpointDurable, MeasuringStarted, PartSaved
+from swjoin.cluster.messages import CheckpointDurable, Granted, MeasuringStarted, PartSaved
 from swjoin.cluster.role import (
     MASTER,
     CommitEpoch,
@@ -30,6 +31,7 @@ from swjoin.cluster.role import (
     Snapshot,
     UnexpectedEventError,
     Write,
+    slave_role,
 )
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import ResultChunk
@@ -77,13 +79,41 @@ class Tally:
         return tally
 
 
-class Collector:
-    """One collector for one run; `finished` once every slave has sent its last chunk.
+def _sums(chunk: ResultChunk) -> tuple[int, int] | None:
+    """Count and digest of the pairs of a final chunk's epoch, as its slave has counted them; None when something is missing."""
+    results, metrics, delays = chunk.results, chunk.metrics, chunk.delay_histogram
+    whole = results is not None and metrics is not None and delays is not None
+    if whole and (len(metrics) != len(COLUMNS) or len(delays) != HISTOGRAM_SIZE):  # type: ignore[arg-type]
+        return None
+    if chunk.sent is not None:
+        return int(chunk.sent[0]), int(chunk.sent[1])
+    if results is None or not whole:
+        return None
+    return int(results.counts.sum()), int(np.add.reduce(results.digests, dtype=np.uint64)) if len(results.digests) else 0
 
-    materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only.
+
+@dataclass
+class _Sender:
+    """What one slave has sent."""
+
+    completed: int = -1  # its last distribution epoch
+    ended: bool = False
+    chunks: int = 0
+    pairs: int = 0  # received in its open epoch, and their digest
+    digest: int = 0
+    in_prefill: bool = False
+
+
+class Collector:
+    """One sink of one run; `finished` once every slave has sent its last chunk.
+
+    materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only. number: of several
+    sinks, each of which has its share of the pairs; the first one has metrics and production delays of all.
     """
 
-    def __init__(self, slave_count: int, *, materialised: bool) -> None:
+    def __init__(self, slave_count: int, *, materialised: bool, number: int = 0, sink_count: int = 1) -> None:
+        self.number, self._several = number, sink_count > 1
+        self._name = f"sink {number}" if number else "collector"
         self.materialised = materialised
         self.slave_count = slave_count
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
@@ -91,12 +121,8 @@ class Collector:
         self._past = Tally()  # up to the last checkpoint
         self._open: dict[int, Tally] = {}  # of later generations, by number; a slave may be ahead of the others
         self._cuts: dict[int, int] = {}  # distribution epoch that ends with a checkpoint: generation
-        self._completed = [-1] * slave_count
         self._missing: dict[int, int] = {}  # distribution epoch not yet committed: slaves that have not completed it
-        self._ended = [False] * slave_count
-        self._epoch_pairs = [0] * slave_count  # received in the slave's open epoch, and their digest
-        self._epoch_digest = [0] * slave_count
-        self._epoch_in_prefill = [False] * slave_count
+        self._senders = [_Sender() for _ in range(slave_count)]
         self._metrics: list[tuple[int, NDArray[np.float64]]] = []
 
     def start(self, now_us: int = 0) -> list[Effect]:
@@ -116,27 +142,30 @@ class Collector:
             case PartSaved():
                 return [Send(MASTER, event)]
             case _:
-                raise UnexpectedEventError("collector", event)
+                raise UnexpectedEventError(self._name, event)
 
     def _collect(self, chunk: ResultChunk) -> list[Effect]:
         effects: list[Effect] = []
         slave = int(chunk.slave)
-        if not 0 <= slave < self.slave_count or self._ended[slave]:
-            raise RunFailed(f"collector: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
-        self._epoch_in_prefill[slave] = chunk.prefill
+        if not 0 <= slave < self.slave_count or self._senders[slave].ended:
+            raise RunFailed(f"{self._name}: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
+        sender = self._senders[slave]
+        sender.in_prefill = chunk.prefill
         if chunk.pairs is not None and len(chunk.pairs):
             self._count(chunk, len(chunk.pairs))
-            self._epoch_pairs[slave] += len(chunk.pairs)
-            self._epoch_digest[slave] += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
+            sender.pairs += len(chunk.pairs)
+            sender.digest += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
             if not chunk.prefill:
                 effects.append(Write(chunk.pairs, chunk.generation))
+        sender.chunks += 1
+        effects.append(Send(slave_role(slave), Granted(-1, sender.chunks)))
         if chunk.final:
-            self._complete(chunk, slave)
+            self._complete(chunk, sender)
             while self._missing.get(self.committed + 1) == 0:
                 effects += self._commit()
-        if all(self._ended) and not self.finished:
+        if all(s.ended for s in self._senders) and not self.finished:
             if self._missing:
-                raise RunFailed(f"collector: epoch {self.committed + 1} was never completed by all of its slaves")
+                raise RunFailed(f"{self._name}: epoch {self.committed + 1} was never completed by all of its slaves")
             self.finished = True
             effects.append(Finish())
         return effects
@@ -152,10 +181,12 @@ class Collector:
         state = {"tally": self._past.to_plain(), "epoch": int(self.committed)}
         return [CommitEpoch(self.committed), SavePart(generation, Snapshot(state))]
 
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Take over the state that another collector saved in a checkpoint."""
-        self._past, self.committed = Tally.from_plain(plain["tally"]), EpochIndex(plain["epoch"])
-        self._completed = [self.committed] * self.slave_count
+    def restore(self, epoch: int, states: Sequence[dict[str, Any]]) -> None:
+        """Take over the states that sinks saved in a checkpoint, which ended with this epoch."""
+        for plain in states:
+            self._past.add(Tally.from_plain(plain["tally"]))
+        self.committed = EpochIndex(epoch)
+        self._senders = [_Sender(completed=epoch) for _ in self._senders]
 
     @property
     def tally(self) -> Tally:
@@ -172,30 +203,27 @@ class Collector:
         else:
             tally.count += pairs
 
-    def _complete(self, chunk: ResultChunk, slave: int) -> None:
+    def _complete(self, chunk: ResultChunk, sender: _Sender) -> None:
         """Take a slave's completed epoch. RunFailed when its counts differ from the received pairs."""
-        if chunk.results is None or chunk.metrics is None or chunk.delay_histogram is None:
-            raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk without counts")
-        if len(chunk.metrics) != len(COLUMNS) or len(chunk.delay_histogram) != HISTOGRAM_SIZE:
-            sizes = f"{len(chunk.metrics)} metrics, {len(chunk.delay_histogram)} delays"
-            raise RunFailed(f"collector: slave {slave}, epoch {chunk.epoch}: final chunk of {sizes}")
+        sums = _sums(chunk)
+        if sums is None:
+            raise RunFailed(f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: final chunk without counts")
         missing = self._missing.get(chunk.epoch, chunk.served)
-        if chunk.epoch <= self._completed[slave] or chunk.epoch <= self.committed or missing < 1:
-            raise RunFailed(f"collector: slave {slave} completed epoch {chunk.epoch} after epoch {self._completed[slave]}")
+        if chunk.epoch <= max(sender.completed, self.committed) or missing < 1:
+            before = sender.completed
+            raise RunFailed(f"{self._name}: slave {chunk.slave} completed epoch {chunk.epoch} after epoch {before}")
         self._missing[chunk.epoch] = missing - 1
-        pairs = int(chunk.results.counts.sum())
-        digest = int(np.add.reduce(chunk.results.digests, dtype=np.uint64)) if len(chunk.results.digests) else 0
+        pairs, digest = sums
         if not self.materialised:
             self._count(chunk, pairs)
-        elif pairs != self._epoch_pairs[slave] or (digest - self._epoch_digest[slave]) % 2**64:
+        elif pairs != sender.pairs or (digest - sender.digest) % 2**64:
             raise RunFailed(
-                f"collector: slave {slave}, epoch {chunk.epoch}: produced {pairs} pairs with digest {format_digest(digest)}, "
-                f"{self._epoch_pairs[slave]} with digest {format_digest(self._epoch_digest[slave])} arrived"
+                f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: "
+                f"produced {pairs} pairs with digest {format_digest(digest)}, "
+                f"{sender.pairs} with digest {format_digest(sender.digest)} arrived"
             )
-        self._epoch_digest[slave] = 0
-        self._epoch_pairs[slave] = 0
-        self._completed[slave] = chunk.epoch
-        self._ended[slave] = chunk.last
+        sender.digest = sender.pairs = 0
+        sender.completed, sender.ended = chunk.epoch, chunk.last
         if chunk.checkpoint:
             self._cuts[chunk.epoch] = chunk.generation
         tally = self._open.setdefault(chunk.generation, Tally())
@@ -203,23 +231,32 @@ class Collector:
             tally.prefill_digest += digest
             return
         tally.digest += digest
+        if chunk.metrics is None or chunk.delay_histogram is None:
+            return  # the first sink has them
+        mean_us, max_us = (float(chunk.metrics[COLUMNS.index(name)]) for name in ("delay_mean_us", "delay_max_us"))
         tally.histogram += chunk.delay_histogram
-        tally.delay_sum_us += self._metric(chunk, "delay_mean_us") * int(chunk.delay_histogram.sum())
-        tally.delay_max_us = max(tally.delay_max_us, self._metric(chunk, "delay_max_us"))
+        tally.delay_sum_us += mean_us * int(chunk.delay_histogram.sum())
+        tally.delay_max_us = max(tally.delay_max_us, max_us)
         self._metrics.append((chunk.generation, chunk.metrics))
-
-    @staticmethod
-    def _metric(chunk: ResultChunk, name: str) -> float:
-        assert chunk.metrics is not None
-        return float(chunk.metrics[COLUMNS.index(name)])
 
     def take_metrics(self) -> list[tuple[int, NDArray[np.float64]]]:
         """Remove and return the metric rows received since the last call, with their generations."""
         rows, self._metrics = self._metrics, []
         return rows
 
+    @staticmethod
+    def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The summary of all sinks together; delays are in the first one's."""
+        history = [summary["history"] for summary in summaries]
+
+        def total(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+            digest = sum(int(part["digest"], 16) for part in parts)
+            return {"count": sum(part["count"] for part in parts), "digest": format_digest(digest)}
+
+        return {**summaries[0], **total(summaries), "history": total(history)}
+
     def summary(self) -> dict[str, Any]:
-        """The collector's part of run.json: count, digest, production delay in seconds (null without results)."""
+        """The sink's part of run.json: count, digest, production delay in seconds (null without results)."""
         tally = self.tally
         delay: dict[str, float | None] = dict.fromkeys(("mean", "p50", "p99", "max"))
         timed = int(tally.histogram.sum())  # unmatched rows have no delay
@@ -231,6 +268,7 @@ class Collector:
                 "max": tally.delay_max_us / 1e6,
             }
         return {
+            "sink": self.number,
             "count": tally.count,
             "digest": format_digest(tally.digest),
             "delay_s": delay,
@@ -239,7 +277,7 @@ class Collector:
         }
 
     def validate(self) -> None:
-        waiting = sum(p for p, prefill in zip(self._epoch_pairs, self._epoch_in_prefill, strict=True) if not prefill)
+        waiting = sum(sender.pairs for sender in self._senders if not sender.in_prefill)
         tally = self.tally
-        assert int(tally.histogram.sum()) + waiting <= tally.count, "collector: more delays than rows"
+        assert self._several or int(tally.histogram.sum()) + waiting <= tally.count, "collector: more delays than rows"
         assert all(epoch > self.committed for epoch in self._missing), "committed too early"

@@ -101,8 +101,8 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Granted:
-    """From an instance to one that sends to it: credit. until_epoch: it takes parts of epochs up to this one. consumed: parts
-    of this sender that it has worked on since the start."""
+    """From a receiver to one that sends to it: credit. until_epoch: it takes parts of epochs up to this one. consumed: parts
+    of this sender that it has worked on since the start. Sinks grant chunks of results, of any epoch."""
 
     until_epoch: int
     consumed: int
@@ -124,7 +124,7 @@ class MeasuringStarted:
 
 @dataclass(frozen=True)
 class PartSaved:
-    """A role's part of a checkpoint is durable. part: `master`, `gateway N`, `collector` or `slave N`. content: ready for JSON.
+    """A role's part of a checkpoint is durable. part: `master`, `gateway N`, `sink N` or `slave N`. content: ready for JSON.
 
     An event for that role, which sends it to the master.
     """
@@ -138,7 +138,7 @@ class PartSaved:
 class CheckpointDurable:
     """From the master: the checkpoint that ends this generation is durable as a whole. stop: the run stops here.
 
-    The collector publishes its results, gateways release the input before it. A slave receives it with `stop` alone.
+    Sinks publish their results, gateways release the input before it. A slave receives it with `stop` alone.
     """
 
     generation: int

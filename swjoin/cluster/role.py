@@ -20,7 +20,24 @@ from swjoin.core.ids import EpochIndex, SlaveId
 
 RoleId = NewType("RoleId", int)
 _KIND = 1 << 24  # the numbers of one kind of role
-MASTER, GATEWAY, COLLECTOR, _SLAVE = RoleId(0), RoleId(_KIND), RoleId(2 * _KIND), 3 * _KIND
+MASTER, GATEWAY, _SINK, _SLAVE = RoleId(0), RoleId(_KIND), 2 * _KIND, 3 * _KIND
+
+
+def sink_role(sink: int) -> RoleId:
+    """The role of the sink of this number."""
+    return RoleId(_SINK + sink)
+
+
+def sink_of(role: RoleId) -> int:
+    """The number of the sink that plays this role."""
+    return role - _SINK
+
+
+def is_sink(role: RoleId) -> bool:
+    return _SINK <= role < _SLAVE
+
+
+COLLECTOR = sink_role(0)  # the first sink, which also takes metrics and production delays
 
 
 def slave_role(slave: int) -> RoleId:

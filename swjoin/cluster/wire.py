@@ -190,7 +190,7 @@ _RESULTS = _Layout(
     (
         *(*_optional(_I, "keys", "left times", "right times"), *_optional(_U, "left ids", "right ids")),
         *(*_rows_of("left "), *_rows_of("right "), *_optional(_I, "partition-groups", "counts"), *_optional(_U, "digests")),
-        *(*_optional(_F, "metrics"), *_optional(_I, "delays"), _Column("edges", _I, 2, True)),
+        *(*_optional(_F, "metrics"), *_optional(_I, "delays"), _Column("edges", _I, 2, True), *_optional(_U, "sent")),
     ),
 )
 _TUPLES = _Layout(TUPLES, "a batch of tuples", 0, (), _tuples_of(""))
@@ -436,7 +436,7 @@ def pack_results(chunk: ResultChunk) -> U8:
     if p is not None:
         pairs = [p.key, p.left_ts, p.right_ts, p.left_id, p.right_id, *_rows_out(p.left_rows), *_rows_out(p.right_rows)]
     results: list[Array | None] = [None] * 3 if r is None else [r.groups, r.counts, r.digests]
-    return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram, chunk.edges])
+    return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram, chunk.edges, chunk.sent])
 
 
 def unpack_results(buffer: U8) -> ResultChunk:
@@ -459,8 +459,10 @@ def unpack_results(buffer: U8) -> ResultChunk:
         raise frame.refuse("negative partition-groups or counts")
     if a[16] is not None and (a[16].shape[1] != 3 or a[16].min(initial=0) < 0):
         raise frame.refuse("edges without rows and bytes")
+    if a[17] is not None and len(a[17]) != 2:
+        raise frame.refuse("neither count nor digest of what was sent")
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
-    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]), a[16])
+    return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]), a[16], a[17])
 
 
 # ---------------------------------------------------------------- control messages
@@ -522,8 +524,8 @@ def _as_tuple(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Format:
-    """How messages of one type travel. tag: between two roles. waits: the sender may wait until the receiver takes it: along
-    the stream, from gateway to slave and from slave to collector, as ranks that wait for each other would wait for ever."""
+    """How messages of one type travel. tag: between two roles. waits: the sender may wait until the receiver takes it: only
+    from gateway to slave, as ranks that wait for each other would wait for ever."""
 
     tag: int
     pack: Callable[[Any], U8]
@@ -533,7 +535,7 @@ class Format:
 
 FORMATS: dict[type, Format] = {
     Delivery: Format(2, pack_delivery, unpack_delivery, waits=True),
-    ResultChunk: Format(3, pack_results, unpack_results, waits=True),
+    ResultChunk: Format(3, pack_results, unpack_results),
     StateChunk: Format(4, pack_state, unpack_state),
     LoadReport: Format(5, pack_loads, unpack_loads),
     **{kind: Format(6 + i, _pack_control, functools.partial(_unpack_control, kind)) for i, kind in enumerate(_SHAPES)},

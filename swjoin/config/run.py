@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from swjoin.config.connectors import FlightConfig, KafkaConfig, KafkaSinkConfig, ServeConfig, SinkConfig, StreamConfig
@@ -106,6 +106,10 @@ class RunConfig:
             check(self.time.model == "event", "time: model arrival needs pace realtime")
             policy = self.on_overload.policy
             check(policy == "block", f"on_overload: {policy} needs pace realtime; in asap pace the source waits for the join")
+        if self.cluster.sinks > 1:
+            sinks = setting("sinks", "cluster: sinks")
+            check(self.sink.kind != "kafka", (sinks, " must be 1 for results that go to Kafka"))
+            check(self.serve.listen is None, (sinks, " must be 1 for results that consumers take over Arrow Flight"))
         if self.measure.prefill_us:
             self._check_prefill()
         if self.reorganization.policy != "none":
@@ -201,6 +205,15 @@ class RunConfig:
     @property
     def query(self) -> QueryConfig:
         return self.queries[0]
+
+    @property
+    def sink_count(self) -> int:
+        """Sinks of the run; one where results are only counted."""
+        return self.cluster.sinks if self.sink.in_files else 1
+
+    def with_sinks(self, count: int) -> RunConfig:
+        """The same run with so many sinks."""
+        return replace(self, cluster=replace(self.cluster, sinks=count))
 
 
 def to_plain(value: Any) -> Any:

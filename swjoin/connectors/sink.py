@@ -48,6 +48,10 @@ class Sink(Protocol):
         """At the start, and after a crash: exactly these files are the results before this generation."""
         ...
 
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        """Complete all files, without giving them their names: those of no sink appear before those of all are whole."""
+        ...
+
     def close(self, whole: dict[str, Any] | None = None) -> None:
         """whole: count, digest and ledger of the result, for the proofs in files."""
         ...
@@ -78,6 +82,9 @@ class CountSink:
     def restore(self, names: Sequence[str], generation: int) -> None:
         """Nothing to restore."""
 
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing to complete."""
+
     def close(self, whole: dict[str, Any] | None = None) -> None:
         """Nothing to close."""
 
@@ -90,16 +97,17 @@ def open_sink(
     target: Path,
     plan: OutputColumns,
     *,
-    directory: bool,
     staged: bool = False,
     resumes: bool = False,
     kafka: KafkaSinkConfig | None = None,
     run_id: str | None = None,
+    share: tuple[int, int] | None = None,
 ) -> Sink:
     """The sink of a run. UserError when `target` cannot be written.
 
     staged: files get their names with checkpoints. resumes: `target` has results from before a crash; `restore` follows.
-    run_id: id of the run, for the proofs in files.
+    run_id: id of the run, for the proofs in files. share: number of this sink, and how many write into the directory `target`;
+    None: `target` is a file.
     """
     if kind in ("count", "flight"):
         return CountSink()
@@ -111,4 +119,4 @@ def open_sink(
 
     if kind == "csv":
         plan.check_text()
-    return FileSink(kind, target, plan, directory=directory, staged=staged, resumes=resumes, run_id=run_id)
+    return FileSink(kind, target, plan, staged=staged, resumes=resumes, run_id=run_id, share=share)

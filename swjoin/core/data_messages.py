@@ -174,11 +174,12 @@ class GroupResults:
 
 @dataclass(frozen=True)
 class ResultChunk:
-    """Slave -> collector: results of one distribution epoch, in chunks bounded by the result buffer.
+    """Slave -> sink: results of one distribution epoch, in chunks bounded by the result buffer.
 
-    pairs: materialised pairs; None with a count sink. final: the epoch is complete at this slave; only final chunks have
-    `results`, `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see
-    `state.delay_histogram`). last: the slave's last chunk of the run.
+    pairs: materialised pairs; None with a count sink. final: the epoch is complete at this slave; only final chunks, and of
+    several sinks only those to the first one, have `results`, `metrics` (float64, see `core.metric_columns.COLUMNS`) and
+    `delay_histogram` (int64, see `state.delay_histogram`). last: the slave's last chunk of the run.
+    sent: of a final chunk to one of several sinks, uint64 (2,): count and digest of the epoch's pairs that went to this sink.
     edges: of an instance of a plan's stage, int64 (n, 3): edge, rows and bytes that it has taken since it was started; with
     `metrics`. served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
     (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.
@@ -198,6 +199,7 @@ class ResultChunk:
     generation: int = 0
     checkpoint: bool = False
     edges: I64 | None = None
+    sent: U64 | None = None
 
 
 @dataclass(frozen=True)

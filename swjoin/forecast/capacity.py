@@ -165,13 +165,15 @@ class Model:
         if mean <= 0:
             raise NotModelledError("the input has no tuples")
         prefill = -(-config.query.bounds.retention_us // t_d) * t_d
+        shared = costs.collector_byte_ns / config.sink_count  # as if one sink wrote as fast as all
+        costs = dataclasses.replace(costs, collector_byte_ns=shared)
         model = TimeConfig(config.time.model if config.pace == "realtime" else "event")
         workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (EPOCHS + 2) * t_d)
         steady = dataclasses.replace(
             config,
             queries=(dataclasses.replace(config.query, how="inner", where=None),),
             pace="realtime",
-            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d),
+            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d, sinks=1),
             workload=workload,
             time=model,
             measure=MeasureConfig(prefill_us=prefill, warm_up_us=2 * t_d),

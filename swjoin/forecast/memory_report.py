@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import slave_role
 from swjoin.config.job import Job
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.open import open_job_sources
@@ -65,15 +67,19 @@ def add_plan(report: dict[str, Any], job: Job) -> None:
         found["payload"]["predicted"] = round(slave.payload_bytes)
         found["buffer"]["predicted"] = round(slave.buffer_bytes)
     memory["master"]["buffer"]["predicted"] = round(estimate.master.buffer_bytes)
-    for rank, growth in zip(memory["ranks"].values(), rank_bytes(estimate, len(memory["ranks"])), strict=True):
+    for rank, growth in zip(
+        memory["ranks"].values(), rank_bytes(estimate, len(memory["ranks"]), job.config.sink_count), strict=True
+    ):
         if rank["start"] is not None:
             rank["predicted"] = rank["start"] + round(growth)
 
 
-def rank_bytes(plan: MemoryEstimate, rank_count: int) -> list[float]:
-    """Growth of each rank: master, collector, slaves; or of the one process. Inactive slaves do not grow."""
-    slaves = [s.nbytes for s in plan.slaves]
+def rank_bytes(plan: MemoryEstimate, rank_count: int, sinks: int = 1) -> list[float]:
+    """Growth of each rank, or of the one process. Inactive slaves do not grow."""
     if rank_count == 1:
-        return [plan.master.nbytes + plan.collector_bytes + sum(slaves)]
-    parts = [plan.master.nbytes, plan.collector_bytes, *slaves]
-    return parts + [0.0] * (rank_count - len(parts))
+        return [plan.master.nbytes + sinks * plan.collector_bytes + sum(s.nbytes for s in plan.slaves)]
+    ranks = RankMap(rank_count, sinks)
+    found = [plan.master.nbytes, *(len(ranks.sinks_of(rank)) * plan.collector_bytes for rank in range(1, rank_count))]
+    for slave in plan.slaves:
+        found[ranks.rank_of(slave_role(slave.slave))] += slave.nbytes
+    return found

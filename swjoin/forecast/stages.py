@@ -257,7 +257,7 @@ class EpochWork:
             chunks += width
         results = epoch_s * flow.out[-1]
         chunks += results / PART_ROWS
-        result_bytes = 0.0 if config.sink.kind == "count" else results * _result_bytes(profile)
+        result_bytes = 0.0 if config.sink.kind == "count" else results * _result_bytes(profile) / config.sink_count
         collector_ns = chunks * (costs.collector_chunk_ns + costs.message_ns) + result_bytes * costs.collector_byte_ns
         groups = config.cluster.partition_count
         active = min(width, config.reorganization.active_slaves) or width

@@ -80,7 +80,7 @@ def forecast(run: SimulatedRun, command: str) -> dict[str, Any]:
             master=run.master.summary(),
             gateways=[run.gateway.summary()],
             slaves=[s.summary() for s in run.slaves],
-            collector=run.collector.summary(),
+            sinks=[run.collector.summary()],
             ranks=[{"rank": i, "host": "simulated", "role": role, "peak_rss_bytes": 0} for i, role in enumerate(roles)],
             wall_s=elapsed_s,
             join_s=elapsed_s,

@@ -442,6 +442,7 @@ class CollectorWatcher:
         if timed:
             delays["all"] |= {"mean": tally.delay_sum_us / timed / 1e6, "max": tally.delay_max_us / 1e6}
         return {
+            "sink": collector.number,
             "at_s": now_s,
             "pairs": tally.count,
             "digest": format_digest(tally.digest),

@@ -21,6 +21,7 @@ import numpy as np
 
 from swjoin.core.batch import I64, STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
+from swjoin.core.join_semantics import format_digest
 
 EVENTS = 100  # that a snapshot has, the newest
 HISTORY_STEP_S, HISTORY_STEPS = 0.5, 1200  # of the time series: ten minutes
@@ -102,7 +103,7 @@ class Board:
         self._start_s = wall_s()
         self._phase = "starting"
         self._master: dict[str, Any] = {}
-        self._collector: dict[str, Any] = {}
+        self._sinks: dict[int, dict[str, Any]] = {}
         self._master_s: float | None = None  # when the sample of the master came
         self._map = _VersionedMap()
         self._hot_keys: dict[str, Any] | None = None
@@ -131,7 +132,7 @@ class Board:
         with self._lock:
             self._phase = phase
             self._forget_rates()
-            self._collector = {}
+            self._sinks.clear()
 
     def set_master(self, view: dict[str, Any], owner: I64) -> None:
         """A sample of the master (`MasterWatcher.sample`). owner: of each partition-group, stage by stage; must not be changed
@@ -145,14 +146,27 @@ class Board:
                 self._series.append(self._point(now_s))
 
     def set_collector(self, view: dict[str, Any]) -> None:
-        """A sample of the collector (`CollectorWatcher.view`)."""
+        """A sample of a sink (`CollectorWatcher.view`); pairs and digests of several sinks are summed up."""
         with self._lock:
-            self._collector = view
+            self._sinks[view["sink"]] = view
+            view = {**self._collector, "at_s": view["at_s"]}
             counts: dict[str, float] = {"pairs": view["pairs"], "history": view["history_pairs"]}
             for slave, row in view["slaves"].items():
                 counts |= {f"{slave} {name}": row[name] for name in _SLAVE_RATES}
             counts |= {f"edge {edge}": rows for edge, (rows, _) in view["edges"].items()}
             self._collector_rates.add(view["at_s"], counts)
+
+    @property
+    def _collector(self) -> dict[str, Any]:
+        """Empty before the first sample."""
+        if not self._sinks:
+            return {}
+        sinks = self._sinks.values()
+        digest = format_digest(sum(int(sink["digest"], 16) for sink in sinks) % 2**64)
+        sums = {name: sum(sink[name] for sink in sinks) for name in ("pairs", "history_pairs")}
+        committed = min(sink["committed_epoch"] for sink in sinks)
+        first = self._sinks.get(0) or next(iter(sinks))
+        return {**first, **sums, "digest": digest, "committed_epoch": committed}
 
     def take_event(self, event: RunEvent) -> None:
         """An event of the run's log (`cluster.master.controller` has the kinds)."""

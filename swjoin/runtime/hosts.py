@@ -30,7 +30,6 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import LoadReport, Report
 from swjoin.cluster.role import (
-    COLLECTOR,
     GATEWAY,
     MASTER,
     BatchRead,
@@ -52,6 +51,7 @@ from swjoin.cluster.role import (
     SourceResumed,
     StopRequested,
     Write,
+    sink_role,
     slave_of,
 )
 from swjoin.config.job import (
@@ -327,13 +327,16 @@ class MasterHost(Host):
             if self._events is not None:
                 self._events.close(resumable=self.checkpointer is not None and not complete)
 
-    def make_collector(self, clock: RunClock) -> CollectorHost:
-        """The collector in the same process."""
-        ingest = self.gateway.ingest
-        role_host = CollectorHost(self.job, self.output_plan(), clock, None if ingest is None else ingest.endpoint)
-        if self.watcher is not None:
-            role_host.send_view = self.watcher.board.set_collector
-        return role_host
+    def make_sinks(self, clock: RunClock, opened: contextlib.ExitStack) -> list[CollectorHost]:
+        """All sinks in the same process, entered into `opened`."""
+        ingest, found = self.gateway.ingest, []
+        for number in range(self.job.config.sink_count):
+            endpoint = None if ingest is None else ingest.endpoint
+            role_host = CollectorHost(self.job, self.output_plan(), clock, endpoint, number)
+            if self.watcher is not None:
+                role_host.send_view = self.watcher.board.set_collector
+            found.append(opened.enter_context(role_host))
+        return found
 
     def open_flight(self) -> None:
         """Let producers and consumers connect; called when sources and results are ready."""
@@ -445,7 +448,7 @@ class MasterHost(Host):
 
 
 class CollectorHost(Host):
-    """The collector with its sink and metrics.
+    """A sink with its files; the first one, the collector, also has the metrics.
 
     Use as a context manager: after an error the result files are `.incomplete`; with checkpoints, the files of complete
     checkpoints remain.
@@ -453,16 +456,20 @@ class CollectorHost(Host):
 
     role: Collector
 
-    def __init__(self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None) -> None:
-        """endpoint: of the master, in one process; without it the collector opens its own if the run serves results."""
-        super().__init__(COLLECTOR)
+    def __init__(
+        self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None, number: int = 0
+    ) -> None:
+        """endpoint: of the master, in one process; without it the collector opens its own if the run serves results. number: of
+        the sink."""
+        super().__init__(sink_role(number))
+        self.number = number
         self.clock = clock
         self.job = job
         self._started = False
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
-        self._sink = open_job_sink(job, plan)
+        self._sink = open_job_sink(job, plan, number)
         self.offered = None if job.config.serve.listen is None else ServedResults(job, plan, self._sink, endpoint)
         if self.offered is not None and self.offered.sink is not None:
             self._sink = self.offered.sink
@@ -498,6 +505,11 @@ class CollectorHost(Host):
             if self.offered is not None:
                 self.offered.close()
 
+    def finish(self) -> None:
+        """Complete all files, before any sink gives its own their names."""
+        if self.job.config.sink_count > 1 and not self.role.stopped:
+            self._sink.finish(self.proof)
+
     def _close(self, error: BaseException | None) -> None:
         if error is not None or self.role.stopped:
             self._give_up(error)
@@ -516,7 +528,7 @@ class CollectorHost(Host):
         """Abort the outputs and write a partial report. Further errors, such as a full disk, do not replace `error`."""
         self._sink.abort(started=self._started)
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
-            if error is not None and self._started:
+            if error is not None and self._started and self.number == 0:
                 publish(self.job, partial_report(self.job, self.summary(), _reason(error, self.job.spelling), self.ranks))
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if self._metrics is not None:
@@ -527,13 +539,16 @@ class CollectorHost(Host):
     ) -> None:
         """Make the collector, from this checkpoint if one is given; the rank's loop starts it. on_saved: receives `PartSaved`,
         which the rank's own thread delivers."""
-        self.role = Collector(slave_count, materialised=self.job.config.sink.kind != "count")
+        config = self.job.config
+        self.role = Collector(
+            slave_count, materialised=config.sink.kind != "count", number=self.number, sink_count=config.sink_count
+        )
         if self._watcher is not None:
             self._watcher.begin()
         if self.checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
-            self._metrics = self.checkpointer.begin(self.role, manifest_name, partial(on_saved, COLLECTOR))
-        elif self.job.run_dir is not None and self._metrics is None:
+            self._metrics = self.checkpointer.begin(self.role, manifest_name, partial(on_saved, self.name))
+        elif self.job.run_dir is not None and self._metrics is None and self.number == 0:
             self._metrics = MetricsFile(self.job.run_dir)
         self._started = True
 

@@ -2,13 +2,14 @@
 
 What: `run_local(job, progress) -> report`.
 Why: a join of two files needs no cluster; the same roles run here, and a message is an object in a queue. Master and
-gateway run in the main thread, every slave and the collector in a thread of its own: kernels, decoding and writing release the
+gateway run in the main thread, every slave and every sink in a thread of its own: kernels, decoding and writing release the
 GIL, so the gateway reads and partitions an epoch while the slaves join the one before.
 Stays out: decisions of the roles; MPI.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import queue
@@ -22,11 +23,10 @@ from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.messages import Message
-from swjoin.cluster.role import COLLECTOR, GATEWAY, MASTER, Received, RoleId
+from swjoin.cluster.role import GATEWAY, MASTER, Received, RoleId
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig
-from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import NotWritten
 from swjoin.core.ids import SlaveId
 from swjoin.core.platforms import core_count
@@ -45,7 +45,6 @@ from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slave_host import SlaveHost
 
 _LOG = logging.getLogger(__name__)
-_RESULT_CHUNKS = 4  # result chunks that may wait for the collector; then the slaves wait
 _MOST_SLAVES = 4
 _WAKE_S = 0.1  # interval at which a waiting thread checks whether the run has failed
 
@@ -91,28 +90,24 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
         f"{cluster.distribution_epoch_us} us" if cluster.distribution_epoch_us else f"{cluster.epoch_tuples} tuples",
     )
     with MasterHost(job, progress) as role_host:
-        opened = time.monotonic()
+        opened_s = time.monotonic()
         gateway = role_host.gateway
         if gateway.instances is None:
             load_gateway_kernels(job.config, gateway.layouts, gateway.progress.compiling)
             load_slave_kernels(job.config, gateway.layouts, gateway.progress.compiling)
         else:
             load_plan_kernels(gateway.instances, gateway.progress.compiling)
-        _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened - started, time.monotonic() - opened)
+        _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened_s - started, time.monotonic() - opened_s)
         clock = RunClock()
-        with role_host.make_collector(clock) as collector, stop_signals(job) as stop_wanted:
+        with contextlib.ExitStack() as opened, stop_signals(job) as stop_wanted:
+            sinks = role_host.make_sinks(clock, opened)
             role_host.stop_wanted = stop_wanted.is_set
-            loop = _LocalLoop(job, role_host, collector, clock, slave_count)
+            loop = _LocalLoop(job, role_host, sinks, clock, slave_count)
             role_host.open_flight()
             process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
             loop.run()
             ended_s = time.monotonic()
-            machine = machine_report(
-                loop.meter.summary(),
-                [],
-                slot_us=gateway.role.slot_us,
-                imitates=job.config.nodes.imitates,
-            )
+            machine = machine_report(loop.meter.summary(), [], slot_us=gateway.role.slot_us, imitates=job.config.nodes.imitates)
             first_s, measured_s = gateway.first_read_s, role_host.measured_s
             join_s = ended_s - started if first_s is None else time.monotonic() - first_s
             report = build_report(
@@ -121,23 +116,25 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
                     master=role_host.role.summary(),
                     gateways=[gateway.role.summary()],
                     slaves=[host.role.summary() for host in loop.slaves],
-                    collector=collector.summary(),
+                    sinks=[sink.summary() for sink in sinks],
                     ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
                     join_s=join_s,
                     restored=loop.restored,
-                    stopped=collector.role.stopped,
+                    stopped=sinks[0].role.stopped,
                     prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
                     machine=machine,
                     columns=role_host.output_columns,
                     plan=gateway.instances,
                 ),
             )
-            if not collector.role.stopped:
+            if not sinks[0].role.stopped:
                 check_ledger(report)
                 if gateway.instances is None:
                     left, right = gateway.sources
                     add_warnings(report, job, (left, right))  # before the result files are closed, which contain them
-                collector.proof = proof_of(report)
+                for sink in sinks:
+                    sink.proof = proof_of(report)
+                    sink.finish()
     report["wall_s"] = time.monotonic() - started
     if report["join_s"] > 0:
         tuples = sum(stream["tuples"] for stream in report["input"].values())
@@ -156,10 +153,6 @@ class _StoppedError(Exception):
 
 class _Inbox(queue.SimpleQueue[Any]):
     """Events for the roles of one thread. None: another thread has ended; an exception: it has failed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.room = threading.Semaphore(_RESULT_CHUNKS)
 
 
 class LocalTransport:
@@ -182,13 +175,7 @@ class LocalTransport:
         return not self.running
 
     def send(self, sender: RoleId, to: RoleId, message: Message) -> None:
-        inbox = self._inboxes[to]
-        if isinstance(message, ResultChunk):
-            before_ns = time.monotonic_ns()
-            while not inbox.room.acquire(timeout=_WAKE_S):
-                self.check()
-            self.meter.communication_us += (time.monotonic_ns() - before_ns) // 1000
-        inbox.put((to, Received(sender, message)))
+        self._inboxes[to].put((to, Received(sender, message)))
 
     def poll(self) -> Addressed | None:
         try:
@@ -218,8 +205,6 @@ class LocalTransport:
         to, event = item
         if isinstance(event, BaseException):
             raise event
-        if isinstance(event, Received) and isinstance(event.message, ResultChunk):
-            self._inbox.room.release()
         return to, event
 
     def check(self) -> None:
@@ -252,8 +237,10 @@ class _RoleThread(threading.Thread):
 class _LocalLoop:
     """All roles of one run, master and gateway in the calling thread."""
 
-    def __init__(self, job: Job, role_host: MasterHost, collector: CollectorHost, clock: RunClock, slave_count: int) -> None:
-        self.role_host, self.collector = role_host, collector
+    def __init__(
+        self, job: Job, role_host: MasterHost, sinks: Sequence[CollectorHost], clock: RunClock, slave_count: int
+    ) -> None:
+        self.role_host, self.sinks = role_host, sinks
         self.meter = RankMeter()
         self._stop = threading.Event()
         config = job.config.fitted_to(slave_count)
@@ -261,14 +248,14 @@ class _LocalLoop:
         self._width = slave_count
         self._slave_hosts = self._make_slaves(config, clock)  # by thread
         self.slaves = sorted((host for hosts in self._slave_hosts for host in hosts), key=lambda host: host.role.id)
-        self._inboxes = {role: _Inbox() for role in (MASTER, COLLECTOR)}
+        self._inboxes = {role: _Inbox() for role in (MASTER, *(sink.name for sink in sinks))}
         self._inboxes[GATEWAY] = self._inboxes[MASTER]
         for hosts in self._slave_hosts:
             self._inboxes |= dict.fromkeys((host.name for host in hosts), _Inbox())
         self._transport = LocalTransport(self._inboxes, MASTER, clock, self._stop, main=True)
         self._main = HostedRoles([role_host, gateway], self._transport)
         role_host.meter = gateway.meter = self.meter
-        threads: list[list[Host]] = [[collector], *(list[Host](hosts) for hosts in self._slave_hosts)]
+        threads = [*(list[Host]([sink]) for sink in sinks), *(list[Host](hosts) for hosts in self._slave_hosts)]
         self._others = [
             HostedRoles(hosts, LocalTransport(self._inboxes, hosts[0].name, clock, self._stop)) for hosts in threads
         ]
@@ -297,7 +284,8 @@ class _LocalLoop:
         role_host, count = self.role_host, self._width
         if role_host.checkpointer is None:
             role_host.make(clock, count)
-            self.collector.make(len(self.slaves))
+            for sink in self.sinks:
+                sink.make(len(self.slaves))
             return None
         folder = role_host.checkpointer.folder
         manifest = folder.newest()
@@ -307,7 +295,8 @@ class _LocalLoop:
         master = role_host.role
         self.resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
         name, owner = role_host.checkpointer.manifest_name, master.controller.map.owner.tolist()
-        self.collector.make(len(self.slaves), name, self._saved)
+        for sink in self.sinks:
+            sink.make(len(self.slaves), name, self._saved)
         try:
             for host in self.slaves:
                 saved = partial(self._saved, host.name)
@@ -326,8 +315,9 @@ class _LocalLoop:
     def run(self) -> None:
         """Run the master until every role has ended. Raises the exception of any role."""
         to_main = self._inboxes[MASTER]
-        threads = [_RoleThread("collector", self._others[0].run, to_main)]
-        for i, (hosts, roles) in enumerate(zip(self._slave_hosts, self._others[1:], strict=True)):
+        sinks = len(self.sinks)
+        threads = [_RoleThread(f"sink {i}", roles.run, to_main) for i, roles in enumerate(self._others[:sinks])]
+        for i, (hosts, roles) in enumerate(zip(self._slave_hosts, self._others[sinks:], strict=True)):
             threads.append(_RoleThread(f"slave {i}", partial(_run_slaves, hosts, roles), to_main))
         self._transport.running = len(threads)
         try:

@@ -32,6 +32,7 @@ from swjoin.cluster.role import (
     WorkDue,
     slave_role,
 )
+from swjoin.cluster.slave.results import receipts
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, unpack_delivery
 from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
@@ -142,7 +143,7 @@ def load_slave_kernels(
         end = END_OF_TIME_US
         delivery = Delivery(QueryId(0), SlaveId(0), EpochIndex(0), end, end, one, counts, counts, batches[0], batches[1], True)
         slave.handle(Received(GATEWAY, unpack_delivery(pack_delivery(delivery))), 0)
-        while not slave.finished:
+        while slave.has_work:
             slave.handle(WorkDue(), 0)
 
 
@@ -166,7 +167,9 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
         while not all(role.finished for role in roles.values()):
             for name, role in roles.items():
                 if isinstance(role, Slave) and role.has_work:
-                    settled(roles, name, role.handle(WorkDue(), 0), 0)
+                    effects = settled(roles, name, role.handle(WorkDue(), 0), 0)
+                    for receipt in receipts(role.results, effects):
+                        role.handle(receipt, 0)
 
 
 def _two_rows_of(source: Source, names: Sequence[str]) -> SourceBatch:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.connectors.output_paths import check_outputs
 from swjoin.core.errors import NotWritten, UserError
@@ -188,7 +189,9 @@ def launch_with_reason(
     replaceable = (None,) if job.resumes else (None, before)
     started = code < 128 or (job.run_dir is not None and (job.run_dir / "metrics").exists())
     if started and code not in (0, 2) and report is not None and _stamp(report) in replaceable:
-        ranks_known = rank_roles(ranks, "" if hostfile is not None or several_hosts() else platform.node())
+        ranks_known = rank_roles(
+            RankMap(ranks, job.config.sink_count), "" if hostfile is not None or several_hosts() else platform.node()
+        )
         with contextlib.suppress(NotWritten):  # the full disk has been reported
             write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))
     return code, failure

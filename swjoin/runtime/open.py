@@ -142,14 +142,14 @@ def plan_output(instances: Instances) -> OutputColumns:
     return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, how)
 
 
-def open_job_sink(job: Job, plan: OutputColumns) -> Sink:
-    """The sink of a job. UserError when the target cannot be written."""
+def open_job_sink(job: Job, plan: OutputColumns, number: int = 0) -> Sink:
+    """The sink of this number of a job. UserError when the target cannot be written."""
     from swjoin.connectors.sink import open_sink
 
     staged = job.checkpoints is not None
     sink, target = job.config.sink, job.target or Path()
     more: dict[str, Any] = {"staged": staged, "resumes": job.resumes, "kafka": sink.kafka, "run_id": job.run_id}
-    return open_sink(sink.kind, target, plan, directory=job.directory, **more)
+    return open_sink(sink.kind, target, plan, share=(number, job.config.sink_count) if job.directory else None, **more)
 
 
 def open_spill(job: Job) -> SpillFolder | None:

@@ -16,7 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from swjoin.checkpoint.store import Manifest
+from swjoin.cluster.collector import Collector
 from swjoin.cluster.instances import Instances
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.run_folder import FORMAT
@@ -45,7 +47,7 @@ def versions() -> dict[str, str]:
 class RunOutcome:
     """Summaries of a run, from its roles and ranks.
 
-    master, gateways, slaves, collector: summaries of the roles, in the order of their numbers. ranks: one {rank, host, role,
+    master, gateways, slaves, sinks: summaries of the roles, in the order of their numbers. ranks: one {rank, host, role,
     start_rss_bytes, peak_rss_bytes} each. prefill_s: duration of the prefill, if there was one. machine: see
     `monitor.host_load`. restored: the checkpoint from which these slaves continued. recoveries: after deaths of slaves.
     stopped: with a checkpoint, before the end. columns: of the result rows; None when results are only counted. plan: of a
@@ -55,7 +57,7 @@ class RunOutcome:
     master: dict[str, Any]
     gateways: list[dict[str, Any]]
     slaves: list[dict[str, Any]]
-    collector: dict[str, Any]
+    sinks: list[dict[str, Any]]
     ranks: list[dict[str, Any]]
     wall_s: float = 0.0
     join_s: float = 0.0
@@ -66,6 +68,11 @@ class RunOutcome:
     stopped: bool = False
     columns: list[str] | None = None
     plan: Instances | None = None
+
+    @property
+    def collector(self) -> dict[str, Any]:
+        """All sinks together."""
+        return Collector.merged(self.sinks)
 
     def sum(self, field: str) -> int:
         """The sum of a field over all slaves."""
@@ -107,6 +114,7 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         "late": {name: counts.late for name, counts in streams.items()},
         "shed": {name: counts.shed for name, counts in streams.items()},
         "results": results,
+        "sinks": [{name: sink[name] for name in ("sink", "count", "digest")} for sink in outcome.sinks],
         **more,
         "warnings": [],
         "prefill": {"pairs": prefill["count"], "digest": prefill["digest"], "s": outcome.prefill_s}
@@ -201,10 +209,9 @@ def _overload(summary: dict[str, Any], collected: int) -> dict[str, Any]:
     return {**summary, "recall_estimate": None if whole is None else collected / whole if whole else 1.0}
 
 
-def rank_roles(size: int, host: str = "") -> dict[str, dict[str, str]]:
+def rank_roles(roles: RankMap, host: str = "") -> dict[str, dict[str, str]]:
     """`ranks` of a report without the summaries of the ranks: their roles, and their host if all have the same."""
-    names = ["master", "collector", *(f"slave {i}" for i in range(size - 2))]
-    return {str(rank): {"host": host, "role": role} for rank, role in enumerate(names)}
+    return {str(rank): {"host": host, "role": role} for rank, role in enumerate(roles.names)}
 
 
 def partial_report(job: Job, collector: dict[str, Any], failure: str, ranks: dict[str, dict[str, str]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from swjoin.cluster.collector import Collector, Tally
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.messages import CheckpointDurable, PartSaved
-from swjoin.cluster.role import COLLECTOR, GATEWAY, CheckpointCompleted, CompleteCheckpoint, Send
+from swjoin.cluster.role import COLLECTOR, GATEWAY, CheckpointCompleted, CompleteCheckpoint, Send, sink_role
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import CheckpointConfig, QueryConfig
@@ -175,8 +175,10 @@ def test_results_after_the_checkpoint_that_stay_are_caught(monkeypatch: pytest.M
 
 
 def test_a_collector_that_forgets_what_it_had_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def restore(self: Collector, plain: dict[str, Any]) -> None:
-        self.committed = EpochIndex(plain["epoch"])
+    def restore(self: Collector, epoch: int, states: Sequence[dict[str, Any]]) -> None:
+        self.committed = EpochIndex(epoch)
+        for sender in self._senders:
+            sender.completed = epoch
 
     monkeypatch.setattr(Collector, "restore", restore)
     assert _caught(1) == 1
@@ -213,7 +215,7 @@ def test_a_cut_through_moves_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_checkpoint_is_completed_with_its_last_part() -> None:
-    checkpoints = Checkpoints(CheckpointConfig(epochs=3), 2)
+    checkpoints = Checkpoints(CheckpointConfig(epochs=3), 2, 2)
     assert [checkpoints.due(epoch, 0) for epoch in range(4)] == [False, False, True, True]
     checkpoints.begin(EpochIndex(2), 100)
     assert not checkpoints.due(9, 0), "one is under way"
@@ -225,12 +227,13 @@ def test_a_checkpoint_is_completed_with_its_last_part() -> None:
     assert checkpoints.saved(PartSaved(0, "master", {})) == []
     assert checkpoints.saved(PartSaved(0, "gateway 0", {})) == []
     with pytest.raises(AssertionError, match="saved its part of generation 1, which is not expected"):
-        checkpoints.saved(PartSaved(1, "collector", {}))
-    (command,) = checkpoints.saved(PartSaved(0, "collector", {}))
+        checkpoints.saved(PartSaved(1, "sink 0", {}))
+    assert checkpoints.saved(PartSaved(0, "sink 1", {})) == []
+    (command,) = checkpoints.saved(PartSaved(0, "sink 0", {}))
     assert isinstance(command, CompleteCheckpoint)
     assert (command.generation, command.epoch, command.clock_us, command.alive_us) == (0, 2, 100, (5, 7))
     assert checkpoints.complete(CheckpointCompleted(0, 42), 350) == [
-        Send(to, CheckpointDurable(0, False)) for to in (GATEWAY, COLLECTOR)
+        Send(to, CheckpointDurable(0, False)) for to in (GATEWAY, COLLECTOR, sink_role(1))
     ]
     assert checkpoints.summary() == {"completed": 1, "last_s": 250e-6, "longest_s": 250e-6, "bytes": 42}
     assert [checkpoints.due(epoch, 0) for epoch in (4, 5)] == [False, True]
@@ -268,7 +271,8 @@ def test_known_cases_in_pieces(index: int, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("swjoin.connectors.files.source.BATCH_ROWS", 40)
     config = load_config(case.write(tmp_path, **moving(case), checkpoint={"epochs": 1}))
     config = config.fitted_to(1)
-    report = _in_pieces(config, tmp_path / "run", monkeypatch, [3, 1, 4], [3 + index % 5, 4])
+    sinks = [1 + index % 3, 1 + index % 2, 1 + index % 4]
+    report = _in_pieces(config, tmp_path / "run", monkeypatch, [3, 1, 4], [3 + index % 5, 4], sinks)
     assert report["complete"]
     assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
     assert report["ledger"]["balanced"]
@@ -315,7 +319,7 @@ def test_strings_late_rows_and_files_in_pieces(kind: str, tmp_path: Path, monkey
     config = config_from_plain(_strings(tmp_path, kind))
     _stopping(monkeypatch, 10**9)
     whole = _run(config, tmp_path / "whole", 2)
-    report = _in_pieces(config, tmp_path / "run", monkeypatch, [2, 1, 3, 2], [30, 25, 25])
+    report = _in_pieces(config, tmp_path / "run", monkeypatch, [2, 1, 3, 2], [30, 25, 25], [1, 3, 2, 4])
     assert report["checkpoints"]["resumed_from"] is not None
     for name in ("results", "late", "input", "joined"):
         assert report[name] == whole[name], name
@@ -430,10 +434,10 @@ def test_a_corrupt_checkpoint_is_refused_with_its_place(what: str, how: str, sto
 
 def test_a_checkpoint_of_an_older_format_is_refused(stopped: tuple[Any, Path], swjoin: Any) -> None:
     newest = CheckpointStore(stopped[1] / "checkpoints", {}).manifests()[-1]
-    newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 7}))
+    newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 8}))
     outcome = swjoin("run", "--resume", stopped[1])
     assert (outcome.code, len(outcome.err)) == (2, 1)
-    assert f"{newest.name}: a checkpoint of format 7; this version reads format 8: resume with the version" in outcome.err[0]
+    assert f"{newest.name}: a checkpoint of format 8; this version reads format 9: resume with the version" in outcome.err[0]
 
 
 def test_records_come_back_or_are_refused(tmp_path: Path) -> None:
@@ -512,7 +516,7 @@ def test_the_gateways_part_comes_back(tmp_path: Path) -> None:
     slave = {"joined": [3, 4], "produced": 5, "times_us": [6, 7], "segment": None}
     collected = {"results": [], "metrics": [0, 0], "state": {"epoch": 4, "tally": Tally().to_plain()}}
     parts: dict[str, Any] = {"master": {"state": {"controller": {"owner": [0, 1]}}}, "gateway 0": done[0].content}
-    parts |= {"collector": collected, "slave 0": slave, "slave 1": slave}
+    parts |= {"sink 0": collected, "slave 0": slave, "slave 1": slave}
     folder.complete(CompleteCheckpoint(0, EpochIndex(4), 77, (1, 2), parts))
     folder.end()
     assert not [event for event in done if isinstance(event, BaseException)]
@@ -552,7 +556,7 @@ def test_what_a_partition_group_has_been_joined_up_to_never_falls(tmp_path: Path
         parts: dict[str, Any] = {
             "master": {"state": {"controller": {"owner": owner}}},
             "gateway 0": {"state": {}, **extra},
-            "collector": {**collected, "state": state},
+            "sink 0": {**collected, "state": state},
         }
         for slave, until_us in enumerate(times_us):
             parts[f"slave {slave}"] = {"joined": [0, 0], "produced": 0, "times_us": until_us, "segment": None}

@@ -13,6 +13,7 @@ import pytest
 
 from swjoin.cli.explain import SECTIONS, Setting, diagram, explain
 from swjoin.cli.explain import setting_of as setting_of_job
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import FlightConfig, QueryConfig, RunConfig, ServeConfig, StreamConfig, TimeConfig
@@ -22,7 +23,8 @@ SHIPPED = sorted((ROOT / "mpi_configs").glob("*.yaml"))
 
 
 def setting_of(config: RunConfig, slaves: int, *, in_process: bool) -> Setting:
-    return setting_of_job(Job(config, None, False, None, None, "explain"), slaves, in_process=in_process)
+    ranks = None if in_process else RankMap.of_width(slaves, config.sink_count)
+    return setting_of_job(Job(config, None, False, None, None, "explain"), slaves, ranks)
 
 
 def said(slaves: int = 3, *, in_process: bool = False, **sections: Any) -> dict[str, str]:
@@ -145,7 +147,7 @@ def test_sources_and_sections_that_came_later_are_told_as_they_are_spelled() -> 
 def test_diagrams_of_one_two_and_many_slaves() -> None:
     config = config_from_plain({"join": {"within": "1s"}})
     for slaves, lines in ((1, 2), (2, 2), (3, 3), (4, 4), (40, 4)):
-        drawn = diagram(Setting(config, slaves, False))
+        drawn = diagram(Setting(config, slaves, RankMap(slaves + 2)))
         assert len(drawn) == lines
         assert "master" in "".join(drawn)
         assert f"{slaves + 1} slave {slaves - 1}" in "".join(drawn)

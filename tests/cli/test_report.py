@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import to_plain
@@ -120,7 +121,9 @@ def test_a_failed_run_says_why(swjoin: Any, tmp_path: Path) -> None:
     config = config_from_plain({"join": {"within": "1s"}, "sink": {"kind": "count"}})
     job = Job(config, None, True, tmp_path / "run", None, "swjoin run <config>")
     (tmp_path / "run").mkdir()
-    report = partial_report(job, {"count": 5, "digest": "00ff"}, "rank 2: no room <on> the disk & so on", rank_roles(3))
+    report = partial_report(
+        job, {"count": 5, "digest": "00ff"}, "rank 2: no room <on> the disk & so on", rank_roles(RankMap(3))
+    )
     (tmp_path / "run" / "run.json").write_text(json.dumps(report))
     page = reported(swjoin, tmp_path / "run", tmp_path / "out.html")
     assert page.verdict == "verdict bad"

@@ -104,7 +104,7 @@ def test_round_trip() -> None:
 
 
 def test_a_chunk_without_rows_is_of_no_side() -> None:
-    nothing: list[None] = [None] * 17
+    nothing: list[None] = [None] * 18
     unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, BOTH, 0], nothing))
     with pytest.raises(RunFailed, match="rows of side 1: none"):
         unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, RIGHT, 0], nothing))

@@ -25,7 +25,7 @@ COMMANDS = [
     "--on k --left-time a --right-time b --within 1s --left-time-unit s --right-time-unit us --assume-timezone Europe/Berlin",
     "--on k --left-time a --right-time b --within 1s --max-out-of-order 10s --late drop --epoch 250ms --theta 64KB --memory 4G",
     "--on k --left-time a --right-time b --lower -1s --upper 1s --exclusive lower,upper",
-    "--on k --left-time a --right-time b --within 1s --partitions 30 --communication synchronous",
+    "--on k --left-time a --right-time b --within 1s --partitions 30 --communication synchronous --sinks 3",
     "--on k --left-time a --right-time b --within 1s --sort",
     "--on k --left-time a --right-time b --within 1s --csv delimiter=;",
     "--on k --left-time a --right-time b --within 1s --left-csv delimiter=| --right-csv encoding=latin-1",
@@ -46,7 +46,7 @@ def given(command: str) -> dict[str, Any]:
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("where", ["join", "top", "set"])
 def test_options_mean_in_a_file_what_they_mean_to_the_command(command: str, where: str, tmp_path: Path) -> None:
-    expected = join_config(build_parser().parse_args(["join", "l.csv", "r.csv", "-o", "count", *command.split()]))
+    expected = join_config(build_parser().parse_args(["join", "l.csv", "r.csv", "-o", "o.csv", *command.split()]))
     options, paths = given(command), {"left": {"path": "l.csv"}, "right": {"path": "r.csv"}}
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({**paths, "join": options} if where == "join" else {**paths, **options}))
@@ -60,6 +60,7 @@ def test_options_mean_in_a_file_what_they_mean_to_the_command(command: str, wher
         ("epoch", "cluster", "distribution_epoch_us"),
         ("partitions", "cluster", "partition_count"),
         ("communication", "cluster", "communication"),
+        ("sinks", "cluster", "sinks"),
         ("theta", "module", "theta_bytes"),
         ("memory", "module", "window_bytes"),
     ):

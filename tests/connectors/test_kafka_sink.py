@@ -60,7 +60,7 @@ def sink_of(
     cluster: MockCluster, topic: str, folder: Path, *, form: Any = "json", staged: bool = False, resumes: bool = False
 ) -> KafkaSink:
     config = KafkaSinkConfig(cluster.servers, topic, form)
-    sink = open_sink("kafka", folder, PLAN, directory=True, staged=staged, resumes=resumes, kafka=config)
+    sink = open_sink("kafka", folder, PLAN, staged=staged, resumes=resumes, kafka=config)
     assert isinstance(sink, KafkaSink)
     return sink
 

@@ -85,7 +85,7 @@ def _read_alone(folder: Path) -> None:
     checkpoints.read_gateway(manifest)
     marks = {"keys.lengths": gateway["keys"][1], "keys.bytes": gateway["keys"][2]} if gateway["keys"][0] else {}
     marks |= {"late.rows": gateway["late"]} if job.config.time.late == "side" else {}
-    for name, mark in {**marks, "metrics.rows": manifest.plain["collector"]["metrics"]}.items():
+    for name, mark in {**marks, "metrics.rows": manifest.plain["sinks"][0]["metrics"]}.items():
         AppendedFile(checkpoints.path / name, mark).close()
     for _ in replay(checkpoints.path, manifest.segments, owned, manifest.alive_us):
         pass
@@ -207,6 +207,7 @@ class CheckpointTarget:
                 "inputs",
                 "slave",
                 "collector",
+                "sink",
                 "master",
                 "gateway",
                 "ledger",
@@ -263,7 +264,7 @@ class CheckpointTarget:
 
     def _spoil_manifest(self, random: Random, stopped: _Stopped) -> str:
         plain = json.loads(stopped.newest.read_text())
-        section = random.choice(("", "master", "gateways", "collector", "segments", "config", ""))
+        section = random.choice(("", "master", "gateways", "sinks", "segments", "config", ""))
         if section and plain[section]:
             plain[section] = spoil_plain(random, plain[section])
         else:
@@ -307,7 +308,7 @@ class CheckpointTarget:
     def _spoil_appended(self, random: Random, stopped: _Stopped) -> str:
         """A file that grows, with the right length and checksum in the manifest."""
         plain = json.loads(stopped.newest.read_text())
-        marks = {"metrics.rows": plain["collector"]["metrics"], "late.rows": plain["gateways"][0]["late"]}
+        marks = {"metrics.rows": plain["sinks"][0]["metrics"], "late.rows": plain["gateways"][0]["late"]}
         marks |= {"keys.lengths": plain["gateways"][0]["keys"][1], "keys.bytes": plain["gateways"][0]["keys"][2]}
         name = random.choice([n for n in marks if (self.case / "checkpoints" / n).exists()])
         path = self.case / "checkpoints" / name

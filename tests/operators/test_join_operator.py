@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from swjoin.cluster.role import MASTER, Received, Send, WorkDue
+from swjoin.cluster.slave.results import receipts
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.loader import config_from_plain
 from swjoin.core.batch import I64, TupleBatch
@@ -136,7 +137,10 @@ def _run(slave: Slave, epochs: range) -> tuple[int, int]:
         left, right, times = DELIVERIES[epoch]
         slave.handle(Received(MASTER, delivery(epoch, left, right, times, 4, BOTH)), epoch)
         while slave.has_work:
-            for effect in slave.handle(WorkDue(), epoch):
+            effects = slave.handle(WorkDue(), epoch)
+            for receipt in receipts(slave.results, effects):
+                slave.handle(receipt, epoch)
+            for effect in effects:
                 slave.validate()
                 if isinstance(effect, Send) and isinstance(effect.message, ResultChunk) and effect.message.results is not None:
                     count += int(effect.message.results.counts.sum())

@@ -336,8 +336,8 @@ def test_forged_manifests_end_in_a_refusal(tmp_path: Path) -> None:
     forgeries: list[tuple[str, Any]] = [
         ("gateways.0.state.gateway.boundary_us", 1 << 62),
         ("gateways.0.keys", None),
-        ("collector.state.tally.count", {}),
-        ("collector.results", ["../../x.parquet"]),
+        ("sinks.0.state.tally.count", {}),
+        ("sinks.0.results", ["../../x.parquet"]),
         ("segments", [{"name": "segment-1.log"}]),
         ("alive_us", [0]),
     ]

@@ -11,6 +11,7 @@ from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.gateway import SLOT, Gateway
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import CheckpointDurable, MeasuringStarted, PartSaved, Report, StateRequest
+from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import (
     COLLECTOR,
     GATEWAY,
@@ -25,7 +26,10 @@ from swjoin.cluster.role import (
     TimerFired,
     UnexpectedEventError,
     UnknownEffectError,
+    is_sink,
     is_slave,
+    sink_of,
+    sink_role,
     slave_of,
     slave_role,
 )
@@ -35,7 +39,6 @@ from swjoin.core.batch import LEFT, SourceBatch
 from swjoin.core.ids import SlaveId
 from swjoin.monitor.host_load import RankMeter
 from swjoin.runtime.host import Host, Timers
-from swjoin.runtime.mpi.transport import rank_of
 from tests.support.effects import sent
 
 
@@ -168,8 +171,27 @@ def test_events_for_another_role_are_refused() -> None:
 
 
 def test_ranks_of_roles() -> None:
-    roles = (MASTER, GATEWAY, COLLECTOR, slave_role(0), slave_role(7))
-    assert len(set(roles)) == 5
-    assert [rank_of(role, 8) for role in roles] == [0, 0, 1, 2, 9]
-    assert [is_slave(role) for role in roles] == [False, False, False, True, True]
+    roles = (MASTER, GATEWAY, COLLECTOR, sink_role(3), slave_role(0), slave_role(7))
+    assert len(set(roles)) == 6
+    assert [RankMap(10).rank_of(role) for role in roles if role != sink_role(3)] == [0, 0, 1, 2, 9]
+    assert [is_slave(role) for role in roles] == [False, False, False, False, True, True]
+    assert [is_sink(role) for role in roles] == [False, False, True, True, False, False]
     assert slave_of(slave_role(7)) == 7
+    assert sink_of(sink_role(3)) == 3
+
+
+@pytest.mark.parametrize("sinks", range(1, 7))
+@pytest.mark.parametrize("size", range(3, 12))
+def test_every_role_has_one_rank(size: int, sinks: int) -> None:
+    ranks = RankMap(size, sinks)
+    assert ranks.slave_ranks >= min(2, size - 2)
+    assert [rank for rank in range(size) if ranks.slave_of(rank) is not None] == list(range(2, 2 + ranks.slave_ranks))
+    for slave in range(3 * ranks.slave_ranks):  # of a plan with three stages
+        assert ranks.slave_of(ranks.rank_of(slave_role(slave))) == slave % ranks.slave_ranks
+    for sink in range(sinks):
+        assert [rank for rank in range(size) if sink in ranks.sinks_of(rank)] == [ranks.rank_of(sink_role(sink))]
+    assert ranks.rank_of(COLLECTOR) == 1
+    shared = [rank for rank in range(2, 2 + ranks.slave_ranks) if ranks.sinks_of(rank)]
+    assert not shared or ranks.slave_ranks <= 2, "a sink shares a rank with instances though more than two have them"
+    assert len(set(ranks.names)) == size
+    assert RankMap.of_width(ranks.slave_ranks, sinks).slave_ranks == ranks.slave_ranks

@@ -43,6 +43,11 @@ def _ranks_for(index: int) -> int:
     return RANKS[index % len(RANKS)]
 
 
+def _sinks_for(case: Case) -> int:
+    """Of cases that write results, two of three have several sinks; of 7 ranks some have a rank of their own."""
+    return 1 if case.settings.get("sink", {}).get("kind") == "count" else 1 + CASES.index(case) // len(RANKS) % 3
+
+
 Played = Callable[[int, str], dict[str, Any]]
 
 
@@ -57,7 +62,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         configs = {}
         for case in (CASES[i] for i in range(len(CASES)) if _ranks_for(i) == ranks):
             (folder / case.name).mkdir()
-            configs[case.name] = case.write(folder / case.name, **(moving(case) if ranks > 3 else {}))
+            sections = moving(case) if ranks > 3 else {}
+            sections["cluster"] = {**sections.get("cluster", {}), "sinks": _sinks_for(case)}
+            configs[case.name] = case.write(folder / case.name, **sections)
         (folder / "realtime").mkdir()
         configs["realtime"] = CASES[0].write(
             folder / "realtime", pace="realtime", cluster={"distribution_epoch_us": 20_000}, sink={"kind": "count"}
@@ -87,6 +94,8 @@ def test_known_cases(index: int, played: Played) -> None:
     assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
     assert report["ledger"]["balanced"]
     assert len(report["ranks"]) == _ranks_for(index)
+    assert len(report["sinks"]) == _sinks_for(case)
+    assert sum(sink["count"] for sink in report["sinks"]) == report["results"]["count"]
 
 
 @pytest.mark.parametrize("ranks", [_together(n, n, str(n)) for n in RANKS])

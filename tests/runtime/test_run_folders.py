@@ -28,6 +28,7 @@ import pytest
 
 import swjoin as sj
 from swjoin.cli.main import main
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import to_plain
@@ -304,7 +305,7 @@ def test_half_a_surrogate_pair_in_the_verification(finished: Path, tmp_path: Pat
 def failed(folder: Path, count: int | None, ranks: int | None) -> None:
     folder.mkdir()
     job = Job(config_from_plain(PLAIN), folder / "results", True, folder, None, "swjoin run c.yaml")
-    known = rank_roles(ranks) if ranks else {"0": {"host": "here", "role": "in-process"}}
+    known = rank_roles(RankMap(ranks)) if ranks else {"0": {"host": "here", "role": "in-process"}}
     digest = None if count is None else "0" * 16
     report = partial_report(job, {"count": count, "digest": digest}, "stopped by SIGTERM", known)
     (folder / "run.json").write_text(json.dumps(report))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,19 @@ def _run(config: Any, out: Path, slaves: int, *, resumes: bool = False) -> dict[
     return in_process.run_local(Job(config, target, True, out, None, "test", resumes), False, slaves)
 
 
-def _in_pieces(config: Any, out: Path, monkeypatch: pytest.MonkeyPatch, slaves: list[int], times: list[int]) -> dict[str, Any]:
-    """Stop again and again, each time going on with another number of slaves; the last time to the end."""
+def _in_pieces(
+    config: Any,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slaves: list[int],
+    times: list[int],
+    sinks: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Stop again and again, each time going on with other numbers of slaves and sinks; the last time to the end."""
     report: dict[str, Any] = {"complete": False}
     for i, (count, after) in enumerate(zip(slaves, [*times, 10**9], strict=True)):
         _stopping(monkeypatch, after)
-        report = _run(config, out, count, resumes=i > 0)
+        report = _run(config if sinks is None else config.with_sinks(sinks[i]), out, count, resumes=i > 0)
         if report["complete"]:
             break
         assert report["resumable"]

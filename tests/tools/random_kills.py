@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workloads.expected_results import digest_of_files
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.generator.bmodel import slot_count, slot_tuples
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
@@ -91,6 +92,11 @@ class FaultScenario:
         if random_last.random() < 0.25:
             del plain["join"]["within"]
             plain["join"]["last"] = random_last.choice([20, 300, 3000], 2).tolist()
+        sinks = int(np.random.default_rng([seed, 9]).choice([1, 1, 2, 3]))
+        plain["cluster"]["sinks"] = sinks if plain["sink"]["kind"] != "count" else 1
+        if plain["reorganization"]["active_slaves"]:  # a sink may have a rank of its own
+            width = RankMap(ranks, plain["cluster"]["sinks"]).slave_ranks
+            plain["reorganization"]["active_slaves"] = min(plain["reorganization"]["active_slaves"], width)
         return FaultScenario(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
 
     def expected(self) -> tuple[int, str]:

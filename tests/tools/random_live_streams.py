@@ -134,7 +134,7 @@ class LiveSimulation(Simulation):
 def live_scenario(seed: int) -> Scenario:
     """As `Scenario.draw`, with streams that are pushed; every other one in realtime pace."""
     scenario = Scenario.draw(seed)
-    config = scenario.config
+    config = scenario.config.with_sinks(1)
     stream = StreamConfig(flight=FlightConfig(), schema="key: int64, ts: int64", time_unit="us")
     changes: dict[str, Any] = {"left": stream, "right": stream, "serve": ServeConfig(listen="127.0.0.1:0")}
     changes["measure"] = dataclasses.replace(config.measure, prefill_us=0)

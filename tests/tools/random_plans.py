@@ -81,7 +81,7 @@ class PlanScenario:
             most, domain = most // 2, domain * 4
 
     def with_events(self) -> PlanScenario:
-        """The same, in many cases with moves and resizes, and with checkpoints and crashes."""
+        """The same, in many cases with moves and resizes, with checkpoints and crashes, and with several sinks."""
         random = np.random.default_rng([self.seed, 21])
         plain: dict[str, Any] = to_plain(self.config)
         epoch_us, batch_rows, width = self.config.cluster.distribution_epoch_us, self.batch_rows, self.width
@@ -114,7 +114,9 @@ class PlanScenario:
             crashes.append((min(crashes)[0] + int(random.integers(1, 20)), int(random.integers(1, 4))))
         if plain["reorganization"]["policy"] == "random" and random.random() < 0.15:
             plain["reorganization"]["policy"] = "balanced"
-        return replace(self, config=config_from_plain(plain), crashes=tuple(crashes), width=width, batch_rows=batch_rows)
+        sinks = int(np.random.default_rng([self.seed, 22]).choice([1, 1, 2, 3]))
+        config = config_from_plain(plain).with_sinks(sinks)
+        return replace(self, config=config, crashes=tuple(crashes), width=width, batch_rows=batch_rows)
 
     def good_rows(self) -> dict[str, list[Row]]:
         """The rows of every source that take part: with a time, and not late."""

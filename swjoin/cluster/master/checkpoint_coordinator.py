@@ -16,7 +16,17 @@ from __future__ import annotations
 from typing import Any
 
 from swjoin.cluster.messages import CheckpointDurable, PartSaved
-from swjoin.cluster.role import COLLECTOR, GATEWAY, CheckpointCompleted, CompleteCheckpoint, Effect, Send, slave_role
+from swjoin.cluster.role import (
+    GATEWAY,
+    MASTER,
+    CheckpointCompleted,
+    CompleteCheckpoint,
+    Effect,
+    Send,
+    is_slave,
+    sink_role,
+    slave_role,
+)
 from swjoin.config.run import CheckpointConfig
 from swjoin.core.ids import EpochIndex
 
@@ -24,7 +34,7 @@ from swjoin.core.ids import EpochIndex
 class Checkpoints:
     """The checkpoints of one run. generation: count of cuts so far; a label of deliveries, results and files."""
 
-    def __init__(self, config: CheckpointConfig, slave_count: int) -> None:
+    def __init__(self, config: CheckpointConfig, slave_count: int, sink_count: int = 1) -> None:
         self.generation = 0
         self.completed = 0
         self.stopping = False  # the run shall stop with a checkpoint
@@ -34,7 +44,9 @@ class Checkpoints:
         self.durations_us: list[int] = []
         self.nbytes = 0
         self._config = config
-        self._expected_parts = {"master", "gateway 0", "collector", *(f"slave {s}" for s in range(slave_count))}
+        self._expected_parts = {"master": MASTER, "gateway 0": GATEWAY}
+        self._expected_parts |= {f"sink {s}": sink_role(s) for s in range(sink_count)}
+        self._expected_parts |= {f"slave {s}": slave_role(s) for s in range(slave_count)}
         self._parts: dict[str, dict[str, Any]] | None = None  # None: none is under way
         self._ending = -1  # the generation that ends with the one under way
         self._started_us = 0
@@ -53,7 +65,7 @@ class Checkpoints:
     @property
     def being_joined(self) -> bool:
         """Whether some slave may not have joined all deliveries before the cut."""
-        return self._parts is not None and any(p.startswith("slave") for p in self._expected_parts - self._parts.keys())
+        return self._parts is not None and any(p.startswith("slave") for p in self._expected_parts.keys() - self._parts.keys())
 
     @property
     def run_may_end(self) -> bool:
@@ -92,7 +104,7 @@ class Checkpoints:
         if self._parts is None or part.generation != self._ending or part.part not in self._expected_parts:
             raise AssertionError(f"{part.part} saved its part of generation {part.generation}, which is not expected")
         self._parts[part.part] = part.content
-        if self._parts.keys() != self._expected_parts:
+        if self._parts.keys() != self._expected_parts.keys():
             return []
         epoch = EpochIndex(self._start_epoch)
         return [CompleteCheckpoint(part.generation, epoch, self._started_us, self._alive_us, self._parts)]
@@ -105,8 +117,8 @@ class Checkpoints:
         self.durations_us.append(now_us - self._started_us)
         self.nbytes = event.nbytes
         durable = CheckpointDurable(event.generation, self.stopped)
-        slaves = range(len(self._expected_parts) - 3) if self.stopped else ()
-        return [Send(to, durable) for to in (GATEWAY, COLLECTOR, *map(slave_role, slaves))]
+        roles = self._expected_parts.values()
+        return [Send(to, durable) for to in roles if to != MASTER and (self.stopped or not is_slave(to))]
 
     # ------------------------------------------------------------ after a recovery
 
@@ -125,5 +137,5 @@ class Checkpoints:
         }
 
     def validate(self) -> None:
-        assert self._parts is None or self._parts.keys() <= self._expected_parts, "an unexpected part"
+        assert self._parts is None or self._parts.keys() <= self._expected_parts.keys(), "an unexpected part"
         assert self.completed <= self.generation, "more checkpoints completed than started"

@@ -28,7 +28,6 @@ from swjoin.cluster.messages import (
     StopReading,
 )
 from swjoin.cluster.role import (
-    COLLECTOR,
     GATEWAY,
     CheckpointCompleted,
     Effect,
@@ -43,6 +42,7 @@ from swjoin.cluster.role import (
     Snapshot,
     StopRequested,
     UnexpectedEventError,
+    sink_role,
     slave_of,
     slave_role,
 )
@@ -65,7 +65,7 @@ class Master:
         self._of_plan = stage_count is not None
         self._width = slave_count // (stage_count or 1)
         self.controllers = [Controller(config, self._width, stage, stage_count or 1) for stage in range(stage_count or 1)]
-        self.checkpoints = Checkpoints(config.checkpoint, slave_count)
+        self.checkpoints = Checkpoints(config.checkpoint, slave_count, config.sink_count)
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
         self._gateways: tuple[RoleId, ...] = (GATEWAY,)
@@ -242,7 +242,8 @@ class Master:
         self.phases.enter(Phase.RUNNING)
         clock_us = self.config.measure.prefill_us
         self.controller.begin_measuring(self.epoch + 1, clock_us)
-        others = [*self._gateways, COLLECTOR, *(slave_role(s) for s in range(self.slave_count))]
+        sinks = map(sink_role, range(self.config.sink_count))
+        others = [*self._gateways, *sinks, *(slave_role(s) for s in range(self.slave_count))]
         return [RestartClock(clock_us), *(Send(other, MeasuringStarted(clock_us)) for other in others)]
 
     # ------------------------------------------------------------ across a crash

@@ -20,7 +20,6 @@ import numpy as np
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import CheckpointDurable, Granted, LoadReport, MeasuringStarted, PartSaved, Report, StateRequest
 from swjoin.cluster.role import (
-    COLLECTOR,
     GATEWAY,
     MASTER,
     Effect,
@@ -37,7 +36,9 @@ from swjoin.cluster.role import (
     TimesMeasured,
     UnexpectedEventError,
     WorkDue,
+    is_sink,
 )
+from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.cluster.slave.state_mover import StateMover
 from swjoin.config.run import RunConfig
@@ -57,6 +58,7 @@ from swjoin.core.ids import (
     QueryId,
     SlaveId,
 )
+from swjoin.core.join_semantics import JoinKind
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
@@ -96,11 +98,11 @@ class Slave:
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
+        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes)
         self._config = config
         self.join: JoinOperator = join or WindowJoinOperator.for_run(config, layouts, name=f"slave {slave}", where=where)
         self.joined = [0, 0]
         self.produced = self.matches = 0
-        self.kind = config.query.kind
         self.epoch = EpochIndex(-1)
         self._generation = 0  # of the next joined tuples
         self.peak_buffer_bytes = 0
@@ -119,7 +121,7 @@ class Slave:
         self._exchanges_us: deque[int] = deque()
         self._reported_us: int | None = None  # None: the wait for this delivery is not part of an exchange
         self._exchange_due = False
-        self._last_delivered = False
+        self._last_delivered = self._last_joined = False
         self._times = TimesMeasured()
         self._query = QueryId(0)
         self.mover = StateMover(slave, self._query, self.join, layouts, reorganization.chunk_bytes, stage)
@@ -128,7 +130,6 @@ class Slave:
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
         self._settled: list[Work] = []  # pending tuples of imported partition-groups; counted with the next epoch
         self._inactive = stage is None and 0 < reorganization.active_slaves <= slave
-        self._policy = reorganization.policy
         self._cost_ns = np.zeros(config.cluster.partition_count)
         self._busy_us = 0
         self._state_tuple_bytes = 24 + sum(layout.fixed_bytes for layout in layouts if layout is not None) // 2
@@ -202,8 +203,12 @@ class Slave:
         return self._joins or self.mover.ready or self.mover.wants_to_begin or self.mover.wants_to_settle
 
     @property
+    def kind(self) -> JoinKind:
+        return self._config.query.kind
+
+    @property
     def _joins(self) -> bool:
-        if self.stage is not None and self.stage.outlet.waits:
+        if self.results.waits or (self.stage is not None and self.stage.outlet.waits):
             return False  # until the rows that came out have room; partition-groups move meanwhile
         return self._work is not None or bool(self._buffer) or self._stage_ready
 
@@ -227,6 +232,9 @@ class Slave:
         match event:
             case Received(sender, Delivery() as delivery):
                 return self._receive(sender, delivery, now_us)
+            case Received(sender, Granted() as credit) if is_sink(sender):
+                self.results.granted(sender, credit)
+                return self._finish_if_ended()
             case Received(sender, Granted() as credit) if self.stage is not None:
                 return [*self.stage.granted(sender, credit), *self._finish_if_ended()]
             case WorkDue():
@@ -327,7 +335,7 @@ class Slave:
             self._reported_us = None if self._inactive else now_us
         self._awaiting = True
         report: list[Effect] = [Send(GATEWAY, Report(self.occupancy_ratio))]
-        if self._policy not in POLICIES or self.in_prefill:
+        if self._config.reorganization.policy not in POLICIES or self.in_prefill:
             return report
         return [self._load_report(), *report]
 
@@ -336,7 +344,7 @@ class Slave:
 
     @property
     def _measures_loads(self) -> bool:
-        return self._policy == "balanced"
+        return self._config.reorganization.policy == "balanced"
 
     def _loads(self) -> GroupLoads:
         """The cost of every partition-group since the last report."""
@@ -426,7 +434,7 @@ class Slave:
         if self.stage is not None and not self.stage.is_last:
             return self.stage.emit(step.pairs, delivery)
         labels = (self._query, self.id, self.epoch, False, False)
-        return [Send(COLLECTOR, ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation))]
+        return self.results.send(ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation))
 
     def _account(self, work: Work) -> None:
         """Count a joined delivery."""
@@ -445,12 +453,12 @@ class Slave:
         """Send the final chunk. A separate piece of work, so that the times measured before belong to this epoch."""
         self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
         self._work = self._joined = None
-        effects: list[Effect] = [Send(COLLECTOR, self._complete(work, step, now_us))]
+        effects = self.results.end(self._complete(work, step, now_us))
         if self.stage is not None:
             self.stage.peak_window_tuples = max(self.stage.peak_window_tuples, sum(self.join.window_tuples()))
             effects += [*self.stage.end(work.delivery), *self.stage.joined(ended=True)]
             effects += self.mover.order(work.delivery, now_us)
-            if self._policy in POLICIES:
+            if self._config.reorganization.policy in POLICIES:
                 effects.append(self._load_report())
         if work.delivery.checkpoint:
             times_us = [work.delivery.left_time_us, work.delivery.right_time_us]
@@ -458,14 +466,13 @@ class Slave:
             plain |= {} if self.stage is None else self.stage.plain_state()
             effects.append(SavePart(self._generation, Snapshot(plain)))
             self._generation += 1
-        if work.delivery.last and self.stage is None:
-            self.finished = True
-            return [*effects, Finish()]
+        self._last_joined = work.delivery.last
         return effects + self._finish_if_ended() + self._report_if_due(now_us)
 
     def _finish_if_ended(self) -> list[Effect]:
-        """An instance of a stage ends when the next stages have taken all of its rows."""
-        if self.stage is None or not self.stage.ended or self.finished or not self.stage.outlet.idle:
+        """It ends when sinks and next stages have taken all of its rows."""
+        ended = self._last_joined if self.stage is None else self.stage.ended and self.stage.outlet.idle
+        if not ended or self.finished or not self.results.idle:
             return []
         self.finished = True
         return [Finish()]
@@ -535,6 +542,7 @@ class Slave:
     def validate(self) -> None:
         self.join.validate()
         self.mover.validate()
+        self.results.validate()
         if self.stage is not None:
             self.stage.validate()
         assert not self.finished or self.mover.idle, f"slave {self.id}: finished in the middle of a state movement"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 GROUP_ROWS = 131_072
 GROUP_BYTES = 256 << 20  # of rows that wait for a full row group
 FILE_BYTES = 256 << 20
+_PART_NAME = re.compile(r"\.?part-(?:s(?P<sink>\d+)-)?\d")
 
 
 class _OpenFile:
@@ -154,10 +156,18 @@ def _storable(schema: pa.Schema, *, text: bool) -> pa.Schema:
     return schema
 
 
+def sink_of_file(name: str) -> int:
+    """The number of the sink that has written a file of results, published or not."""
+    found = _PART_NAME.match(name)
+    return int(found["sink"] or 0) if found is not None else 0
+
+
 class FileSink:
     """Writes one file, or a directory of files rolled at about 256 MB. UserError at once when the target cannot be written.
 
     staged: files are named part-GENERATION-NUMBER, and `publish` gives them their names. run_id: id of the run for the proofs.
+    share: number of this sink, and how many write into the directory; None: a single file. Of several, each names its files
+    part-sSINK-...
     """
 
     def __init__(
@@ -166,17 +176,18 @@ class FileSink:
         target: Path,
         plan: OutputColumns,
         *,
-        directory: bool,
         staged: bool = False,
         resumes: bool = False,
         run_id: str | None = None,
+        share: tuple[int, int] | None = None,
     ) -> None:
+        self._share = share or (0, 1)
         self._kind = kind
         self._target = target
         self._plan = plan
         self._schema = _storable(plan.schema, text=kind == "csv")
         self._ids = [name for name, _, _ in plan.id_columns if name.endswith("_id")]
-        self._directory = directory
+        self._directory = share is not None
         self._staged = staged
         self._resumes = resumes
         self._run_id = run_id
@@ -191,22 +202,30 @@ class FileSink:
 
     def _prepare(self) -> None:
         if self._directory:
-            refuse_results(self._target, staged=self._staged, resumes=self._resumes)
+            if not self._share[0]:  # the first sink is opened first
+                refuse_results(self._target, staged=self._staged, resumes=self._resumes)
             self._created = [path for path in (self._target, *self._target.parents) if not path.exists()]
             try:
                 self._target.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"{self._target}: cannot be made ({error.strerror})") from None
             if self._staged and not self._resumes:
-                for path in self._target.glob(".part-*.tmp"):
+                for path in self._mine(".part-*.tmp"):
                     path.unlink()
             return
         refuse_special(self._target, "-o")
 
+    def _mine(self, pattern: str) -> list[Path]:
+        """Files of this sink in the directory, and those that it takes over where a run goes on with fewer sinks."""
+        mine, sinks = self._share
+        return [path for path in self._target.glob(pattern) if sink_of_file(path.name) % sinks == mine]
+
     def _open_next(self, part: _Part, generation: int) -> None:
         if self._directory:
             number = f"{generation:06d}-{len(part.files):05d}" if self._staged else f"{len(part.files):05d}"
-            target = self._target / f"part-{number}.{'parquet' if self._kind == 'parquet' else 'csv'}"
+            mine, sinks = self._share
+            sink = f"s{mine}-" if sinks > 1 else ""
+            target = self._target / f"part-{sink}{number}.{'parquet' if self._kind == 'parquet' else 'csv'}"
         else:
             target = resolved(self._target)
         mark = "" if self._staged else f".{os.getpid()}"
@@ -283,21 +302,24 @@ class FileSink:
                 file.drop()
         self._parts.clear()
         self.publish(names, generation)
-        for path in self._target.glob("part-*"):
+        for path in self._mine("part-*"):
             if path.name not in names:
                 path.unlink()
-        for path in self._target.glob(".part-*.tmp"):
+        for path in self._mine(".part-*.tmp"):
             path.unlink()
 
     # ------------------------------------------------------------ the end
 
-    def close(self, whole: dict[str, Any] | None = None) -> None:
-        if self._staged and not self._parts and not any(self._target.glob("part-*")):
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        if self._staged and not self._parts and not self._mine("part-*"):
             self._open_next(self._parts.setdefault(0, _Part()), 0)  # no results: an empty file with the columns
         for generation, part in sorted(self._parts.items()):
             self._flush(part, generation)
             self._finish(part, whole)
-        for _, part in sorted(self._parts.items()):  # no file gets its name before all are complete
+
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        self.finish(whole)
+        for _, part in sorted(self._parts.items()):
             for file in part.files:
                 with writing(file.target):
                     file.publish()

@@ -85,6 +85,9 @@ class TeeSink:
                 files.setdefault(int(part[1]), []).append(self._folder / name)
         self.log.restore(generation, files)
 
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing to complete."""
+
     def close(self, whole: dict[str, Any] | None = None) -> None:
         self._inner.close(whole)
         self._end(None)

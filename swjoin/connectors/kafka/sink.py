@@ -289,6 +289,9 @@ class KafkaSink:
 
     # ------------------------------------------------------------ the end
 
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing to complete."""
+
     def close(self, whole: dict[str, Any] | None = None) -> None:
         for generation in sorted(self._kept):
             names = [self.name_of(path) for path in self.seal(generation)]

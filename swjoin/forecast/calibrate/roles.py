@@ -47,6 +47,7 @@ from swjoin.cluster.role import (
     WorkDue,
     slave_role,
 )
+from swjoin.cluster.slave.results import receipts
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, pack_results, pack_state, unpack_delivery, unpack_results, unpack_state
 from swjoin.config.loader import config_from_plain
@@ -164,6 +165,8 @@ def _deliver(slave: Slave, frame: Any) -> list[ResultChunk]:
     def send(effect: Send) -> None:
         if isinstance(effect.message, ResultChunk):
             chunks.append(effect.message)
+            for receipt in receipts(slave.results, [effect]):
+                perform(slave.handle(receipt, 0), performers)
         elif not isinstance(effect.message, Report):
             raise UnknownEffectError(effect.message)
 
@@ -363,7 +366,7 @@ def _sink_seconds(config: RunConfig, pairs: list[Pairs]) -> float:
     left, right = (GeneratorSource(config.workload, 1, s, carry_payload=True) for s in range(len(STREAM_NAMES)))
     plan = OutputColumns.build(left, right, config)
     with tempfile.TemporaryDirectory(prefix="swjoin-calibrate-") as folder:
-        sink = open_sink("parquet", Path(folder) / "results", plan, directory=True)
+        sink = open_sink("parquet", Path(folder) / "results", plan, share=(0, 1))
         start = time.perf_counter()
         for part in pairs:
             digest_pairs(part.left_id, part.right_id)

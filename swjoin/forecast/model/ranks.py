@@ -186,7 +186,13 @@ class ModelCollector(Actor):
         self.collector = collector
         self.nbytes = 0.0
         self.metrics: list[NDArray[np.float64]] = []
-        self._performers: Performers = {CommitEpoch: nothing, RestartClock: nothing, Finish: nothing}
+        self.slaves: list[ModelSlave] = []
+        self._performers: Performers = {Send: self._grant, CommitEpoch: nothing, RestartClock: nothing, Finish: nothing}
+
+    def _grant(self, effect: Send) -> None:
+        slave = self.slaves[slave_of(effect.to)]
+        event = Received(COLLECTOR, effect.message)
+        self.world.time.after(self.world.transfer_us(_HEADER_BYTES), partial(slave.receive, event))
 
     def start_measuring(self, message: MeasuringStarted) -> None:
         perform(self.collector.handle(Received(MASTER, message), self.world.now_us), self._performers)

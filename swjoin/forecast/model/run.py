@@ -136,6 +136,7 @@ class _ModelCluster:
             slave = Slave(SlaveId(i), config, (layout, layout), join)
             self.slaves.append(ModelSlave(world, slave, join, payload_bytes, pair_bytes))
         self.master.slaves, self.master.collector = self.slaves, self.collector
+        self.collector.slaves = self.slaves
         for rank in self.slaves:
             rank.master, rank.collector, rank.peers = self.master, self.collector, self.slaves
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,8 +124,8 @@ class Channel:
     def check(self) -> None:
         """Called in every round of a loop. PeerLostError: the run continues without a rank. PeerFailedError: the run ends."""
 
-    def slaves_are_done(self) -> None:
-        """Rank 0 needs no further message of the slaves: a slave's death is ignored from now on."""
+    def need_only(self, ranks: Collection[int]) -> None:
+        """Rank 0 needs no further message but from these ranks: deaths of others are ignored from now on."""
 
     def farewell(self, tag: int) -> None:
         """End the run: the other ranks wait for rank 0's message before they leave."""

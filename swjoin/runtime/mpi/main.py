@@ -1,10 +1,10 @@
-"""The MPI runtime: rank 0 master and gateway, rank 1 collector, ranks 2.. slaves.
+"""The MPI runtime: rank 0 master and gateway, rank 1 collector, ranks 2.. slaves and further sinks.
 
 What: `run_rank(job, progress)`, called on every rank of an mpirun.
 Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every
 large message are present when it is sent (paper section IV: no any-time, any-to-any messages). When a slave dies and the MPI
 library reports it, the others continue from the newest checkpoint without it.
-Stays out: the work of each rank (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
+Stays out: the work of each rank (`runtime.mpi.master_rank`, `worker_rank`).
 
 A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so
 that it detects a signal or the failure of another rank within milliseconds.
@@ -27,17 +27,16 @@ from typing import Any
 import numpy as np
 
 from swjoin.cluster.gateway.intake import LateRowError
+from swjoin.cluster.ranks import COLLECTOR_RANK, ROOT, RankMap
 from swjoin.config.job import Job
 from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
 from swjoin.monitor.process_settings import keep_freed_memory
 from swjoin.runtime.disorder import advised
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
-from swjoin.runtime.mpi.collector_rank import CollectorRank
 from swjoin.runtime.mpi.master_rank import MasterRank
 from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
-from swjoin.runtime.mpi.slave_rank import SlaveRank
-from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT
+from swjoin.runtime.mpi.worker_rank import WorkerRank
 from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport
@@ -45,7 +44,6 @@ from swjoin.runtime.signals import stop_signals
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 3.0  # time for the collector to mark its results incomplete after the failure of a rank
-_ROLES = ("master", "collector")
 
 
 def run_rank(
@@ -74,14 +72,10 @@ def run_rank(
     rank = comm.rank
     if comm.size < 3:
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
-    name = _ROLES[rank] if rank < FIRST_SLAVE else f"slave {rank - FIRST_SLAVE}"
-    label = [f"rank {rank} ({name}) on {platform.node()}"]
+    label = [f"rank {rank} ({RankMap(comm.size, job.config.sink_count).name_of(rank)}) on {platform.node()}"]
     _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
-    role: MasterRank | CollectorRank | SlaveRank
-    if rank == ROOT:
-        role = MasterRank(job, label, progress, complete_report)
-    else:
-        role = CollectorRank(job, label) if rank == COLLECTOR_RANK else SlaveRank(job, label)
+    role: MasterRank | WorkerRank
+    role = MasterRank(job, label, progress, complete_report) if rank == ROOT else WorkerRank(job, label)
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
     mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
@@ -100,9 +94,9 @@ def run_rank(
         raise
     except BaseException as failure:
         error = failure
-        if rank == COLLECTOR_RANK:
+        if isinstance(role, WorkerRank) and role.writes:
             role.close(failure)  # before all ranks end: the collected results are kept, and marked
-        _end_job(channel, _with_remedy(failure, job, comm.size), ", ".join(label), debug)
+        _end_job(channel, job, _with_remedy(failure, job, comm.size), ", ".join(label), debug)
         raise
     finally:
         role.close(error)
@@ -129,7 +123,7 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _run_role(role: MasterRank | CollectorRank | SlaveRank, channel: Channel) -> dict[str, Any] | None:
+def _run_role(role: MasterRank | WorkerRank, channel: Channel) -> dict[str, Any] | None:
     """Run the role; after a death again, with the remaining ranks."""
     while True:
         try:
@@ -155,7 +149,22 @@ def _with_remedy(failure: BaseException, job: Job, ranks: int) -> BaseException:
     return failure.mended_by(job.next_step(ranks)) if isinstance(failure, NotWritten) else failure
 
 
-def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) -> None:
+def _end_other_sinks(channel: Channel, job: Job, text: str, code: int) -> None:
+    """On the first sink's rank: give those of other sinks time to mark their results incomplete; each answers."""
+    roles = RankMap(channel.size, job.config.sink_count)
+    left = {rank for rank in range(channel.size) if roles.sinks_of(rank)} - {COLLECTOR_RANK}
+    data = np.frombuffer(json.dumps({"text": text, "exit_code": code}).encode(), np.uint8)
+    sending = [channel.comm.Isend([data, channel.mpi.BYTE], dest=rank, tag=FAILURE) for rank in left]
+    deadline = time.monotonic() + _FLUSH_S / 2
+    while left and sending and time.monotonic() < deadline:
+        if channel.probe(channel.any, FAILURE):
+            left.discard(channel.source)
+            channel.receive()
+        else:
+            time.sleep(0.01)
+
+
+def _end_job(channel: Channel, job: Job, error: BaseException, place: str, debug: bool) -> None:
     """Log the reason, let the collector mark its results incomplete, and end every rank. Does not return."""
     code = error.exit_code if isinstance(error, SwjoinError) else 130 if isinstance(error, KeyboardInterrupt) else 1
     text = str(error) if isinstance(error, UserError | PeerFailedError) else f"{place}: {str(error) or type(error).__name__}"
@@ -172,7 +181,9 @@ def _end_job(channel: Channel, error: BaseException, place: str, debug: bool) ->
                     channel.probe(channel.any, FAILURE)
                 time.sleep(0.01)
         leave(code)
-    if channel.comm.rank != COLLECTOR_RANK:
+    if channel.comm.rank == COLLECTOR_RANK:
+        _end_other_sinks(channel, job, text, code)
+    else:
         data = np.frombuffer(json.dumps({"text": text, "exit_code": code}).encode(), np.uint8)
         try:
             channel.comm.Isend([data, channel.mpi.BYTE], dest=COLLECTOR_RANK, tag=FAILURE)

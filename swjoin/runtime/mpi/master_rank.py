@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.checkpoint.store import first_epoch_of
 from swjoin.cluster.messages import Granted, LoadReport, Message, PartSaved, Report
+from swjoin.cluster.ranks import ROOT
+from swjoin.cluster.role import sink_role
 from swjoin.cluster.wire import FORMATS
 from swjoin.config.job import Job
 from swjoin.core.data_messages import Delivery, MoveEnd
@@ -26,7 +28,7 @@ from swjoin.runtime.host import Addressed, HostedRoles
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, identity, parse
-from swjoin.runtime.mpi.transport import COLLECTOR_RANK, FIRST_SLAVE, ROOT, MpiTransport
+from swjoin.runtime.mpi.transport import MpiTransport
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
@@ -50,7 +52,7 @@ class _Transport(MpiTransport):
         receives: list[tuple[int, type]] = [(channel.any, Report), (channel.any, LoadReport), (channel.any, MoveEnd)]
         receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
         receives += [(channel.any, Granted)] if rank.job.plan is not None else []
-        super().__init__(channel, receives, rank.saved, partial(rank.start_measuring, channel))
+        super().__init__(channel, receives, rank.saved, rank.roles, partial(rank.start_measuring, channel))
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
         self._clock_us: int | None = None  # at which all clocks restart, once the messages that announce it have left
         if not config.measure.prefill_us:
@@ -93,11 +95,12 @@ class MasterRank(Rank):
         from swjoin.expressions.vm import program_out
         from swjoin.runtime.hosts import MasterHost
 
+        roles = self.take_roles(channel)
+
         @spelled(self.job.spelling)
         def open_role_host() -> dict[str, Any]:
-            slave_count = channel.size - FIRST_SLAVE
             if not self.job.resumes:
-                self.job.config.check_slaves(slave_count)
+                self.job.config.check_slaves(roles.slave_ranks)
             role_host = self._role_host = MasterHost(self.job, self._progress)
             plan = base64.b64encode(role_host.output_plan().to_bytes()).decode()
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.gateway.layouts]
@@ -106,7 +109,7 @@ class MasterRank(Rank):
             return {"plan": plan, "layouts": layouts, "where": where, **named}
 
         agree(channel, ROOT, open_role_host)
-        results = agree(channel, COLLECTOR_RANK, None)["results"]
+        results, *_ = [agree(channel, roles.rank_of(sink_role(sink)), None)["results"] for sink in range(roles.sinks)]
         assert self._role_host is not None
         gateway = self._role_host.gateway
         if gateway.ingest is not None:
@@ -137,8 +140,9 @@ class MasterRank(Rank):
         roles.run()
         me = identity(ROOT, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, role_host)
-        channel.slaves_are_done()
-        slaves = [summary for r in range(FIRST_SLAVE, channel.size) for summary in parts[r]["summaries"]]
+        writers = sorted({self.roles.rank_of(sink_role(sink)) for sink in range(self.roles.sinks)})
+        channel.need_only(writers)
+        slaves, sinks = ([summary for part in parts.values() for summary in part[kind]] for kind in ("slaves", "sinks"))
         stopped = role_host.role.checkpoints.stopped
         first_s, measured_s = gateway.first_read_s, role_host.measured_s
         report = build_report(
@@ -147,7 +151,7 @@ class MasterRank(Rank):
                 master=role_host.role.summary(),
                 gateways=[gateway.role.summary()],
                 slaves=sorted(slaves, key=lambda summary: int(summary["slave"])),
-                collector=parts[COLLECTOR_RANK]["summaries"][0],
+                sinks=sorted(sinks, key=lambda summary: int(summary["sink"])),
                 ranks=[me, *(p["rank"] for p in parts.values())],
                 prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
                 machine=machine_report(
@@ -170,8 +174,11 @@ class MasterRank(Rank):
                 left, right = gateway.sources
                 add_warnings(report, self.job, (left, right))  # before the collector closes the result files with them
             self._warnings_s = time.monotonic() - added_s
-        channel.send_json({"proof": None if stopped else proof_of(report)}, COLLECTOR_RANK, VERDICT)
-        channel.wait(COLLECTOR_RANK, VERDICT)
+        for verdict in ({"proof": None if stopped else proof_of(report)}, {"whole": True}):  # of all files, then their names
+            for rank in writers:
+                channel.send_json(verdict, rank, VERDICT)
+            for rank in writers:
+                channel.wait(rank, VERDICT)
         channel.farewell(BYE)
         return report
 
@@ -204,7 +211,7 @@ class MasterRank(Rank):
 
     @staticmethod
     def _take_status(channel: Channel, role_host: MasterHost) -> None:
-        while role_host.watcher is not None and channel.probe(COLLECTOR_RANK, STATUS):
+        while role_host.watcher is not None and channel.probe(channel.any, STATUS):
             role_host.watcher.board.set_collector(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
@@ -229,7 +236,7 @@ class MasterRank(Rank):
 
     def _start(self, channel: Channel, role_host: MasterHost) -> Manifest | None:
         """Start together with all other ranks, from the newest checkpoint if there is one; returns its manifest."""
-        slave_count = channel.size - FIRST_SLAVE
+        slave_count = self.take_roles(channel).slave_ranks
         self.saved = deque()
 
         def start() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 What: `Rank`, `agree`, `identity`, the tags of messages.
 Why: `run` can be called again: after the death of a rank the remaining ranks meet on a new channel, and every role is made anew
 from the newest checkpoint, while sources, files and the clock stay open.
-Stays out: the rank of each role (`runtime.mpi.master_rank`, `collector_rank`, `slave_rank`).
+Stays out: the rank of each role (`runtime.mpi.master_rank`, `worker_rank`).
 
 Data travels as frames in upper-case buffer calls; set-up and summaries are JSON bytes. Nothing is unpickled.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.cluster.ranks import ROOT, RankMap
 from swjoin.cluster.role import RoleId
 from swjoin.config.job import Job
 from swjoin.core.errors import SwjoinError
@@ -26,7 +27,6 @@ from swjoin.monitor.host_load import RankMeter
 from swjoin.monitor.process_memory import peak_rss_bytes, rss_bytes
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError
-from swjoin.runtime.mpi.transport import ROOT
 
 SUMMARY, VERDICT, FAILURE, BYE, STATUS = 22, 23, 24, 25, 26  # tags beside those of `cluster.wire.FORMATS`
 
@@ -65,7 +65,7 @@ def identity(rank: int, role: str, meter: RankMeter, start_rss_bytes: int) -> di
 
 
 class Rank:
-    """The common part of the three kinds of ranks: the clock, and its start.
+    """The common part of both kinds of ranks: the clock, and its start. roles: who plays what, since `take_roles`.
 
     saved: events of this rank's background threads, such as `PartSaved`, or their exceptions, with the roles they are for.
     """
@@ -79,6 +79,12 @@ class Rank:
         self.start_rss_bytes = 0
         self.saved: deque[Any] = deque()
         self.stop_wanted: Callable[[], bool] = lambda: False  # read by the master alone
+
+    def take_roles(self, channel: Channel) -> RankMap:
+        """At the start, and after a death: the roles of the ranks that are left."""
+        self.roles = RankMap(channel.size, self.job.config.sink_count)
+        self.where = self.place[0] = f"rank {channel.rank} ({self.roles.name_of(channel.rank)}) on {platform.node()}"
+        return self.roles
 
     def save(self, role: RoleId, item: Any) -> None:
         """Take an event of a background thread, or its exception, for this role."""

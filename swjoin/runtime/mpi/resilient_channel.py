@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class ResilientChannel(Channel):
         self._world = list(range(comm.size))  # MPI ranks of the participants
         self._me = comm.rank
         self._death_detected = False  # rank 0: a rank has died since this attempt started
-        self._closing = False
+        self._needed: set[int] | None = None  # rank 0, at the end of a run: MPI ranks whose death matters still
         self._order = self.mpi.Status()
         self._stale: list[tuple[Any, NDArray[np.uint8]]] = []  # sends of earlier attempts; kept until complete
 
@@ -128,8 +129,8 @@ class ResilientChannel(Channel):
         for rank in range(1, self.size):
             self.send(_NOTHING, rank, _GO)
 
-    def slaves_are_done(self) -> None:
-        self._closing = True
+    def need_only(self, ranks: Collection[int]) -> None:
+        self._needed = {self._world[rank] for rank in ranks}
 
     def farewell(self, tag: int) -> None:
         """End the run: ranks that leave look dead, so deaths are ignored from now on; rank 0 leaves last."""
@@ -167,7 +168,7 @@ class ResilientChannel(Channel):
         if ROOT in gone or _COLLECTOR in gone:
             names = [name for rank, name in ((ROOT, "master"), (_COLLECTOR, "collector")) if rank in gone]
             raise RunFailed(f"the {' and the '.join(names)} died; {self._mend}")
-        self._death_detected |= bool(gone & set(self._world))
+        self._death_detected |= bool(gone & (set(self._world) if self._needed is None else self._needed))
 
     def _failed(self) -> set[int]:
         """MPI ranks that have died."""
@@ -176,7 +177,7 @@ class ResilientChannel(Channel):
 
     def check(self) -> None:
         """PeerLostError when rank 0 has detected a death: every rank then calls `next_attempt`."""
-        if self._me == ROOT and self._death_detected and not self._closing:
+        if self._me == ROOT and self._death_detected:
             raise PeerLostError("a slave has died")
         try:
             if self._me != ROOT and self.comm.Iprobe(source=ROOT, tag=_RECOVER):
@@ -228,7 +229,7 @@ class ResilientChannel(Channel):
     def next_attempt(self) -> None:
         """Start the next attempt, with new ranks for all survivors. RunFailed when the run cannot continue."""
         self._stale += self._outgoing
-        self._outgoing = []
+        self._outgoing, self._needed = [], None
         if self._me == ROOT:
             self._lead()
         else:

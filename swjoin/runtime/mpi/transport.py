@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swjoin.cluster.messages import Message
-from swjoin.cluster.role import COLLECTOR, Received, RoleId, is_slave, slave_of
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import Received, RoleId, is_slave
 from swjoin.cluster.wire import FORMATS, Format, address, addresses
 from swjoin.core.data_messages import Delivery, StateChunk
 
@@ -22,18 +23,9 @@ if TYPE_CHECKING:
     from swjoin.runtime.mpi.channel import Channel
 
 
-ROOT, COLLECTOR_RANK, FIRST_SLAVE = 0, 1, 2  # ranks; the root plays master and gateway
-
-
-def rank_of(role: RoleId, slave_ranks: int) -> int:
-    """The rank that plays a role. slave_ranks: their number; with a plan each plays an instance of every stage."""
-    if is_slave(role):
-        return FIRST_SLAVE + slave_of(role) % slave_ranks
-    return COLLECTOR_RANK if role == COLLECTOR else ROOT
-
-
 def waits(sender: RoleId, to: RoleId, form: Format) -> bool:
-    """Whether a rank may wait inside a send until the receiver takes it. Instances of a plan send to each other."""
+    """Whether a rank may wait inside a send until the receiver takes it. Instances send to each other and to sinks, which may
+    share a rank."""
     return form.waits and not (is_slave(sender) and is_slave(to))
 
 
@@ -49,9 +41,14 @@ class MpiTransport:
     eager_us: int | None = 100  # interval at which a slave that has reported polls for its delivery
 
     def __init__(
-        self, channel: Channel, receives: Sequence[tuple[int, type]], saved: deque[Any], restart: Callable[[int], None]
+        self,
+        channel: Channel,
+        receives: Sequence[tuple[int, type]],
+        saved: deque[Any],
+        roles: RankMap,
+        restart: Callable[[int], None],
     ) -> None:
-        self.channel = channel
+        self.channel, self._roles = channel, roles
         self.meter: WorkMeter = channel.meter
         self.link_bytes_per_s = 0.0
         self._receives = [(sender, FORMATS[kind]) for sender, kind in receives]
@@ -64,7 +61,7 @@ class MpiTransport:
         form = FORMATS[type(message)]
         frame = form.pack(message)
         address(frame, sender, to)
-        rank = rank_of(to, self.channel.size - FIRST_SLAVE)
+        rank = self._roles.rank_of(to)
         if waits(sender, to, form):
             self.channel.send(frame, rank, form.tag)
         else:

@@ -1,6 +1,7 @@
 """Invariants over all roles, checked after every step of a simulated run and at its end.
 
-What: `check_ledger`, `check_stages`, `check_owners`, `check_results`, `check_shown`; AssertionError names the broken invariant.
+What: `check_ledger`, `check_stages`, `check_owners`, `check_results`, `check_commits`, `check_shown`; AssertionError names the
+broken invariant.
 Why: each role validates itself; only a check over all roles detects losses between them.
 Stays out: stepping (`runtime.simulator.simulator`), the oracle (`tests.tools.random_runs`).
 """
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swjoin.checkpoint.store import Manifest, PlanState
+from swjoin.cluster.collector import Collector
 from swjoin.cluster.exchange import Outlet
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
@@ -21,6 +23,7 @@ from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.ids import GroupId, SlaveId
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Stage
+from swjoin.runtime.simulator.storage import MemorySink
 
 
 def check_ledger(gateway: Gateway, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
@@ -90,21 +93,26 @@ def check_owners(controller: Controller, slaves: Sequence[Slave], first: int = 0
         assert len(at) == 1, f"partition-group {place} is open at slaves {at} at once"
 
 
-def check_results(summary: dict[str, Any], produced: int, commits: list[int], last_epoch: int) -> None:
-    """The collector has all pairs that the slaves produced, and every epoch has been committed once, in order."""
+def check_results(summary: dict[str, Any], produced: int) -> None:
+    """The sinks have all pairs that the slaves produced. summary: of all sinks together."""
     collected = summary["count"] + summary["history"]["count"]
-    assert produced == collected, f"slaves produced {produced} pairs, the collector has {collected}"
+    assert produced == collected, f"slaves produced {produced} pairs, the sinks have {collected}"
+
+
+def check_commits(sink: Collector, commits: list[int], last_epoch: int) -> None:
+    """Every epoch has been committed once, in order."""
     in_order = not commits or commits == sorted(set(commits))
-    assert in_order, f"commits {commits} are out of order"
-    assert summary["committed_epoch"] == last_epoch, f"commits {commits} do not lead to epoch {last_epoch}"
+    assert in_order, f"sink {sink.number}: commits {commits} are out of order"
+    assert sink.committed == last_epoch, f"sink {sink.number}: commits {commits} do not lead to epoch {last_epoch}"
 
 
-def check_shown(shown: int, before: int, generation: int, manifest: Manifest | None, *, counted: bool) -> None:
-    """Visible pairs are those of a checkpoint, and never fewer than before. shown, before: counts of visible pairs, now and
-    earlier. counted: results are only counted."""
+def check_shown(sink: MemorySink, generation: int, manifest: Manifest | None, *, counted: bool) -> None:
+    """Visible pairs of a sink are those of a checkpoint, and never fewer than at the check before. counted: results are only
+    counted."""
     assert manifest is not None, "results without a checkpoint can be seen"
     assert manifest.generation >= generation, "results of a checkpoint that is not there can be seen"
-    held = manifest.plain["collector"]["state"]["tally"]["count"]
+    held, shown = manifest.plain["sinks"][sink.number]["state"]["tally"]["count"], sink.shown_count
     whole = manifest.generation == generation and not counted
     assert not whole or shown == held, f"{shown} pairs can be seen, the checkpoint holds {held}"
-    assert shown >= before, f"{before} pairs could be seen, now {shown}"
+    assert shown >= sink.checked, f"{sink.checked} pairs could be seen, now {shown}"
+    sink.checked = shown

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from swjoin.checkpoint.checkpointers import owners_of
 from swjoin.checkpoint.store import PlanState, first_epoch_of
-from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.feeds import Feeds
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
@@ -64,7 +63,7 @@ class PlanSimulation(Simulation):
         self.master = Master(config, count, len(instances.stages.stages))
         self.gateway = Gateway(config, count, (None, None), feeds=Feeds(instances))
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
-        self.collector = Collector(count, materialised=config.sink.kind != "count")
+        self._make_sinks(count)
 
     def _check_owners(self) -> None:
         for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):

@@ -25,8 +25,8 @@ from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import Message
+from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import (
-    COLLECTOR,
     GATEWAY,
     MASTER,
     BatchRead,
@@ -53,7 +53,10 @@ from swjoin.cluster.role import (
     TimesMeasured,
     WorkDue,
     Write,
+    is_sink,
     is_slave,
+    sink_of,
+    sink_role,
     slave_of,
     slave_role,
 )
@@ -65,19 +68,23 @@ from swjoin.core.data_messages import Delivery, RunEvent, StateChunk
 from swjoin.core.ids import SlaveId
 from swjoin.core.storage import Executors
 from swjoin.runtime.host import Host, Performers, nothing
-from swjoin.runtime.mpi.transport import rank_of, waits
+from swjoin.runtime.mpi.transport import waits
 from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.blocking_sends import BlockingSends, Channels
-from swjoin.runtime.simulator.checkers import check_ledger, check_owners, check_results, check_shown
+from swjoin.runtime.simulator.checkers import check_commits, check_ledger, check_owners, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDisk
 
-ACTORS = 3  # beside slaves
+ACTORS = 3  # beside slaves and further sinks
 
 
 def actor_of(role: RoleId) -> int:
-    """Number of a role among those with delays of their own."""
-    return ACTORS + slave_of(role) if is_slave(role) else (MASTER, GATEWAY, COLLECTOR).index(role)
+    """Number of a role among those with delays of their own; of sinks but the first one, counted from the last one."""
+    if is_slave(role):
+        return ACTORS + slave_of(role)
+    if is_sink(role):
+        return -sink_of(role) or ACTORS - 1
+    return (MASTER, GATEWAY).index(role)
 
 
 Frame = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -134,28 +141,30 @@ class Simulation:
         )
         self._layouts = layouts
         self._crashes = deque(sorted(crashes))
-        self.recoveries = self._shown = 0
+        self.recoveries = 0
+        self._job = Job(config, None, True, folder, None, "simulation")
         self._sources = self._open_sources(sources)
-        actors = self._actor_count(max([slave_count, *(n for _, n in crashes)]))
+        actors = self._actor_count(max([slave_count, *(n for _, n in crashes)])) + config.sink_count - 1
         self._delays = Delays(np.random.default_rng(seed), actors)
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
         self._channels = Channels()
         self._in_flight: Counter[int] = Counter()  # tuples in messages in flight, by stream, or by edge of a plan
         self._steps: deque[str] = deque(maxlen=12)
-        self._sink = MemorySink()
-        self._commits: list[int] = []
+        self._sinks = [MemorySink(number) for number in range(config.sink_count)]
+        self._commits: list[list[int]] = [[] for _ in self._sinks]
         self._side_rows: list[tuple[int, SourceBatch, str]] = []
         self._side_counts: dict[int, int] = {}  # by generation: count at the checkpoint that ends it
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the previous step
         self._changed: set[SlaveId] = set()  # slaves that handled an event in this step
-        self._job = Job(config, None, True, folder, None, "simulation")
-        self._checkpointers: tuple[MasterCheckpointer, GatewayCheckpointer, CollectorCheckpointer] | None = None
+        self._checkpointers: tuple[MasterCheckpointer, GatewayCheckpointer] | None = None
+        self._sink_checkpointers: list[CollectorCheckpointer] = []
         if folder is not None:
             master = MasterCheckpointer(self._job, self._disk(MASTER))
-            gateway = GatewayCheckpointer(self._job, self._sources, master.folder)
-            self._checkpointers = master, gateway, CollectorCheckpointer(self._job, self._sink, self._disk(COLLECTOR))
+            self._checkpointers = master, GatewayCheckpointer(self._job, self._sources, master.folder)
+            for number, sink in enumerate(self._sinks):
+                self._sink_checkpointers.append(CollectorCheckpointer(self._job, sink, self._disk(sink_role(number))))
         self._slave_checkpointers: list[SlaveCheckpointer] = []
         self._hosts: dict[RoleId, _SimulatedHost] = {}
         self._make_roles(slave_count)
@@ -186,7 +195,12 @@ class Simulation:
         self.master = Master(config, slave_count)
         self.gateway = Gateway(config, slave_count, self._layouts, store=open_spill(self._job))
         self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
-        self.collector = Collector(slave_count, materialised=config.sink.kind != "count")
+        self._make_sinks(slave_count)
+
+    def _make_sinks(self, slave_count: int) -> None:
+        count = len(self._sinks)
+        materialised = self.config.sink.kind != "count"
+        self.sinks = [Collector(slave_count, materialised=materialised, number=i, sink_count=count) for i in range(count)]
 
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""
@@ -196,13 +210,14 @@ class Simulation:
         self._before: Manifest | None = None  # the checkpoint from which the roles were restored
         if self._checkpointers is None:
             return
-        master, gateway, collector = self._checkpointers
+        master, gateway = self._checkpointers
         manifest = master.begin(self._deliver)
         gateway.begin(manifest)
         self._before = manifest
         master.restore(self.master, manifest, self.clock_us)
         gateway.restore(self.gateway, manifest, self.master)
-        collector.begin(self.collector, master.manifest_name, partial(self._deliver, COLLECTOR))
+        for sink, saved in zip(self.sinks, self._sink_checkpointers, strict=True):
+            saved.begin(sink, master.manifest_name, partial(self._deliver, sink_role(sink.number)))
         owner = self.master.controller.map.owner.tolist()
         for slave in self.slaves:
             actor = slave_role(slave.id)
@@ -219,23 +234,23 @@ class Simulation:
         self._hosts.clear()
         master: Performers = {RestartClock: self._restart_clock, Log: self._log}
         gateway: Performers = {Read: self._read_wanted, SetAside: self._set_aside, Log: self._log}
-        collector: Performers = {Write: self._write, CommitEpoch: self._commit}
-        slave: Performers = {}
         if self._checkpointers is not None:
-            store, input_files, results = self._checkpointers
+            store, input_files = self._checkpointers
             master |= {
                 SavePart: lambda effect: store.save(effect.generation, effect.snapshot),
                 CompleteCheckpoint: store.folder.complete,
             }
             gateway |= {SavePart: self._save_gateway, ReleaseInput: lambda _: input_files.forget()}
-            collector |= {SavePart: lambda effect: results.save(effect.generation, effect.snapshot), Publish: self._publish}
         self._host(MASTER, self.master, master)
         self._host(GATEWAY, self.gateway, gateway)
-        self._host(COLLECTOR, self.collector, collector)
+        saves = self._checkpointers is not None
+        for number, sink in enumerate(self.sinks):
+            performers: Performers = {Write: partial(self._write, number), CommitEpoch: partial(self._commit, number)}
+            if saves:
+                performers |= {SavePart: partial(self._save_results, number), Publish: partial(self._publish, number)}
+            self._host(sink_role(number), sink, performers)
         for role in self.slaves:
-            if self._checkpointers is not None:
-                slave = {SavePart: partial(self._save_slave, role)}
-            self._host(slave_role(role.id), role, slave)
+            self._host(slave_role(role.id), role, {SavePart: partial(self._save_slave, role)} if saves else {})
 
     def _host(self, name: RoleId, role: Role, performers: Performers) -> None:
         shared: Performers = {
@@ -259,7 +274,7 @@ class Simulation:
         if self._channels.blocking is not None:
             self.block_sends()
         del self._side_rows[self._side_counts.get(self.master.checkpoints.generation - 1, 0) :]
-        self._commits = [c for c in self._commits if c <= self.master.epoch]
+        self._commits = [[c for c in commits if c <= self.master.epoch] for commits in self._commits]
         self._start()
 
     @property
@@ -276,9 +291,12 @@ class Simulation:
 
     def block_sends(self) -> None:
         """From the start, or from a crash on, ranks wait inside their sends, where MPI may make them wait."""
-        self._channels.blocking = BlockingSends(
-            lambda role: rank_of(role, self._width), lambda name, action: self._at(self.now_us, name, action)
-        )
+        self._channels.blocking = BlockingSends(self._ranks.rank_of, lambda name, action: self._at(self.now_us, name, action))
+
+    @property
+    def _ranks(self) -> RankMap:
+        """The ranks that a cluster of this size has."""
+        return RankMap.of_width(self._width, len(self.sinks))
 
     def _at(self, time_us: int, name: str, action: Callable[[], None]) -> None:
         self._sequence += 1
@@ -334,14 +352,15 @@ class Simulation:
         """Perform a remaining crash, when all results are visible and the checkpoints still exist; False when none remains."""
         if self._checkpointers is None or not self._crashes:
             return False
-        self._checkpointers[2].publish_all()
+        for checkpointer in self._sink_checkpointers:
+            checkpointer.publish_all()
         self._crash(self._crashes.popleft()[1] or self._width)
         return True
 
     @property
     def _over(self) -> bool:
-        roles: tuple[Role, ...] = (self.master, self.gateway, self.collector)
-        return all(role.finished for role in roles) and all(s.finished for s in self.slaves)
+        roles: tuple[Role, ...] = (self.master, self.gateway, *self.sinks, *self.slaves)
+        return all(role.finished for role in roles)
 
     def _error(self, text: str) -> SimulationError:
         return SimulationError(f"{text}\n  last steps: " + "\n              ".join(self._steps))
@@ -361,7 +380,7 @@ class Simulation:
             slave = self.slaves[slave_of(name)]
             self._changed.add(slave.id)
             self._keep_working(slave)
-        elif name == COLLECTOR and self.collector.stopped:
+        elif is_sink(name) and all(sink.stopped for sink in self.sinks):
             self._crash(self._width)
 
     def _dispatch(self, sender: RoleId, effect: Send) -> None:
@@ -385,7 +404,7 @@ class Simulation:
         assert sends is not None
 
         def take() -> None:
-            if blocks and rank_of(sender, self._width) != rank_of(to, self._width):
+            if blocks and self._ranks.rank_of(sender) != self._ranks.rank_of(to):
                 sends.received(sender)
             arrive()
 
@@ -462,11 +481,14 @@ class Simulation:
     def _log(self, effect: Log) -> None:
         self._events.append(effect.event)
 
-    def _write(self, effect: Write) -> None:
-        self._sink.write(effect.pairs, effect.generation)
+    def _write(self, sink: int, effect: Write) -> None:
+        self._sinks[sink].write(effect.pairs, effect.generation)
 
-    def _commit(self, effect: CommitEpoch) -> None:
-        self._commits.append(effect.epoch)
+    def _commit(self, sink: int, effect: CommitEpoch) -> None:
+        self._commits[sink].append(effect.epoch)
+
+    def _save_results(self, sink: int, effect: SavePart) -> None:
+        self._sink_checkpointers[sink].save(effect.generation, effect.snapshot)
 
     def _save_gateway(self, effect: SavePart) -> None:
         assert self._checkpointers is not None
@@ -476,12 +498,11 @@ class Simulation:
     def _save_slave(self, slave: Slave, effect: SavePart) -> None:
         self._slave_checkpointers[slave.id].save(effect)
 
-    def _publish(self, effect: Publish) -> None:
+    def _publish(self, sink: int, effect: Publish) -> None:
         assert self._checkpointers is not None
-        self._checkpointers[2].publish(effect.generation)
-        shown, counted = self._sink.shown_count, self.config.sink.kind == "count"
-        check_shown(shown, self._shown, effect.generation, self._checkpointers[0].folder.newest(), counted=counted)
-        self._shown = shown
+        self._sink_checkpointers[sink].publish(effect.generation)
+        manifest, counted = self._checkpointers[0].folder.newest(), self.config.sink.kind == "count"
+        check_shown(self._sinks[sink], effect.generation, manifest, counted=counted)
 
     # ------------------------------------------------------------ checkers
 
@@ -489,7 +510,8 @@ class Simulation:
         """Every role's own invariants, and those over all roles (`runtime.simulator.checkers`)."""
         self.master.validate()
         self.gateway.validate()
-        self.collector.validate()
+        for sink in self.sinks:
+            sink.validate()
         for slave in self._changed:
             self.slaves[slave].validate()
         self._changed.clear()
@@ -512,22 +534,24 @@ class Simulation:
         check_ledger(self.gateway, self.slaves, in_flight, [0, 0] if self._before is None else self._before.joined)
 
     def _result(self, steps: int) -> SimulationResult:
-        summary, before = self.collector.summary(), self._before
+        summary, before = Collector.merged([sink.summary() for sink in self.sinks]), self._before
         joined = [0, 0] if before is None else before.joined
         try:
             produced = self._produced_before + sum(s.produced for s in self.slaves if s.stage is None or s.stage.is_last)
-            check_results(summary, produced, self._commits, self.master.epoch)
+            check_results(summary, produced)
+            for sink, commits in zip(self.sinks, self._commits, strict=True):
+                check_commits(sink, commits, self.master.epoch)
         except AssertionError as error:
             raise self._error(str(error)) from error
         return SimulationResult(
-            self._sink.pairs,
+            [pairs for sink in self._sinks for pairs in sink.pairs],
             summary["count"],
             summary["digest"],
             {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
             self.gateway.summary()["counts"],
             self._side_rows,
             steps,
-            self._commits,
+            self._commits[0],
             self._events,
             self.master.controller.resize_log,
             summary["history"],

@@ -50,9 +50,11 @@ class VirtualDisk:
 
 
 class MemorySink:
-    """Pairs by generation. pairs: of all generations, published or not."""
+    """Pairs by generation. pairs: of all generations, published or not. checked: count of published pairs at the last check."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.checked = 0
         self._open: dict[int, list[Pairs]] = {}
         self._sealed: dict[str, list[Pairs]] = {}
         self._shown: dict[str, list[Pairs]] = {}
@@ -71,7 +73,7 @@ class MemorySink:
         self._open.setdefault(generation, []).append(pairs)
 
     def seal(self, generation: int) -> list[Path]:
-        name = f"part-{generation:06d}"
+        name = f"part-s{self.number}-{generation:06d}"
         self._sealed[name] = self._open.pop(generation, [])
         return [Path(name)]
 
@@ -95,6 +97,9 @@ class MemorySink:
         self._sealed.clear()
         surplus = self._shown.keys() - set(names)
         assert not surplus, f"results {sorted(surplus)} could be seen, and no checkpoint holds them"
+
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        """Nothing is open."""
 
     def close(self, whole: dict[str, Any] | None = None) -> None:
         """Nothing is open."""

@@ -1,0 +1,125 @@
+"""Result rows per second over the number of sinks, where sinks are the bottleneck.
+
+What: `python -m benchmarks.sinks`: a join on MPI ranks that writes Parquet with 1, 2 and 4 sinks, each a rank of its own, held
+to a sixteenth of a core by the kernel's CPU quota; the numbers in turns, count and digest checked in every run.
+Why: one sink writes 120 ns a row whatever the number of slaves; several shall write as many times as much.
+Stays out: sinks that are not held: on the 2 threads of this machine more sinks are no faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks import parse
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import sink_role
+from tests.tools.processes import LaunchedRun
+
+SINKS = (1, 2, 4)
+SLAVES = 2
+_PERIOD_US, _QUOTA_US = 16_000, 1_000
+_LIMIT_S = 600.0
+
+
+def _group() -> Path:
+    """A new group of processes with a CPU quota. SystemExit where there can be none."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        if (root / "cgroup.controllers").exists():
+            group = root / f"swjoin-bench-{os.getpid()}-{time.monotonic_ns()}"
+            group.mkdir()
+            (group / "cpu.max").write_text(f"{_QUOTA_US} {_PERIOD_US}")
+        else:
+            group = root / "cpu" / f"swjoin-bench-{os.getpid()}-{time.monotonic_ns()}"
+            group.mkdir()
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(_QUOTA_US))
+    except OSError as error:
+        raise SystemExit(f"a CPU quota needs root and control groups of the kernel: {error}") from None
+    return group
+
+
+@contextmanager
+def _held(pids: list[int]) -> Iterator[None]:
+    """Each process has a sixteenth of a core."""
+    groups = [_group() for _ in pids]
+    try:
+        for group, pid in zip(groups, pids, strict=True):
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for group in groups:
+            deadline = time.monotonic() + 10
+            while group.exists() and time.monotonic() < deadline:
+                try:
+                    group.rmdir()
+                except OSError:
+                    time.sleep(0.1)
+
+
+def config_of(sinks: int, seconds: int, rate: int) -> dict[str, Any]:
+    return {
+        "join": {"within": "1s"},
+        "workload": {"rate": rate, "duration": f"{seconds}s", "bias": 0.5, "domain": 10_000, "payload": "16B"},
+        "cluster": {"distribution_epoch": "50ms", "sinks": sinks},
+        "module": {"window": "1GB"},
+        "sink": {"kind": "parquet"},
+    }
+
+
+def run(sinks: int, seconds: int, rate: int, folder: Path) -> tuple[float, int, str]:
+    """Rows per second, count and digest."""
+    out = folder / f"run{time.monotonic_ns()}"
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config_of(sinks, seconds, rate)))
+    ranks = RankMap.of_width(SLAVES, 1).size + sinks - 1  # the further sinks have ranks of their own
+    roles = RankMap(ranks, sinks)
+    launched = LaunchedRun([str(path), "-n", str(ranks), "--out", str(out)], folder / "log")
+    deadline = time.monotonic() + _LIMIT_S
+    while not (out / "results").is_dir() and launched.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    pids = launched.ranks()
+    with _held([pids[roles.rank_of(sink_role(sink))] for sink in range(sinks)]):
+        code = launched.end(_LIMIT_S)
+    if code:
+        raise SystemExit(f"{sinks} sinks: exit code {code}: {launched.said()}")
+    report = json.loads((out / "run.json").read_text())
+    results = report["results"]
+    return results["count"] / report["join_s"], results["count"], results["digest"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=20, help="length of the streams")
+    parser.add_argument("--rate", type=int, default=40_000, help="tuples per second of each stream")
+    args = parse(parser, repeat=1, seconds=2, rate=5_000)
+    speeds: dict[int, list[float]] = {sinks: [] for sinks in SINKS}
+    answers = set()
+    with TemporaryDirectory(prefix="swjoin-bench-") as folder:
+        for _ in range(args.repeat):
+            for sinks, found in speeds.items():
+                speed, count, digest = run(sinks, args.seconds, args.rate, Path(folder))
+                found.append(speed)
+                answers.add((count, digest))
+    if len(answers) != 1:
+        raise SystemExit(f"answers differ: {sorted(answers)}")
+    print(f"{next(iter(answers))[0]:,} rows of Parquet, {SLAVES} slaves; every sink held to a sixteenth of a core")
+    print("| sinks | M rows/s | over one | range |\n|---|---|---|---|")
+    for sinks, found in speeds.items():
+        ratios = [speed / one for speed, one in zip(found, speeds[1], strict=True)]
+        median, ratio = statistics.median(found) / 1e6, statistics.median(ratios)
+        print(f"| {sinks} | {median:.2f} | {ratio:.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
+
+
+if __name__ == "__main__":
+    main()

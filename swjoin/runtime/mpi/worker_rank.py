@@ -1,0 +1,240 @@
+"""Sinks and slaves as an MPI rank: the collector, a slave, or both on one rank.
+
+What: `WorkerRank`, with `set_up`, `run`, which may be called again after a death, and `close`.
+Why: every rank but the first plays the roles that `cluster.ranks` gives it, after a death perhaps others; failing ranks send
+sinks their reason, so that results are marked incomplete.
+Stays out: decisions of the roles (`cluster`), files (`runtime.hosts`), the slave's loop (`runtime.slave_host`), its log
+(`checkpoint.checkpointers`).
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import platform
+import signal
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swjoin.cluster.messages import CheckpointDurable, Granted, MeasuringStarted, Message, StateRequest
+from swjoin.cluster.ranks import ROOT
+from swjoin.cluster.role import sink_role, slave_role
+from swjoin.config.job import Job
+from swjoin.core.batch import RowLayout
+from swjoin.core.data_messages import Delivery, ResultChunk, StateChunk
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.ids import SlaveId
+from swjoin.runtime.clock import RunClock
+from swjoin.runtime.host import Addressed, HostedRoles
+from swjoin.runtime.kernel_preload import load_plan_kernels, load_slave_kernels
+from swjoin.runtime.mpi.channel import Channel
+from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, check_peers, identity, parse
+from swjoin.runtime.mpi.transport import MpiTransport
+from swjoin.runtime.open import instances_of
+from swjoin.runtime.run_report import rank_roles
+from swjoin.runtime.slave_host import SlaveHost
+
+if TYPE_CHECKING:
+    from swjoin.checkpoint.checkpointers import SlaveCheckpointer
+    from swjoin.expressions.vm import Program
+    from swjoin.runtime.hosts import CollectorHost
+
+
+class _Transport(MpiTransport):
+    """Emulates a slow link while the run is measured, and keeps the epoch in the label of the rank."""
+
+    def __init__(self, rank: WorkerRank, channel: Channel, *, slaves: bool, sinks: bool) -> None:
+        config = rank.job.config
+        receives: list[tuple[int, type]] = []
+        if slaves:
+            receives = [(ROOT if rank.job.plan is None else channel.any, Delivery)]
+            receives += [(channel.any, kind) for kind in (Granted, StateRequest, StateChunk)]
+        receives += [(channel.any, ResultChunk)] if sinks else []
+        receives += [(ROOT, CheckpointDurable)] if rank.job.checkpoints is not None else []
+        receives += [(ROOT, MeasuringStarted)] if config.measure.prefill_us else []
+        super().__init__(channel, receives, rank.saved, rank.roles, partial(rank.start_measuring, channel))
+        self._rank, self._nodes, self._rush, self._sinks = rank, config.nodes, config.measure.rush, sinks
+        self._restarted = False
+        if slaves and not config.measure.prefill_us:
+            self.link_bytes_per_s = config.nodes.link_bytes_per_s
+
+    def restart_clock(self, clock_us: int) -> None:
+        if self._restarted:
+            return  # for another role of this rank
+        self._restarted = True
+        super().restart_clock(clock_us)
+        self.link_bytes_per_s = self._nodes.link_bytes_per_s
+
+    def wait(self, at_most_us: int) -> Addressed | None:
+        if self._sinks:
+            check_peers(self.channel)
+        return super().wait(at_most_us)
+
+    def _passed(self, message: Message) -> None:
+        if isinstance(message, Delivery):
+            self._rank.place[0] = f"{self._rank.where}, epoch {message.epoch}"
+            if message.last and self._rush:
+                self.link_bytes_per_s = 0.0
+        super()._passed(message)
+
+
+class WorkerRank(Rank):
+    def __init__(self, job: Job, place: list[str]) -> None:
+        super().__init__(job, place)
+        self._layouts: tuple[RowLayout | None, RowLayout | None] = (None, None)
+        self._where: Program | None = None
+        self._setup: dict[str, Any] = {}
+        self._sinks: dict[int, CollectorHost] = {}
+        self._checkpointers: list[SlaveCheckpointer] = []
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank has results that are to be marked when the run fails."""
+        return bool(self._sinks)
+
+    def set_up(self, channel: Channel) -> None:
+        from swjoin.expressions.vm import program_in
+
+        def stop(number: int, _frame: object) -> None:
+            raise RunFailed(f"stopped by {signal.Signals(number).name}")
+
+        roles = self.take_roles(channel)
+        mine = roles.sinks_of(channel.rank)
+        if mine and self.job.checkpoints is None:
+            signal.signal(signal.SIGTERM, stop)
+        setup = self._setup = agree(channel, ROOT, None)
+        left, right = (None if item is None else RowLayout(*item) for item in setup["layouts"])
+        self._layouts = left, right
+        if setup["where"] is not None:
+            self._where = program_in(setup["where"])
+        self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # under other launchers each rank has its own
+        for sink in range(roles.sinks):
+            opens = partial(self._open_sink, channel, sink) if sink in mine else None
+            agree(channel, roles.rank_of(sink_role(sink)), opens)
+        if roles.slave_of(channel.rank) is None:
+            return
+        instances = instances_of(self.job, 1)
+        if instances is None:
+            load_slave_kernels(self.job.config, self._layouts)
+        else:
+            load_plan_kernels(instances)
+
+    def _open_sink(self, channel: Channel, number: int) -> dict[str, Any]:
+        """Where consumers find its results, if they do."""
+        from swjoin.connectors.output_columns import OutputColumns
+        from swjoin.runtime.hosts import CollectorHost
+
+        setup, serve, host = self._setup, self.job.config.serve, platform.node()
+        if serve.listen is not None and serve.loopback and host != setup["host"]:
+            raise UserError(
+                f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
+                f"they reach each other, with certificate, private_key and token_file, or give both the same host"
+            )
+        plan = OutputColumns.from_bytes(base64.b64decode(setup["plan"]))
+        role_host = self._sinks[number] = CollectorHost(self.job, plan, RunClock(), number=number)
+        role_host.ranks = rank_roles(self.roles, host if host == setup["host"] else "")
+        return {"results": None if role_host.offered is None else role_host.offered.location}
+
+    def lost(self, text: str) -> None:
+        """After a death of another rank; `run` follows, on a new channel."""
+        self._close_logs()
+
+    def run(self, channel: Channel) -> None:
+        self.take_roles(channel)
+        setup = agree(channel, ROOT, None)
+        self.saved = deque()
+        sinks = self._sinks_of(channel)
+        slaves = self._slaves(channel, setup)
+        instances = instances_of(self.job, self.roles.slave_ranks)
+        count = self.roles.slave_ranks if instances is None else instances.slave_count
+        for sink in sinks:
+            sink.make(count, setup["manifest"], self.save)
+            sink.send_view = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
+        clock = self.start_clock(channel, setup.get("clock_us"))
+        hosts = [SlaveHost(slave, self.job.config.fitted_to(self.roles.slave_ranks), clock) for slave in slaves]
+        for host, checkpointer in zip(hosts, self._checkpointers, strict=False):
+            host.checkpointer = checkpointer
+        for host in hosts:
+            host.meter = self.meter
+        for sink in sinks:
+            sink.clock = clock
+        transport = _Transport(self, channel, slaves=bool(slaves), sinks=bool(sinks))
+        HostedRoles([*sinks, *hosts], transport).run()
+        me = identity(channel.rank, self.roles.name_of(channel.rank), self.meter, self.start_rss_bytes)
+        summaries = {"sinks": [sink.summary() for sink in sinks], "slaves": [slave.summary() for slave in slaves]}
+        channel.send_json({**summaries, "rank": me}, ROOT, SUMMARY)
+        if sinks:
+            self._end_sinks(channel)
+        channel.farewell(BYE)
+
+    def _sinks_of(self, channel: Channel) -> list[CollectorHost]:
+        """The hosts of this rank's sinks; of those that another rank plays now, after a death, the files are closed."""
+        mine = self.roles.sinks_of(channel.rank)
+        for number in [number for number in self._sinks if number not in mine]:
+            error = RunFailed(f"sink {number} is on another rank now")
+            self._sinks.pop(number).__exit__(RunFailed, error, None)
+        for number in mine:
+            if number not in self._sinks:
+                self._open_sink(channel, number)
+        return [self._sinks[number] for number in mine]
+
+    def _slaves(self, channel: Channel, setup: dict[str, Any]) -> list[Any]:
+        """This rank's slave, or its instance of every stage of a plan, restored."""
+        from swjoin.cluster.slave.slave import Slave
+
+        number, count = self.roles.slave_of(channel.rank), self.roles.slave_ranks
+        if number is None:
+            return []
+        config = self.job.config.fitted_to(count)
+        instances = instances_of(self.job, count, setup["first_epoch"], setup["owners"])
+        if instances is None:
+            slaves = [Slave(SlaveId(number), config, self._layouts, where=self._where)]
+        else:
+            slaves = [Slave.of_plan(instances, SlaveId(s)) for s in range(number, instances.slave_count, count)]
+        if self.job.checkpoints is not None:
+            from swjoin.checkpoint.checkpointers import SlaveCheckpointer
+
+            for slave in slaves:
+                saved = partial(self.save, slave_role(slave.id))
+                checkpointer = SlaveCheckpointer(Path(setup["folder"]), setup["incarnation"], slave, config, saved)
+                self._checkpointers.append(checkpointer)
+                checkpointer.restore(setup["manifest"], setup["owner"], setup["active"])
+        return slaves
+
+    def _end_sinks(self, channel: Channel) -> None:
+        """Complete the result files when the ledger balances, and name them when those of all sinks are complete."""
+
+        def verdict() -> dict[str, Any]:
+            while not channel.probe(ROOT, VERDICT):
+                channel.check()
+                check_peers(channel)
+                channel.sleep()
+            return parse(channel.receive())
+
+        proof = verdict()["proof"]
+        for sink in self._sinks.values():
+            sink.proof = proof
+            sink.finish()
+        channel.send_json({"finished": True}, ROOT, VERDICT)
+        verdict()
+        self._close_sinks(None)
+        channel.send_json({"closed": True}, ROOT, VERDICT)
+
+    def close(self, error: BaseException | None) -> None:
+        self._close_logs()
+        self._close_sinks(error)
+
+    def _close_logs(self) -> None:
+        checkpointers, self._checkpointers = self._checkpointers, []
+        for checkpointer in checkpointers:
+            checkpointer.close()
+
+    def _close_sinks(self, error: BaseException | None) -> None:
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.__exit__(None if error is None else type(error), error, None)
