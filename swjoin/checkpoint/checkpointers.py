@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,14 @@ import numpy as np
 
 from swjoin.checkpoint.delivery_log import SegmentLog, replay, replay_epochs
 from swjoin.checkpoint.manifest import check_gateway_state, check_master_state, restoring
-from swjoin.checkpoint.store import CheckpointStore, Manifest, read_manifest
+from swjoin.checkpoint.store import CheckpointStore, Manifest, read_gateway, read_manifest, write_gateway
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import PartSaved
-from swjoin.cluster.role import GATEWAY, MASTER, RoleId, SavePart, Snapshot
+from swjoin.cluster.role import MASTER, RoleId, SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
-from swjoin.cluster.slave.stage import StageInstance
 from swjoin.config.job import Job, leaves_rows_out
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
@@ -35,7 +35,7 @@ from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
 from swjoin.connectors.files.sink import sink_of_file
 from swjoin.connectors.sink import Sink
 from swjoin.connectors.source import Source, is_live
-from swjoin.core.batch import LEFT, STREAM_NAMES, TupleBatch, check_layout, in_memory
+from swjoin.core.batch import I64, LEFT, STREAM_NAMES, TupleBatch, check_layout, in_memory
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.sequence_numbers import stamped_layout
@@ -49,7 +49,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     assert path is not None, "the job makes no checkpoints"
     identity = {
         "config": to_plain(job.config),
-        "config_digest": digest(job.config.with_sinks(1)),  # a resumption may change their number
+        "config_digest": digest(job.config.with_gateways(1).with_sinks(1)),  # a resumption may change their numbers
         "inputs": input_files(job),
         **job.plan_keys,
         "command": job.command,
@@ -122,10 +122,7 @@ class MasterCheckpointer:
         self.folder.end()
         manifest = self.manifest = self.folder.newest()
 
-        def tell(item: Any) -> None:
-            done(GATEWAY if isinstance(item, PartSaved) and item.part.startswith("gateway") else MASTER, item)
-
-        self.folder.begin(manifest, tell)
+        self.folder.begin(manifest, partial(done, MASTER))
         if manifest is None and any(side.flight for side in (self._job.config.left, self._job.config.right)):
             self.folder.note_start()
         return manifest
@@ -144,7 +141,7 @@ class MasterCheckpointer:
         with restoring(manifest.path):
             if manifest.plan is None:
                 manifest.joined_until_us(groups)  # the next checkpoint takes it over
-            master.restore(state, now_us)
+            master.restore(state, now_us, *_splits_of(manifest))
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
         """The master's part of a checkpoint; `done` gets PartSaved."""
@@ -155,31 +152,60 @@ class MasterCheckpointer:
         self.folder.unlock()
 
 
-class GatewayCheckpointer:
-    """Saves and restores a gateway and its sources. folder: the store of the run's checkpoints."""
+def dealt_before(manifest: Manifest | None) -> bool:
+    """Whether gateways read splits that the master dealt out when this checkpoint was made."""
+    return manifest is not None and "splits" in manifest.plain["master"]["state"]
 
-    def __init__(self, job: Job, sources: Sequence[Source], folder: CheckpointStore) -> None:
-        self._folder = folder
+
+def _splits_of(manifest: Manifest) -> tuple[list[dict[str, Any]], list[list[list[int]]]]:
+    """What was left to deal of every stream, and the splits that gateways were reading, as `SplitDealer.restore` takes both."""
+    states = [gateway["state"] for gateway in manifest.gateways]
+    streams = range(len(states[0]["streams"]))
+    if not dealt_before(manifest):
+        rows = [state["counts"]["tuples"] for state in states[0]["streams"]]
+        return [{"begun": [], "next_row": row} for row in rows], [[] for _ in streams]
+    splits: list[dict[str, Any]] = manifest.plain["master"]["state"]["splits"]
+    return splits, [[state["splits"][stream] for state in states if state["splits"][stream]] for stream in streams]
+
+
+class GatewayCheckpointer:
+    """Saves and restores a gateway and its sources. folder: of the run's checkpoints. number: of the gateway."""
+
+    def __init__(
+        self, job: Job, sources: Sequence[Source], folder: Path, number: int = 0, executors: Executors = Background
+    ) -> None:
+        self._folder, self._number, self._executors = folder, number, executors
         self.late_rows: AppendedFile | None = None
         self._keys: tuple[AppendedFile, AppendedFile] | None = None
         self._job, self._sources = job, sources
-        self._keys_saved = 0
+        self._keys_saved = self._incarnation = 0
+        self._background: Executor | None = None
 
-    def begin(self, manifest: Manifest | None) -> None:
-        """Start or recover, from this checkpoint if one is given: files that grow are cut to its lengths."""
-        nothing: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
-        content = nothing if manifest is None else manifest.gateways[0]
-        path = self._folder.path
+    def begin(self, manifest: Manifest | None, incarnation: int, done: Callable[[Any], None]) -> None:
+        """Start or recover, from this checkpoint if one is given: files that grow are cut to its lengths. done: takes PartSaved,
+        or an exception, in a thread."""
+        self.end()
+        self._background, self._incarnation = self._executors(f"gateway {self._number}", done), incarnation
         if leaves_rows_out(self._job.config):
             self._close(self.late_rows)
-            self.late_rows = AppendedFile(path / "late.rows", content["late"], LATE_ROW_BYTES)
+            self.late_rows = AppendedFile(self._folder / f"late-{incarnation:04d}-{self._number:04d}.rows")
+            for share in self._shares(manifest):
+                if share["late"] is not None:
+                    rows = AppendedFile(self._folder / share["late"]["name"], share["late"]["mark"], LATE_ROW_BYTES)
+                    self.late_rows.append(rows.read())
+                    rows.close()
         if self._dictionary is not None:
             for file in self._keys or ():
                 self._close(file)
-            self._keys_saved, lengths, data = content["keys"]
+            self._keys_saved, lengths, data = [0, [0, 0], [0, 0]] if manifest is None else manifest.gateways[0]["keys"]
             if lengths[0] != 8 * self._keys_saved:
-                raise RunFailed(f"{path / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
-            self._keys = AppendedFile(path / "keys.lengths", lengths), AppendedFile(path / "keys.bytes", data)
+                raise RunFailed(f"{self._folder / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
+            files = self._folder / "keys.lengths", self._folder / "keys.bytes"
+            self._keys = AppendedFile(files[0], lengths), AppendedFile(files[1], data)
+
+    def _shares(self, manifest: Manifest | None) -> list[dict[str, Any]]:
+        """The parts that this gateway takes over: of n gateways, gateway i has those of i, i + n, ... of the checkpoint."""
+        return [] if manifest is None else manifest.gateways[self._number :: self._job.config.gateway_count]
 
     @property
     def _dictionary(self) -> Any:
@@ -190,35 +216,41 @@ class GatewayCheckpointer:
         if file is not None:
             file.close()
 
-    def restore(self, gateway: Gateway, manifest: Manifest | None, master: Master) -> None:
-        """Restore a new gateway and its sources; without a checkpoint the sources are at the start. master: the restored one,
-        whose placement holds."""
+    def restore(self, gateway: Gateway, manifest: Manifest | None, owner: I64, active: Sequence[int]) -> None:
+        """Restore a new gateway and its sources; without a checkpoint the sources are at the start. owner, active: the placement
+        that the restored master has."""
         if manifest is None:
             for source in self._sources:
                 source.seek(0)
             return
-        positions = manifest.gateways[0]["positions"]
-        snapshot = self._folder.read_gateway(manifest)
         groups = gateway.config.cluster.partition_count
-        check_gateway_state(manifest.path, snapshot.plain, manifest.plain["epoch"], groups, len(self._sources))
+        for number, part in enumerate(manifest.gateways):
+            check_gateway_state(
+                manifest.path, number, part["state"], manifest.plain["epoch"], groups, len(self._sources)
+            )
+        snapshots = [read_gateway(self._folder, part) for part in self._shares(manifest)]
         with restoring(manifest.path):
-            for what, batches in snapshot.tuples.items():
-                self._check_tuples(gateway, what, [in_memory(batch) for batch in batches])
-            gateway.place(master.controller.map.owner, master.controller.active)
-            gateway.restore(snapshot.plain, snapshot.tuples)
-        dictionary = self._dictionary
-        if (
-            dictionary is not None and self._keys is not None and len(dictionary) == 0
-        ):  # otherwise it is this process' own, which has more keys
-            with restoring(self._keys[0].path):
-                lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
-                dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
+            for snapshot in snapshots:
+                for what, batches in snapshot.tuples.items():
+                    self._check_tuples(gateway, what, [in_memory(batch) for batch in batches])
+            gateway.place(owner, active)
+            gateway.restore([part["state"] for part in manifest.gateways], snapshots)
+        self._restore_keys()
         for stream, source in enumerate(self._sources):
             rows = gateway.streams[stream].counts.tuples
             if is_live(source):
-                source.resume_at(rows, positions[stream])
-            else:
+                source.resume_at(rows, manifest.gateways[self._number]["positions"][stream])
+            elif gateway.splits is None:
                 source.seek(rows)
+
+    def _restore_keys(self) -> None:
+        """Fill an empty dictionary; otherwise it is this process' own, which has more keys."""
+        dictionary = self._dictionary
+        if dictionary is None or self._keys is None or len(dictionary):
+            return
+        with restoring(self._keys[0].path):
+            lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
+            dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
 
     def _check_tuples(self, gateway: Gateway, what: str, batches: list[TupleBatch]) -> None:
         """RunFailed unless saved tuples have the payload, or the columns, of their stream. what: its name, and a queue's."""
@@ -234,20 +266,19 @@ class GatewayCheckpointer:
             if batch.columns is None or batch.columns.names != list(names):
                 raise RunFailed(f"{what}: tuples with other columns than {', '.join(names)}")
 
-    def forget(self) -> None:
-        """After a completed checkpoint: release rows of live sources before the oldest checkpoint that is kept."""
-        manifests = self._folder.kept
+    def forget(self, kept: Sequence[Manifest]) -> None:
+        """After a completed checkpoint: release rows of live sources before the oldest one that is kept."""
         for stream, source in enumerate(self._sources):
-            if manifests and is_live(source):
-                source.forget(manifests[0].gateways[0]["state"]["streams"][stream]["counts"]["tuples"])
+            if kept and is_live(source):
+                source.forget(kept[0].gateways[self._number]["state"]["streams"][stream]["counts"]["tuples"])
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
         """The gateway's part of a checkpoint; `done` gets PartSaved."""
-        extra: dict[str, Any] = {"late": [0, 0], "keys": [0, [0, 0], [0, 0]]}
+        extra: dict[str, Any] = {"late": None, "keys": [0, [0, 0], [0, 0]]}
         extra["positions"] = [source.position() if is_live(source) else {} for source in self._sources]
-        files = []
+        files: list[AppendedFile] = []
         if self.late_rows is not None:
-            extra["late"] = self.late_rows.flush()
+            extra["late"] = {"name": self.late_rows.path.name, "mark": self.late_rows.flush()}
             files.append(self.late_rows)
         if self._keys is not None:
             lengths, data = self._dictionary.entries(self._keys_saved)
@@ -256,12 +287,24 @@ class GatewayCheckpointer:
             self._keys[1].append(data.tobytes())
             extra["keys"] = [self._keys_saved, self._keys[0].flush(), self._keys[1].flush()]
             files += self._keys
-        for file in files:
-            self._folder.submit(file.sync)
-        self._folder.save_gateway(generation, snapshot, extra)
+        path = self._folder / f"gateway-{self._incarnation:04d}-{self._number:04d}-{generation:06d}.frames"
+
+        def write() -> PartSaved:
+            for file in files:
+                file.sync()
+            return PartSaved(generation, f"gateway {self._number}", write_gateway(path, snapshot, extra))
+
+        assert self._background is not None, "save before begin"
+        self._background.submit(write)
+
+    def end(self) -> None:
+        """Finish pending writes."""
+        if self._background is not None:
+            self._background.end()
+            self._background = None
 
     def close(self) -> None:
-        self._folder.end()
+        self.end()
         for file in self._keys or ():
             file.close()
 
@@ -359,7 +402,7 @@ class SlaveCheckpointer:
     ) -> None:
         self._folder = folder
         self._slave = slave
-        self._early: list[tuple[Delivery, Any]] = []  # of a plan, of epochs that are not open yet
+        self._early: list[tuple[Delivery, Any]] = []  # of several senders, of epochs that are not open yet
         self._marks = any(slave.kind.marks)
         sub_groups = config.cluster.sub_group_count
         stage = 0 if slave.stage is None else int(slave.stage.stage.id)
@@ -393,26 +436,30 @@ class SlaveCheckpointer:
                 self._slave.restored(np.array([manifest.plan.stages[number]["joined_until_us"]] * len(mine), np.int64))
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:
-        """Append a delivery to the log. Parts of a plan are logged in the order of epochs: what comes earlier waits."""
-        if self._slave.stage is None:
+        """Append a delivery to the log. Those of several senders are logged in the order of epochs: what comes earlier waits."""
+        if self._slave.stage is None and self._slave.inbox is None:
             self._log.append(delivery, frame)
         else:
             self._early.append((delivery, frame))
-            self._append_until(self._slave.stage)
+            self._append_until()
 
-    def _append_until(self, stage: StageInstance) -> None:
+    def _append_until(self) -> None:
         """Append the parts up to the open epoch."""
+        stage, inbox = self._slave.stage, self._slave.inbox
+        if stage is not None:
+            epoch, needed_us = stage.merger.epoch, stage.needed_us
+        elif inbox is not None:
+            epoch, needed_us = inbox.open_epoch, inbox.needed_us
         waiting, self._early = sorted(self._early, key=lambda part: part[0].epoch), []
         for delivery, frame in waiting:
-            if delivery.epoch <= stage.merger.epoch:
-                self._log.append(replace(delivery, needed_us=stage.needed_us), frame)
+            if delivery.epoch <= epoch:
+                self._log.append(replace(delivery, needed_us=needed_us), frame)
             else:
                 self._early.append((delivery, frame))
 
     def save(self, command: SavePart) -> None:
         """The slave's part of a checkpoint; `done` gets PartSaved."""
-        if self._slave.stage is not None:
-            self._append_until(self._slave.stage)
+        self._append_until()
         self._log.seal(command.generation, command.snapshot.plain)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.path_patterns import first_mismatch, is_amount, is_count, is_number
+from swjoin.core.splits import ALL_ROWS
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 
 
@@ -51,6 +52,10 @@ def _log_name(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"(gateway|segment)-[\d-]+\.(frames|log)", value, re.ASCII) is not None
 
 
+def _late_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"late-[\d-]+\.rows", value, re.ASCII) is not None
+
+
 def _result_name(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"part-(s\d+-)?[\d-]+(\.\w+)?", value, re.ASCII) is not None
 
@@ -78,6 +83,21 @@ def _maybe_order(value: Any) -> bool:
 
 
 _MARK = (is_count, is_count)  # length and checksum
+
+
+def _maybe_late(value: Any) -> bool:
+    """A file of late rows in the folder of checkpoints, and how much of it is valid."""
+    shape = {"name": _late_name, "mark": _MARK}
+    return value is None or first_mismatch(shape, value) is None
+
+
+def _open_split(value: Any) -> bool:
+    """The fields of a split and the rows of it that were read; nothing where none was open."""
+    if not isinstance(value, list) or not all(map(is_number, value)):
+        return False
+    return not value or (len(value) == 6 and value[0] >= 0 and 0 <= value[5] <= ALL_ROWS)
+
+
 _STREAM = {
     "counts": {
         **{name: is_count for name in ("tuples", "joined", "null_key", "late", "shed")},
@@ -105,6 +125,7 @@ _MASTER = {
     },
     "controller": _CONTROLLER,
     "more_stages?": [_CONTROLLER],
+    "splits?": [{"begun": [_open_split], "next_row": is_count}],
 }
 _GATEWAY = {
     "gateway": {
@@ -126,6 +147,7 @@ _GATEWAY = {
     },
     "streams": [_STREAM],
     "edges?": dict,
+    "splits?": [_open_split],
 }
 _SEGMENT = {
     "name": _log_name,
@@ -136,7 +158,7 @@ _GATEWAY_PART = {
     "state": dict,
     "frames": {"name": _log_name, "nbytes": is_count, "count": is_count},
     "tuples": [(str, is_count)],
-    "late": _MARK,
+    "late": _maybe_late,
     "keys": (is_count, _MARK, _MARK),
     "positions": [dict],
 }
@@ -162,7 +184,7 @@ _MANIFEST = {
     "joined_before_us?": [(_time, _time)],
     "segments": [_SEGMENT],
     "master": {"state": dict},
-    "gateways": (_GATEWAY_PART,),
+    "gateways": [_GATEWAY_PART],
     "sinks": [{"results": [_result_name], "metrics": _MARK, "state": {"epoch": is_number, "tally": _TALLY}}],
     "stages?": [_STAGE],
     "edges?": dict,
@@ -178,8 +200,9 @@ _MANIFEST = {
 def check_manifest(path: Path, plain: dict[str, Any]) -> None:
     """RunFailed, with file and key, for anything but a manifest."""
     wrong = first_mismatch(_MANIFEST, plain)
-    if wrong is None and not plain["sinks"]:
-        wrong = ".sinks"
+    for kind in ("gateways", "sinks"):
+        if wrong is None and not plain[kind]:
+            wrong = f".{kind}"
     for number, sink in enumerate(plain["sinks"] if wrong is None else []):
         if len({len(part) for part in sink["state"]["tally"]["histogram"]}) > 1:
             wrong = f".sinks[{number}].state.tally.histogram"
@@ -218,7 +241,7 @@ def _wrong_in_controller(controller: Any, group_count: int) -> str | None:
     return None if len(set(active)) == len(active) and set(owner) <= set(active) else ".controller.active"
 
 
-def check_gateway_state(path: Path, state: Any, epoch: int, group_count: int, stream_count: int) -> None:
+def check_gateway_state(path: Path, number: int, state: Any, epoch: int, group_count: int, stream_count: int) -> None:
     """Check a gateway's part. RunFailed, with file and key, when it is malformed, or of another run or checkpoint."""
     wrong = first_mismatch(_GATEWAY, state)
     if wrong is None:
@@ -228,8 +251,10 @@ def check_gateway_state(path: Path, state: Any, epoch: int, group_count: int, st
             wrong = ".overload.by_group"
         elif len(state["streams"]) != stream_count:
             wrong = ".streams"
+        elif len(state.get("splits", state["streams"])) != stream_count:
+            wrong = ".splits"
     if wrong is not None:
-        raise RunFailed(f"{path}: corrupt checkpoint (gateways[0].state{wrong} is not what it must be)")
+        raise RunFailed(f"{path}: corrupt checkpoint (gateways[{number}].state{wrong} is not what it must be)")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The checkpoint store: the folder of a run's checkpoints.
 
-What: `CheckpointStore` writes the gateways' parts and the manifests, finds the newest manifest, and removes old files;
-`Manifest`, one checkpoint as read back.
+What: `CheckpointStore` writes the manifests, finds the newest one, and removes old files; `Manifest`, one checkpoint as read
+back; `write_gateway`, `read_gateway`, a gateway's part.
 Why: a checkpoint exists exactly when its manifest does, which appears under its name in one step: the newest manifest is a
 consistent cut at any time.
 Stays out: slaves' logs (`checkpoint.delivery_log`), result files (`connectors`), restoring roles (`checkpoint.checkpointers`).
@@ -26,7 +26,6 @@ import numpy as np
 from swjoin.checkpoint.delivery_log import Segment, living
 from swjoin.checkpoint.manifest import check_manifest
 from swjoin.cluster.edge_ledger import summed
-from swjoin.cluster.messages import PartSaved
 from swjoin.cluster.role import CheckpointCompleted, CompleteCheckpoint, Snapshot
 from swjoin.cluster.wire import pack_tuples, unpack_tuples
 from swjoin.core.batch import I64, TupleBatch, in_memory
@@ -34,14 +33,15 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import Background, Executor, Executors, locked, read_records, sync_folder, write_records, write_whole
 
 _LOG = logging.getLogger(__name__)
-FORMAT = 9  # 6: without parts of gateways; 7: without stages; 8: with one collector in place of sinks
+FORMAT = 10  # 6: without parts of gateways; 7: without stages; 8: with one collector in place of sinks; 9: with one gateway
 _LOCK = ".lock"
 _STARTED = "started.json"
-APPENDED = ("metrics.rows", "late.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths
+APPENDED = ("metrics.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths
 _KEPT = 2
 _MANIFEST = re.compile(r"\.?checkpoint-(\d{6,})\.json(?:\.tmp)?")
 # incarnation and generation
-_NUMBERED = re.compile(r"\.?(?:gateway|segment)-(\d{4})-(?:\d{4}-)?(\d{6,})\.(?:frames|log)(?:\.tmp)?")
+_NUMBERED = re.compile(r"\.?(?:gateway|segment)-(\d{4})-\d{4}-(\d{6,})\.(?:frames|log)(?:\.tmp)?")
+_LATE = re.compile(r"late-(\d{4})-\d{4}\.rows")  # incarnation; append-only
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,14 @@ class Manifest:
     def files(self) -> set[str]:
         """Names of all files of this checkpoint in the folder, its own included."""
         frames = (gateway["frames"]["name"] for gateway in self.gateways)
-        return {self.path.name, *frames, *(s.name for s in self.segments)}
+        late = (gateway["late"]["name"] for gateway in self.gateways if gateway["late"] is not None)
+        return {self.path.name, *frames, *late, *(s.name for s in self.segments)}
+
+
+def _parts(command: CompleteCheckpoint, kind: str) -> list[dict[str, Any]]:
+    """The parts of all roles of a kind, by number."""
+    count = sum(part.startswith(f"{kind} ") for part in command.parts)
+    return [command.parts[f"{kind} {number}"] for number in range(count)]
 
 
 def first_epoch_of(manifest: Manifest | None) -> int:
@@ -177,6 +184,32 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(path, plain["generation"], plain)
 
 
+def read_gateway(folder: Path, part: dict[str, Any]) -> Snapshot:
+    """A gateway's part. RunFailed, with file and record, when it is corrupt."""
+    path = folder / part["frames"]["name"]
+    records = read_records(path, part["frames"]["nbytes"], part["frames"]["count"])
+    tuples: dict[str, list[TupleBatch]] = {}
+    for name, count in part["tuples"]:
+        tuples[name] = []
+        for _ in range(count):  # there cannot be more than there are records
+            try:
+                tuples[name].append(unpack_tuples(next(records)))
+            except (StopIteration, RunFailed) as error:
+                raise RunFailed(f"{path}: {name}: {str(error) or 'a record is missing'}") from None
+    for _ in records:
+        raise RunFailed(f"{path}: more records than the checkpoint says")
+    return Snapshot(part["state"], tuples)
+
+
+def write_gateway(path: Path, snapshot: Snapshot, extra: dict[str, Any]) -> dict[str, Any]:
+    """Make a gateway's part durable; returns its content. extra: further content."""
+    counts = [[name, len(batches)] for name, batches in snapshot.tuples.items()]
+    records = (pack_tuples(in_memory(batch)) for batches in snapshot.tuples.values() for batch in batches)
+    nbytes = write_records(path, records)
+    frames = {"name": path.name, "nbytes": nbytes, "count": sum(len(b) for b in snapshot.tuples.values())}
+    return {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra}
+
+
 class CheckpointStore:
     """The checkpoints of one run. identity: the part of every manifest that describes the run (configuration, command)."""
 
@@ -203,23 +236,6 @@ class CheckpointStore:
         """The checkpoint to resume from. RunFailed when it is corrupt: choosing an older one is the user's decision."""
         paths = self.manifests()
         return read_manifest(paths[-1]) if paths else None
-
-    def read_gateway(self, manifest: Manifest) -> Snapshot:
-        """The gateway's part. RunFailed, with file and record, when it is corrupt."""
-        part = manifest.gateways[0]
-        path = self.path / part["frames"]["name"]
-        records = read_records(path, part["frames"]["nbytes"], part["frames"]["count"])
-        tuples: dict[str, list[TupleBatch]] = {}
-        for name, count in part["tuples"]:
-            tuples[name] = []
-            for _ in range(count):  # there cannot be more than there are records
-                try:
-                    tuples[name].append(unpack_tuples(next(records)))
-                except (StopIteration, RunFailed) as error:
-                    raise RunFailed(f"{path}: {name}: {str(error) or 'a record is missing'}") from None
-        for _ in records:
-            raise RunFailed(f"{path}: more records than the checkpoint says")
-        return Snapshot(part["state"], tuples)
 
     # ------------------------------------------------------------ before the first checkpoint
 
@@ -259,7 +275,7 @@ class CheckpointStore:
         self._lock()
         self._restored = base
         self._kept = [] if base is None else [read_manifest(p) for p in self.manifests()[-_KEPT:]]
-        found = [_NUMBERED.fullmatch(p.name) for p in self.path.iterdir()]
+        found = [_NUMBERED.fullmatch(p.name) or _LATE.fullmatch(p.name) for p in self.path.iterdir()]
         self.incarnation = 1 + max([self.incarnation, *(int(m[1]) for m in found if m is not None)])
         self._background = self._executors("checkpoints", done)
         return self.incarnation
@@ -289,20 +305,6 @@ class CheckpointStore:
             self._background.end()
             self._background = None
 
-    def save_gateway(self, generation: int, snapshot: Snapshot, extra: dict[str, Any]) -> None:
-        """Write the gateway's part in the background; `done` gets PartSaved. extra: further content."""
-
-        def save() -> PartSaved:
-            counts = [[name, len(batches)] for name, batches in snapshot.tuples.items()]
-            records = (pack_tuples(in_memory(batch)) for batches in snapshot.tuples.values() for batch in batches)
-            path = self.path / f"gateway-{self.incarnation:04d}-{generation:06d}.frames"
-            nbytes = write_records(path, records)
-            frames = {"name": path.name, "nbytes": nbytes, "count": sum(len(b) for b in snapshot.tuples.values())}
-            part = {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra}
-            return PartSaved(generation, "gateway 0", part)
-
-        self.submit(save)
-
     def submit(self, operation: Callable[[], Any]) -> None:
         """Run an operation in the background, after all submitted before."""
         assert self._background is not None, "submit before begin"
@@ -313,12 +315,12 @@ class CheckpointStore:
         self.submit(lambda: self._complete(command))
 
     def _complete(self, command: CompleteCheckpoint) -> CheckpointCompleted:
-        slaves = [content for part, content in command.parts.items() if part.startswith("slave ")]
+        slaves, gateways = _parts(command, "slave"), _parts(command, "gateway")
         restored, last = self._restored, self._kept[-1] if self._kept else None
         joined = [sum(s["joined"][i] for s in slaves) + (0 if restored is None else restored.joined[i]) for i in (0, 1)]
         produced = sum(s["produced"] for s in slaves) + (0 if restored is None else restored.produced)
         before = None if restored is None else restored.plan
-        plan = PlanState.of(slaves, [command.parts["gateway 0"]], before) if "stage" in slaves[0] else None
+        plan = PlanState.of(slaves, gateways, before) if "stage" in slaves[0] else None
         more = {} if plan is None else {"stages": plan.stages, "edges": plan.edges}
         kept = [] if last is None else living(last.segments, {0: command.alive_us} if plan is None else plan.alive)
         older = [segment.to_plain() for segment in kept]
@@ -332,13 +334,11 @@ class CheckpointStore:
             "alive_us": list(command.alive_us),
             "joined": joined,
             "produced": produced,
-            "joined_until_us": [command.parts[f"slave {number}"]["times_us"] for number in range(len(slaves))],
+            "joined_until_us": [slave["times_us"] for slave in slaves],
             "segments": [*older, *(s["segment"] for s in slaves if s["segment"] is not None)],
             "master": command.parts["master"],
-            "gateways": [command.parts["gateway 0"]],
-            "sinks": [
-                command.parts[f"sink {number}"] for number in range(sum(part.startswith("sink ") for part in command.parts))
-            ],
+            "gateways": gateways,
+            "sinks": _parts(command, "sink"),
             **more,
         }
         if last is not None and plan is None:
@@ -356,9 +356,10 @@ class CheckpointStore:
         needed = {name for manifest in self._kept for name in manifest.files}
         total = 0
         for path in list(self.path.iterdir()):
-            numbers = _NUMBERED.fullmatch(path.name)
+            numbers, late = _NUMBERED.fullmatch(path.name), _LATE.fullmatch(path.name)
             growing = numbers is not None and int(numbers[1]) == self.incarnation and int(numbers[2]) > generation
-            ours = numbers is not None or _MANIFEST.fullmatch(path.name) is not None
+            growing |= late is not None and int(late[1]) == self.incarnation
+            ours = numbers is not None or late is not None or _MANIFEST.fullmatch(path.name) is not None
             if ours and path.name not in needed and not growing:
                 path.unlink(missing_ok=True)
             elif path.name in needed or not ours:
@@ -372,7 +373,7 @@ class CheckpointStore:
             path.unlink()
         sync_folder(self.path)
         for path in self.path.iterdir():
-            if _NUMBERED.fullmatch(path.name) or _MANIFEST.fullmatch(path.name) or path.name in (*APPENDED, _STARTED):
+            if any(named.fullmatch(path.name) for named in (_NUMBERED, _LATE, _MANIFEST)) or path.name in (*APPENDED, _STARTED):
                 path.unlink(missing_ok=True)
         self.unlock()
         if not any(self.path.iterdir()):

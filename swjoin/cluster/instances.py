@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from swjoin.cluster.role import GATEWAY, RoleId, slave_role
+from swjoin.cluster.role import RoleId, gateway_role, slave_role
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
@@ -89,7 +89,10 @@ class Instances:
         found: dict[tuple[int, RoleId], int] = {}
         for edge in self.stages.edges:
             if edge.receiver == stage:
-                senders = [GATEWAY] if isinstance(edge.sender, Source) else map(slave_role, self.slaves_of(edge.sender))
+                if isinstance(edge.sender, Source):
+                    senders = [gateway_role(gateway) for gateway in range(self.config.gateway_count)]
+                else:
+                    senders = [slave_role(slave) for slave in self.slaves_of(edge.sender)]
                 found |= {(edge.id, sender): edge.port for sender in senders}
         return found
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swjoin.core.data_messages import Delivery, GroupLoads, MoveEnd, ResultChunk, StateChunk
+from swjoin.core.ids import BEGIN_OF_TIME_US
 
 # ---------------------------------------------------------------- between a gateway and the master
 
@@ -21,6 +22,7 @@ class EpochWanted:
 
     exhausted: none of its streams will yield another row. everything: this epoch can deliver all of its tuples. fed_bytes,
     parked_bytes: of every slave, delivered since the last such message, and kept back while its stream buffer is full.
+    times_us: watermarks of its streams. idle: all of them are idle, or ended, and not all ended.
     """
 
     epoch: int
@@ -28,6 +30,39 @@ class EpochWanted:
     everything: bool
     fed_bytes: tuple[int, ...]
     parked_bytes: tuple[int, ...]
+    times_us: tuple[int, ...] = ()
+    idle: bool = False
+
+
+@dataclass(frozen=True)
+class EpochDue:
+    """From the master to a gateway: another gateway wants this distribution epoch. In asap pace it closes its share at once."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SplitWanted:
+    """From a gateway to the master: it has no split of this stream, or its watermarks, times_us, have risen since it asked."""
+
+    stream: int
+    times_us: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SplitDealt:
+    """From the master to a gateway: it reads this split next (`core.splits.Split`), without its first `skip` rows.
+
+    split: none where it has to wait: no row of its later splits has a time below `low_us`, or is before a row of time
+    `before_us`. Or none is left: ended.
+    """
+
+    stream: int
+    split: tuple[int, ...] = ()
+    skip: int = 0
+    before_us: int = BEGIN_OF_TIME_US
+    low_us: int = BEGIN_OF_TIME_US
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,6 +72,7 @@ class EpochPlan:
     served: slaves with a delivery, ascending. inactive: those of them that are inactive afterwards. everything: deliver all
     tuples. last: the last epoch of the run. generation: number of checkpoints before. checkpoint: one ends with this epoch.
     halt: the run stops with that checkpoint. moves: (move, partition-group, supplier, consumer) of each move that starts here.
+    times_us: of every stream, the greatest watermark of a gateway that is not idle; with several gateways.
     """
 
     epoch: int = -1
@@ -48,6 +84,7 @@ class EpochPlan:
     checkpoint: bool = False
     halt: bool = False
     moves: tuple[tuple[int, int, int, int], ...] = ()
+    times_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +110,7 @@ class GroupMoved:
 
 @dataclass(frozen=True)
 class PrefillJoined:
-    """From a gateway to the master: every active slave has joined its share of the prefill."""
+    """From a gateway to the master: every active slave has joined the share of the prefill that came from it."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +195,9 @@ Message = (
     | PartSaved
     | CheckpointDurable
     | EpochWanted
+    | EpochDue
+    | SplitWanted
+    | SplitDealt
     | EpochPlan
     | EpochClosed
     | GroupMoved

@@ -1,65 +1,85 @@
 """Which rank plays which roles.
 
-What: `RankMap`, made of the number of ranks and of sinks.
+What: `RankMap`, made of the number of ranks, of gateways and of sinks.
 Why: launcher, ranks, `plan` and `explain` derive the same numbers, so that nothing has to be agreed on; ranks that are left
 after a death get the roles of the others in the same way.
 Stays out: starting ranks and their roles (`runtime.mpi`), which slave plays which instance of a plan (`cluster.instances`).
 
-Rank 0 plays master and gateway, rank 1 the first sink, rank 2 and those after it an instance of every stage. Further sinks get
-ranks of their own at the end while at least two ranks with instances are left; the others share ranks with instances. So three
-ranks fit any number of sinks.
+Rank 0 plays master and first gateway, rank 1 the first sink, rank 2 and those after it an instance of every stage. Further
+gateways, and then further sinks, get ranks of their own at the end while at least two ranks with instances are left; the others
+share ranks with instances. So three ranks fit any number of gateways and sinks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swjoin.cluster.role import RoleId, is_sink, is_slave, sink_of, slave_of
+from swjoin.cluster.role import RoleId, gateway_of, is_gateway, is_sink, is_slave, sink_of, slave_of
 
-ROOT, COLLECTOR_RANK, FIRST_SLAVE = 0, 1, 2  # ranks: master and gateway, first sink, first instance
+ROOT, COLLECTOR_RANK, FIRST_SLAVE = 0, 1, 2  # ranks: master and first gateway, first sink, first instance
 LEAST_RANKS = 3
-_LEAST_INSTANCES = 2  # ranks with instances that are left when a sink gets a rank of its own
+_LEAST_INSTANCES = 2  # ranks with instances that are left when another role gets a rank of its own
 
 
 @dataclass(frozen=True)
 class RankMap:
-    """size: ranks of the run. sinks: their number."""
+    """size: ranks of the run. sinks, gateways: their numbers."""
 
     size: int
     sinks: int = 1
+    gateways: int = 1
 
     @staticmethod
-    def of_width(width: int, sinks: int) -> RankMap:
+    def of_width(width: int, sinks: int, gateways: int = 1) -> RankMap:
         """The smallest one with so many ranks with instances."""
         size = FIRST_SLAVE + width
-        while RankMap(size, sinks).slave_ranks < width:
+        while RankMap(size, sinks, gateways).slave_ranks < width:
             size += 1
-        return RankMap(size, sinks)
+        return RankMap(size, sinks, gateways)
 
     @property
-    def _own(self) -> int:
+    def _own_gateways(self) -> int:
+        """Gateways with a rank of their own, besides the first one."""
+        return min(self.gateways - 1, max(0, self.size - FIRST_SLAVE - _LEAST_INSTANCES))
+
+    @property
+    def _own_sinks(self) -> int:
         """Sinks with a rank of their own, besides the first one."""
-        return min(self.sinks - 1, max(0, self.size - FIRST_SLAVE - _LEAST_INSTANCES))
+        return min(self.sinks - 1, max(0, self.size - FIRST_SLAVE - _LEAST_INSTANCES - self._own_gateways))
 
     @property
     def slave_ranks(self) -> int:
         """Ranks with instances; with the join of two streams, the number of slaves."""
-        return self.size - FIRST_SLAVE - self._own
+        return self.size - FIRST_SLAVE - self._own_gateways - self._own_sinks
 
     def rank_of(self, role: RoleId) -> int:
         if is_slave(role):
             return FIRST_SLAVE + slave_of(role) % self.slave_ranks
-        return self._rank_of_sink(sink_of(role)) if is_sink(role) else ROOT
+        if is_sink(role):
+            return self._rank_of_sink(sink_of(role))
+        return self._rank_of_gateway(gateway_of(role)) if is_gateway(role) else ROOT
 
     def _rank_of_sink(self, sink: int) -> int:
         if sink == 0:
             return COLLECTOR_RANK
-        if sink <= self._own:
-            return self.size - self._own + sink - 1
-        return FIRST_SLAVE + (sink - self._own - 1) % self.slave_ranks
+        if sink <= self._own_sinks:
+            return self.size - self._own_sinks + sink - 1
+        return FIRST_SLAVE + (sink - self._own_sinks - 1) % self.slave_ranks
+
+    def _rank_of_gateway(self, gateway: int) -> int:
+        """Those without a rank of their own begin at the last rank with instances, as sinks begin at the first one."""
+        first = FIRST_SLAVE + self.slave_ranks
+        if gateway == 0:
+            return ROOT
+        if gateway <= self._own_gateways:
+            return first + gateway - 1
+        return first - 1 - (gateway - self._own_gateways - 1) % self.slave_ranks
 
     def sinks_of(self, rank: int) -> list[int]:
         return [sink for sink in range(self.sinks) if self._rank_of_sink(sink) == rank]
+
+    def gateways_of(self, rank: int) -> list[int]:
+        return [gateway for gateway in range(self.gateways) if self._rank_of_gateway(gateway) == rank]
 
     def slave_of(self, rank: int) -> int | None:
         """The number of a rank among those with instances; None for one without."""
@@ -72,6 +92,7 @@ class RankMap:
             return "master"
         slave = self.slave_of(rank)
         names = [] if slave is None else [f"slave {slave}"]
+        names += [f"gateway {gateway}" for gateway in self.gateways_of(rank)]
         return ", ".join([*names, *("collector" if sink == 0 else f"sink {sink}" for sink in self.sinks_of(rank))])
 
     @property

@@ -17,10 +17,28 @@ from swjoin.cluster.messages import Message, PartSaved
 from swjoin.core.batch import Pairs, SourceBatch, StoredBatch, TupleBatch
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.ids import EpochIndex, SlaveId
+from swjoin.core.splits import Split
 
 RoleId = NewType("RoleId", int)
 _KIND = 1 << 24  # the numbers of one kind of role
-MASTER, GATEWAY, _SINK, _SLAVE = RoleId(0), RoleId(_KIND), 2 * _KIND, 3 * _KIND
+MASTER, _GATEWAY, _SINK, _SLAVE = RoleId(0), _KIND, 2 * _KIND, 3 * _KIND
+
+
+def gateway_role(gateway: int) -> RoleId:
+    """The role of the gateway of this number."""
+    return RoleId(_GATEWAY + gateway)
+
+
+def gateway_of(role: RoleId) -> int:
+    """The number of the gateway that plays this role."""
+    return role - _GATEWAY
+
+
+def is_gateway(role: RoleId) -> bool:
+    return _GATEWAY <= role < _SINK
+
+
+GATEWAY = gateway_role(0)  # the first gateway, on the rank of the master
 
 
 def sink_role(sink: int) -> RoleId:
@@ -76,9 +94,17 @@ class BatchRead:
 
 @dataclass(frozen=True)
 class SourceEnded:
-    """A source has no more rows (answers Read)."""
+    """A source, or with several gateways the open split, has no more rows (answers Read)."""
 
     stream: int
+
+
+@dataclass(frozen=True)
+class SplitOpened:
+    """A split of `stream` can be read (answers OpenSplit). before_us: greatest time of the input's rows before its next one."""
+
+    stream: int
+    before_us: int
 
 
 @dataclass(frozen=True)
@@ -136,6 +162,7 @@ Event = (
     Received
     | BatchRead
     | SourceEnded
+    | SplitOpened
     | SourceIdle
     | SourceResumed
     | TimerFired
@@ -185,6 +212,15 @@ class Read:
 
     stream: int
     instead: int | None = None
+
+
+@dataclass(frozen=True)
+class OpenSplit:
+    """Let the source of `stream` read this split next, without its first `skip` rows; answer with SplitOpened."""
+
+    stream: int
+    split: Split
+    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -273,6 +309,7 @@ Effect = (
     | SetTimer
     | RestartClock
     | Read
+    | OpenSplit
     | SetAside
     | Write
     | CommitEpoch

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from swjoin.cluster.messages import (
     CheckpointDurable,
     EpochClosed,
+    EpochDue,
     EpochPlan,
     EpochWanted,
     Granted,
@@ -33,6 +34,8 @@ from swjoin.cluster.messages import (
     PartSaved,
     PrefillJoined,
     Report,
+    SplitDealt,
+    SplitWanted,
     StateRequest,
     StopReading,
 )
@@ -60,7 +63,7 @@ from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 7
+VERSION = 8
 DELIVERY, RESULTS, STATE, LOADS, TUPLES = range(1, 6)
 _CONTROL = 16  # the kinds from here on hold JSON
 _HEADER = 8
@@ -480,11 +483,14 @@ _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the 
     MeasuringStarted: ("a start of measuring", (is_number,)),
     PartSaved: ("a part of a checkpoint", (is_number, str, dict)),
     CheckpointDurable: ("a durable checkpoint", (is_number, bool)),
-    EpochWanted: ("a wish for an epoch", (is_number, bool, bool, _NUMBERS, _NUMBERS)),
+    EpochWanted: ("a wish for an epoch", (is_number, bool, bool, _NUMBERS, _NUMBERS, [is_number], bool)),
     EpochPlan: (
         "a plan of an epoch",
-        (is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool, [(is_count, is_count, is_count, is_count)]),
+        (is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool, [(is_count,) * 4], [is_number]),
     ),
+    EpochDue: ("a notice of an epoch", (is_number,)),
+    SplitWanted: ("a wish for a split", (is_count, [is_number])),
+    SplitDealt: ("a split", (is_count, [is_number], is_count, is_number, is_number, bool)),
     EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number))),
     GroupMoved: ("the end of a move", (is_count, is_count, is_count)),
     PrefillJoined: ("the end of the prefill", ()),

@@ -24,6 +24,7 @@ OPTION_KEYS: dict[str, tuple[str, ...]] = {
     "epoch": ("cluster.distribution_epoch",),
     "partitions": ("cluster.partition_count",),
     "communication": ("cluster.communication",),
+    "gateways": ("cluster.gateways",),
     "sinks": ("cluster.sinks",),
     "theta": ("module.theta",),
     "memory": ("module.window",),

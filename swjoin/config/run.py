@@ -110,6 +110,9 @@ class RunConfig:
             sinks = setting("sinks", "cluster: sinks")
             check(self.sink.kind != "kafka", (sinks, " must be 1 for results that go to Kafka"))
             check(self.serve.listen is None, (sinks, " must be 1 for results that consumers take over Arrow Flight"))
+        if self.cluster.gateways > 1:
+            gateways = setting("gateways", "cluster: gateways")
+            check(self.query.last is None, (gateways, " must be 1 for count windows: one gateway gives tuples their places"))
         if self.measure.prefill_us:
             self._check_prefill()
         if self.reorganization.policy != "none":
@@ -210,6 +213,15 @@ class RunConfig:
     def sink_count(self) -> int:
         """Sinks of the run; one where results are only counted."""
         return self.cluster.sinks if self.sink.in_files else 1
+
+    @property
+    def gateway_count(self) -> int:
+        """Gateways of the run."""
+        return self.cluster.gateways
+
+    def with_gateways(self, count: int) -> RunConfig:
+        """The same run with so many gateways."""
+        return replace(self, cluster=replace(self.cluster, gateways=count))
 
     def with_sinks(self, count: int) -> RunConfig:
         """The same run with so many sinks."""

@@ -17,7 +17,7 @@ from swjoin.core.units import MAX_SPAN_US, format_duration
 from swjoin.expressions.parser import parse_where
 
 MOST_PARTITION_GROUPS = 65_536
-MOST_SINKS = 1024
+MOST_SINKS = MOST_GATEWAYS = 1024
 EPOCH_LEFT_OUT = -(1 << 62)  # `RunConfig` puts 0 or SHORT_EPOCH_US in its place
 SHORT_EPOCH_US = 200_000
 
@@ -198,8 +198,8 @@ class ClusterConfig:
     distribution epoch into as many slots; each sub-group is served in its slot (paper section V-B). mini_buffer_bytes: limit
     of the master's buffers; when they are full, the epoch ends early (asap) or the source waits. communication: `overlapped`,
     a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next when it has joined all it
-    has (the paper's mode). Realtime pace exchanges in its slots either way. sinks: how many roles write result files, each its
-    own; results that are only counted have one.
+    has (the paper's mode). Realtime pace exchanges in its slots either way. gateways: how many roles read the inputs, each its
+    share of their splits. sinks: how many roles write result files, each its own; results that are only counted have one.
     """
 
     partition_count: int = 60
@@ -208,9 +208,12 @@ class ClusterConfig:
     epoch_tuples: int = 131_072
     mini_buffer_bytes: int = 64 << 20
     communication: str = "overlapped"
+    gateways: int = 1
     sinks: int = 1
 
     def __post_init__(self) -> None:
+        gateways = setting("gateways", "cluster: gateways")
+        check(1 <= self.gateways <= MOST_GATEWAYS, (gateways, f" must be 1 to {MOST_GATEWAYS}"))
         check(1 <= self.sinks <= MOST_SINKS, (setting("sinks", "cluster: sinks"), f" must be 1 to {MOST_SINKS}"))
         check(
             1 <= self.partition_count <= MOST_PARTITION_GROUPS,

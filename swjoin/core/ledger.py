@@ -35,6 +35,15 @@ class StreamCounts:
             self.earliest_us = low if self.earliest_us is None else min(self.earliest_us, low)
             self.latest_us = high if self.latest_us is None else max(self.latest_us, high)
 
+    def add(self, other: StreamCounts) -> None:
+        """Add the counts of other rows of the same stream."""
+        for name in ("tuples", "joined", "null_key", "late", "shed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for time_us in (other.earliest_us, other.latest_us):
+            if time_us is not None:
+                self.earliest_us = time_us if self.earliest_us is None else min(self.earliest_us, time_us)
+                self.latest_us = time_us if self.latest_us is None else max(self.latest_us, time_us)
+
     def missing(self) -> int:
         return self.tuples - self.joined - self.null_key - self.late - self.shed
 

@@ -23,10 +23,11 @@ from swjoin.core.ids import BEGIN_OF_TIME_US
 class Feeds:
     """The edges from the sources of a plan to its stages. edges: ids of those of each source."""
 
-    def __init__(self, instances: Instances) -> None:
+    def __init__(self, instances: Instances, gateway: int = 0) -> None:
+        """gateway: its number."""
         sources = instances.stages.sources
         self.edges = [[edge.id for edge in instances.edges_from(source)] for source in sources]
-        self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], 0)
+        self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], gateway)
         self.instances = instances
         self._watermarks_us = dict.fromkeys(self.outlet.edges, BEGIN_OF_TIME_US)  # sent last
 

@@ -4,7 +4,7 @@ What: `Gateway.handle(event, now_us) -> [effect]`. It reads rows, classifies the
 closes slots and distribution epochs (`policy.epochs`), and serves the slaves of a sub-group in their fixed order, each when it
 has reported. Before it closes its share of a distribution epoch it asks the master what holds in it (`EpochPlan`).
 Why: the same object runs under MPI, in one process and in the simulator. The master decides and no tuple passes it, so that
-there may be many gateways.
+there may be many gateways, which read the splits of the inputs that the master deals out (`open_splits`).
 Stays out: files, messages on the wire, ranks, window state, placement and moves of partition-groups (`cluster.master`).
 
 Paces. asap: an epoch ends when both watermarks have passed its boundary in event time (or, with distribution_epoch_us = 0,
@@ -12,12 +12,14 @@ when `epoch_tuples` are buffered, more for large windows); full mini-buffers end
 run's clock; rows reach the gateway when the clock passes their position on the time axis, also while the other stream is idle.
 Rows of live streams arrive as they are read. A distribution epoch has a slot for each sub-group; with one, slot and epoch are
 the same.
+With several gateways all close a distribution epoch together: in asap pace, when it is ripe for one of them.
 The prefill (`measure.prefill`) precedes the first epoch of realtime pace, as fast as the slaves join it; then the clock starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from swjoin.cluster.gateway.feeds import Feeds
 from swjoin.cluster.gateway.ingress import Ingress, ingress_of
 from swjoin.cluster.gateway.intake import take_null_keys
 from swjoin.cluster.gateway.mini_buffers import Order
+from swjoin.cluster.gateway.open_splits import OpenSplits
 from swjoin.cluster.gateway.outbox import Outbox
 from swjoin.cluster.gateway.overload import Overload
 from swjoin.cluster.gateway.prefill import Prefill
@@ -39,6 +42,7 @@ from swjoin.cluster.gateway.tuple_queue import Store
 from swjoin.cluster.messages import (
     CheckpointDurable,
     EpochClosed,
+    EpochDue,
     EpochPlan,
     EpochWanted,
     Granted,
@@ -48,6 +52,7 @@ from swjoin.cluster.messages import (
     PartSaved,
     PrefillJoined,
     Report,
+    SplitDealt,
     StopReading,
 )
 from swjoin.cluster.role import (
@@ -68,6 +73,7 @@ from swjoin.cluster.role import (
     SourceEnded,
     SourceIdle,
     SourceResumed,
+    SplitOpened,
     TimerFired,
     UnexpectedEventError,
     slave_of,
@@ -84,6 +90,16 @@ SLOT = "slot"  # the timer of the end of a slot
 _Closing = tuple[int, tuple[int, ...], int | None]  # of a slot: deliver below this time, watermarks, start of the time axis
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a gateway is among several. number: of the gateway. dealt: it reads splits that the master deals out. origin_us:
+    start of the time axis, where it is known before anything is read."""
+
+    number: int = 0
+    dealt: bool = False
+    origin_us: int | None = None
+
+
 class Gateway:
     """One gateway of one run. `start` first, then `handle` every event; `finished` once it has returned `Finish`."""
 
@@ -95,9 +111,12 @@ class Gateway:
         ingress: Ingress | None = None,
         store: Store | None = None,
         feeds: Feeds | None = None,
+        share: Share | None = None,
     ) -> None:
         """ingress: intakes and mini-buffers to use instead of those for tuples. store: spills tuples to disk. feeds: edges to
-        the stages of a plan."""
+        the stages of a plan. share: among several gateways."""
+        share = share or Share()
+        self.number = share.number
         self.config = config
         self.slave_count = slave_count
         self.active = [SlaveId(s) for s in range(config.reorganization.active_slaves or slave_count)]
@@ -105,6 +124,9 @@ class Gateway:
         ingress = ingress or (ingress_of(config, layouts) if feeds is None else feeds.ingress())
         group_map = GroupMap(round_robin(config.cluster.partition_count, len(self.active)))
         self.streams, self.buffers = ingress.streams, ingress.buffers(HashPartition(group_map, slave_count))
+        self.splits = OpenSplits(self.streams) if share.dealt else None
+        self._several = config.gateway_count > 1
+        self._due_epoch = -1  # that another gateway wants
         self.order = ArrivalSequence.of(config.query)
         self.epoch = EpochIndex(-1)
         self.finished = False
@@ -123,7 +145,8 @@ class Gateway:
         self.overload = Overload(config, self.streams, self.buffers, self.slots, self._note, store)
         self._slots_closed = self._prefill.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
-        self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._prefill, self.state)
+        self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._prefill, self.state, self.splits)
+        self.reading.restore(share.origin_us)
 
     def start(self, now_us: int = 0) -> list[Effect]:
         """Read the first rows; a restored gateway may have deliveries at once."""
@@ -154,11 +177,23 @@ class Gateway:
                 self.reading.pending = None
                 side_rows = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
                 effects += [SetAside(stream, rows, reason) for rows, reason in side_rows]
+                if self.splits is not None:
+                    self.splits.count(stream, len(batch))
                 self._collect(stream)
             case SourceEnded(stream):
                 self.reading.pending = None
-                self.streams[stream].end()
+                if self.splits is None:
+                    self.streams[stream].end()
+                else:
+                    self.splits.ended(stream)
+                    effects += self.splits.ask(stream)
                 self._collect(stream)
+            case SplitOpened(stream, before_us) if self.splits is not None:
+                self.splits.opened(stream, before_us)
+                self._collect(stream)
+            case Received(message=SplitDealt() as dealt) if self.splits is not None:
+                effects += self.splits.take(dealt)
+                self._collect(dealt.stream)
             case SourceIdle(stream):
                 self.reading.become_idle(stream)
                 self._note(now_us, "idle", text=self.streams[stream].name)
@@ -187,6 +222,8 @@ class Gateway:
         match message:
             case EpochPlan():
                 self._begin_epoch(message, now_us)
+            case EpochDue(epoch):
+                self._due_epoch = epoch
             case GroupMoved(_, state_bytes, waited_us) if self.feeds is not None:
                 self.state.moving.finished.append((waited_us, state_bytes))  # it was routed to its consumer at once
             case GroupMoved(number, state_bytes):
@@ -232,9 +269,12 @@ class Gateway:
         if unknown or not self.state.stopping:
             delivering = bool(self.buffers.tuples or self._delivers)
             wanted = self.reading.next_stream(self._next_end_us, mid_epoch=self._mid_epoch, delivering=delivering)
-        if wanted is not None:
-            self.reading.pending = wanted
-        return [] if wanted is None else [Read(wanted, self.reading.instead_of(wanted))]
+        if wanted is None:
+            return []
+        if self.splits is not None and not self.splits.ready(wanted):
+            return self.splits.ask(wanted)
+        self.reading.pending = wanted
+        return [Read(wanted, self.reading.instead_of(wanted))]
 
     def _collect(self, stream: int) -> None:
         """asap pace, and prefill: admit the rows read and append the released tuples to the mini-buffers."""
@@ -269,7 +309,8 @@ class Gateway:
     def _close_prefill(self) -> bool:
         origin, tuples = self.reading.origin_us, self.buffers.tuples
         full = tuples >= self.slots.size.tuples or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes
-        if origin is None or not (tuples or self._mid_epoch) or not (full or self._prefill.is_read(origin)):
+        ripe = (tuples or self._mid_epoch) and (full or self._prefill.is_read(origin))
+        if origin is None or not (ripe or self._due):
             return False
         times = self._prefill.times_us(origin, rebased=self.config.time.model == "arrival")
         self._closing = END_OF_TIME_US, times, origin
@@ -308,8 +349,15 @@ class Gateway:
             self._effects.append(Send(MASTER, self._epoch_wanted()))
         return ended
 
+    @property
+    def _due(self) -> bool:
+        """Whether the slot is to be closed as it is: another gateway wants its epoch, or has closed it."""
+        return self._several and (self._mid_epoch or self._due_epoch > self.epoch)
+
     def _close_asap(self) -> bool:
         end = self.slots.end(self.reading.origin_us, mid_epoch=self._mid_epoch)
+        if end is None and self._due:
+            end = END_OF_TIME_US
         if end is None:
             return False
         self._closing = end, self.slots.closed(end), None
@@ -368,7 +416,11 @@ class Gateway:
         everything = everything and not self.buffers.stored_bytes  # the last delivery must fit into memory
         parked = self.buffers.parked_bytes()
         parked_bytes = tuple(parked.get(SlaveId(s), 0) for s in range(self.slave_count))
-        return EpochWanted(self.epoch + 1, exhausted, everything, self.outbox.take_fed_bytes(), parked_bytes)
+        wanted = EpochWanted(self.epoch + 1, exhausted, everything, self.outbox.take_fed_bytes(), parked_bytes)
+        if not self._several:
+            return wanted
+        times_us = tuple(stream.watermark_us for stream in self.streams)
+        return replace(wanted, times_us=times_us, idle=not exhausted and all(s.idle or s.exhausted for s in self.streams))
 
     def _begin_epoch(self, plan: EpochPlan, now_us: int) -> None:
         """The master has planned the epoch whose first slot has ended."""
@@ -377,6 +429,7 @@ class Gateway:
         self.epoch, self._plan = EpochIndex(plan.epoch), plan
         self.active = [SlaveId(s) for s in plan.served if s not in plan.inactive]
         self.state.checkpoint_under_way |= plan.checkpoint
+        self.reading.carry_to(plan.times_us)
         if self.feeds is None:
             self.state.moving.begin(plan)
         self._drain(now_us)
@@ -489,6 +542,8 @@ class Gateway:
             tuples |= {f"{name} {what}": batches for what, batches in intake.tuples_kept().items()}
         if self.feeds is not None:
             plain["edges"] = self.feeds.outlet.ledger.to_plain()
+        if self.splits is not None:
+            plain["splits"] = self.splits.plain_state()
         return Snapshot(plain, tuples)
 
     def _label(self, stream: int) -> str:
@@ -500,19 +555,30 @@ class Gateway:
         self.active = [SlaveId(s) for s in active]
         self.buffers.reroute(HashPartition(GroupMap(owner), self.slave_count))
 
-    def restore(self, plain: dict[str, Any], tuples: Mapping[str, Sequence[TupleBatch | StoredBatch]]) -> None:
-        """Continue a run from a snapshot, in a new gateway. tuples: as in the snapshot. `place` comes first."""
-        for stream in range(len(self.streams)):
-            name = self._label(stream)
-            kept: dict[str, list[TupleBatch]] = {
-                what.removeprefix(f"{name} "): [in_memory(batch) for batch in batches]
-                for what, batches in tuples.items()
-                if what.startswith(f"{name} ")
-            }
-            self.buffers.put_back(stream, kept.pop("buffered"))
-            self.streams[stream].restore(plain["streams"][stream], kept)
-        self.overload.restore(plain["overload"])
-        self._restore_state(plain["gateway"])
+    def restore(self, saved: Sequence[dict[str, Any]], shares: Sequence[Snapshot]) -> None:
+        """Continue a run from a checkpoint, in a new gateway. `place` comes first.
+
+        saved: states of all gateways then. shares: snapshots of those whose rows this gateway takes over.
+        """
+        for stream, intake in enumerate(self.streams):
+            states = [state["streams"][stream] for state in saved]
+            intake.restore_time(*(min(state[name] for state in states) for name in ("high_us", "arrived_high_us")))
+        for number, share in enumerate(shares):
+            for stream, intake in enumerate(self.streams):
+                name = self._label(stream)
+                kept: dict[str, list[TupleBatch]] = {
+                    what.removeprefix(f"{name} "): [in_memory(batch) for batch in batches]
+                    for what, batches in share.tuples.items()
+                    if what.startswith(f"{name} ")
+                }
+                self.buffers.put_back(stream, kept.pop("buffered"))
+                plain = share.plain["streams"][stream]
+                if self.splits is not None or number:
+                    intake.take_over(plain, kept)
+                else:
+                    intake.restore(plain, kept)
+            self.overload.restore(share.plain["overload"])
+        self._restore_state([state["gateway"] for state in saved], [share.plain["gateway"] for share in shares])
 
     def _plain_state(self) -> dict[str, Any]:
         """State without streams and buffers, ready for JSON."""
@@ -529,21 +595,24 @@ class Gateway:
             "finished_moves": list(self.state.moving.finished),  # a copy: the checkpoint is written while the run continues
         }
 
-    def _restore_state(self, plain: dict[str, Any]) -> None:
+    def _restore_state(self, saved: Sequence[dict[str, Any]], shares: Sequence[dict[str, Any]]) -> None:
+        """saved, shares: as of `restore`."""
+        plain = saved[0]
         self.epoch = EpochIndex(plain["epoch"])
-        self._slots_closed = plain["epochs_closed"] * self._sub_groups
-        self.outbox.promised = {
-            SlaveId(s): (plain["promised"][LEFT], plain["promised"][RIGHT]) for s in range(self.slave_count)
-        }
+        self._slots_closed = max(state["epochs_closed"] for state in saved) * self._sub_groups
+        left_us, right_us = (min(state["promised"][stream] for state in saved) for stream in (LEFT, RIGHT))
+        self.outbox.promised = {SlaveId(s): (left_us, right_us) for s in range(self.slave_count)}
         waiting_bytes = self.buffers.nbytes + self.buffers.stored_bytes
         if self._realtime and self.feeds is None and waiting_bytes > self.config.module.stream_buffer_bytes:
             for slave in range(self.slave_count):  # released to each slave as its stream buffer has room
                 self.buffers.park(SlaveId(slave))
         self.reading.restore(plain["origin_us"])
-        self.slots.boundary_us = plain["boundary_us"]
+        self.slots.boundary_us = max(state["boundary_us"] for state in saved)
         self.streams_ended_us = plain["streams_ended_us"]
         self.slots.size.restore(plain["epoch_size"])
-        self.peak_buffer_bytes, self.peak_pending_tuples = plain["peaks"]
+        for share in shares:
+            self.peak_buffer_bytes = max(self.peak_buffer_bytes, share["peaks"][0])
+            self.peak_pending_tuples = max(self.peak_pending_tuples, share["peaks"][1])
         self.state.moving.finished = [(held_us, size) for held_us, size in plain["finished_moves"]]
         if self.order is not None:
             self.order.restore(plain["order"], self.buffers)
@@ -565,6 +634,7 @@ class Gateway:
         hold_backs_s = np.array([held_us for held_us, _ in finished], np.float64) / 1e6
         quantiles = {f"p{q}": float(np.quantile(hold_backs_s, q / 100)) if len(hold_backs_s) else None for q in (50, 99)}
         return {
+            "gateway": self.number,
             "counts": counts,
             "edges": {} if self.feeds is None else self.feeds.outlet.ledger.to_plain(),
             "peak_buffer_bytes": self.peak_buffer_bytes,

@@ -172,8 +172,16 @@ class StreamIntake:
             rows = None if rows is None else rows.take(keep)
             columns = None if columns is None else columns.take(keep)
         if len(key):
-            self._arriving.append(TupleBatch(key, ts, ids, stamps, rows, columns))
+            self._arrive_later(TupleBatch(key, ts, ids, stamps, rows, columns))
         return side_rows
+
+    def _arrive_later(self, batch: TupleBatch) -> None:
+        """Rows in the order of their arrival; after a crash those of another gateway may be at hand already."""
+        if self._arriving and batch.arrival_us[0] < self._arriving[-1].arrival_us[-1]:
+            batch = TupleBatch.concat([*self._arriving, batch])
+            batch = batch.take(np.argsort(batch.arrival_us, kind="stable").astype(np.int64))
+            self._arriving.clear()
+        self._arriving.append(batch)
 
     def _extend_range(self, batch: SourceBatch, least_us: int, *, rises: bool, regular: bool) -> None:
         """Extend the time range by a batch, in most cases without reading its times.
@@ -280,6 +288,15 @@ class StreamIntake:
         """Advance the time of an idle stream to that of the other stream (asap pace, and live streams)."""
         self._arrived_high_us = max(self._arrived_high_us, time_us)
         self._release()
+
+    def carry_watermark(self, time_us: int) -> None:
+        """As `carry`, to a watermark."""
+        if time_us not in (BEGIN_OF_TIME_US, END_OF_TIME_US):
+            self.carry(time_us + (0 if self.time.model == "arrival" else self.time.max_out_of_order_us))
+
+    def pass_time(self, time_us: int) -> None:
+        """Rows before the next one, which another gateway reads, have times up to this one; lateness is judged by it."""
+        self.high_us = max(self.high_us, time_us)
 
     def _order(self, batch: TupleBatch) -> None:
         (self._released if self._in_order else self._held).append(batch)
@@ -394,12 +411,27 @@ class StreamIntake:
     def restore(self, plain: dict[str, Any], tuples: dict[str, list[TupleBatch]]) -> None:
         """Take over the state of another intake of this stream."""
         self.counts = StreamCounts(**plain["counts"])
-        self.high_us, self.first_us, self.ended = plain["high_us"], plain["first_us"], plain["ended"]
-        self._arrived_high_us = plain["arrived_high_us"]
+        self.first_us, self.ended = plain["first_us"], plain["ended"]
+        self.restore_time(plain["high_us"], plain["arrived_high_us"])
         if plain["idle"]:
             self.become_active()
         self._arriving, self._held, self._released = deque(tuples["arriving"]), tuples["held"], tuples["released"]
         self._null_keys = tuples.get("null_keys", [])
+
+    def restore_time(self, high_us: int, arrived_high_us: int) -> None:
+        """Go on from these greatest times of rows that were read, and of those that have arrived."""
+        self.high_us, self._arrived_high_us = high_us, arrived_high_us
+
+    def take_over(self, plain: dict[str, Any], tuples: dict[str, list[TupleBatch]]) -> None:
+        """Take over counts and tuples of an intake of this stream besides those at hand."""
+        self.counts.add(StreamCounts(**plain["counts"]))
+        for batch in tuples["arriving"]:
+            self._arrive_later(batch)
+        (self._released if self._in_order else self._held).extend(tuples["held"])
+        if tuples["released"]:
+            released = TupleBatch.concat([*self._released, *tuples["released"]])
+            self._released = [released.take(np.argsort(released.ts, kind="stable").astype(np.int64))]
+        self._null_keys += tuples.get("null_keys", [])
 
     def validate(self) -> None:
         for batch in self._released:

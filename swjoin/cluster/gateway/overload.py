@@ -179,8 +179,10 @@ class Overload:
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
-        self.by_group = np.array(plain["by_group"], np.int64)
-        self.spilled_tuples, self.peak_stored_bytes = plain["spilled_tuples"], plain["peak_stored_bytes"]
+        """Add the counts of a gateway whose rows this one takes over."""
+        self.by_group += np.array(plain["by_group"], np.int64)
+        self.spilled_tuples += plain["spilled_tuples"]
+        self.peak_stored_bytes = max(self.peak_stored_bytes, plain["peak_stored_bytes"])
         if self.estimates is not None:
             self.estimates.restore(plain["estimates"])
 

@@ -7,6 +7,8 @@ Stays out: buffering and delivering (`cluster.master.master`), the separate coun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swjoin.cluster.gateway.intake import StreamIntake
 
 Intakes = tuple[StreamIntake, ...]
@@ -38,8 +40,9 @@ class Prefill:
         left, right = (min(self.end_us(origin_us), s.watermark_us) - (origin_us if rebased else 0) for s in self._streams)
         return left, right
 
-    def stream_to_read(self, origin_us: int | None) -> int | None:
-        """Of the streams with unread prefill, the one with the lower time; None when there is none."""
+    def stream_to_read(self, origin_us: int | None, time_us: Callable[[StreamIntake], int]) -> int | None:
+        """Of the streams with unread prefill, the one with the lower time; None when there is none. time_us: from which a
+        stream is read next."""
         active = [s for s in self._streams if not s.ended and not s.idle]
         needed = [s for s in active if origin_us is None or s.high_us < self.end_us(origin_us)]
-        return min(needed, key=lambda s: s.high_us).stream if needed else None
+        return min(needed, key=time_us).stream if needed else None

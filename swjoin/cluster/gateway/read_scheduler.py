@@ -7,7 +7,10 @@ Stays out: rows (`cluster.gateway.intake`), sources, the detection of idle sourc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.open_splits import OpenSplits
 from swjoin.cluster.gateway.overload import Overload
 from swjoin.cluster.gateway.prefill import Prefill
 from swjoin.cluster.gateway.run_state import RunState
@@ -29,7 +32,10 @@ class ReadScheduler:
         overload: Overload,
         prefill: Prefill,
         state: RunState,
+        splits: OpenSplits | None = None,
     ) -> None:
+        """splits: that this gateway is dealt; None: it reads the whole input."""
+        self._splits = splits
         self.pending: int | None = None
         self._origin_us: int | None = None
         self._streams, self._slots, self._overload = streams, slots, overload
@@ -71,20 +77,24 @@ class ReadScheduler:
         if self._state.in_prefill:
             # When nothing can be delivered, the prefill is read even past the limit of the mini-buffers.
             full = self._slots.waiting_bytes >= self._limit_bytes and delivering
-            return None if full else self._prefill.stream_to_read(origin)
+            return None if full else self._prefill.stream_to_read(origin, self._time_us)
         open_streams = [s for s in self._streams if not s.ended and not s.idle]
         # Nothing can be delivered before the origin is known: then a stream without a time is read even past the limit. With
         # count windows so is the stream with the lower time, for which the other's tuples wait.
         if not open_streams or (self._overload.full and origin is not None and (delivering or not self._count_windows)):
             return None
-        behind = min(open_streams, key=lambda s: s.high_us)
+        behind = min(open_streams, key=self._time_us)
         if self._realtime and self._live:  # rows not yet arrived can be neither shed nor spilled
             enough = sum(s.arriving_bytes for s in self._streams) >= _ARRIVING * self._limit_bytes
         elif self._realtime:
-            enough = origin is not None and behind.high_us - origin > next_end_us + self._epoch_us
+            enough = origin is not None and self._time_us(behind) - origin > next_end_us + self._epoch_us
         else:
             enough = self._slots.ripe(origin, mid_epoch=mid_epoch) is not None
         return None if enough else behind.stream
+
+    def _time_us(self, stream: StreamIntake) -> int:
+        """The time from which a stream is read next."""
+        return stream.high_us if self._splits is None else self._splits.time_us(stream.stream)
 
     def instead_of(self, stream: int) -> int | None:
         """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length or
@@ -121,3 +131,10 @@ class ReadScheduler:
         for mine in self._streams:
             if mine.idle and (self._live or not self._realtime):
                 mine.carry(max(other.high_us for other in self._streams if other is not mine))
+
+    def carry_to(self, times_us: Sequence[int]) -> None:
+        """A gateway with nothing but idle streams goes along with the others. times_us: watermarks of every stream."""
+        if times_us and all(stream.idle or stream.ended for stream in self._streams):
+            for mine, time_us in zip(self._streams, times_us, strict=True):
+                if mine.idle:
+                    mine.carry_watermark(time_us)

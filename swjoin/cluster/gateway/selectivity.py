@@ -109,4 +109,4 @@ class MatchEstimates:
         return {"lost_pairs": self.lost_pairs}
 
     def restore(self, plain: dict[str, Any]) -> None:
-        self.lost_pairs = plain["lost_pairs"]
+        self.lost_pairs += plain["lost_pairs"]

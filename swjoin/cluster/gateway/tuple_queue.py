@@ -37,8 +37,11 @@ class Pending:
         self.stored_bytes = 0
 
     def append(self, batch: TupleBatch, store: Store | None = None) -> None:
-        """Append tuples not older than those before. store: where to store them at once, if it has room."""
-        if len(batch):
+        """Append tuples not older than those before; others, which come after a crash, are merged. store: where to store them
+        at once, if it has room."""
+        if len(batch) and self.parts and int(batch.ts[0]) < _last(self.parts[-1]):
+            self.merge([batch], store, behind=True)
+        elif len(batch):
             self._put(batch if store is None else _stored(batch, store) or batch)
 
     def _put(self, part: TupleBatch | StoredBatch) -> None:

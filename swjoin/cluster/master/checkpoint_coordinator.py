@@ -17,12 +17,12 @@ from typing import Any
 
 from swjoin.cluster.messages import CheckpointDurable, PartSaved
 from swjoin.cluster.role import (
-    GATEWAY,
     MASTER,
     CheckpointCompleted,
     CompleteCheckpoint,
     Effect,
     Send,
+    gateway_role,
     is_slave,
     sink_role,
     slave_role,
@@ -34,7 +34,7 @@ from swjoin.core.ids import EpochIndex
 class Checkpoints:
     """The checkpoints of one run. generation: count of cuts so far; a label of deliveries, results and files."""
 
-    def __init__(self, config: CheckpointConfig, slave_count: int, sink_count: int = 1) -> None:
+    def __init__(self, config: CheckpointConfig, slave_count: int, sink_count: int = 1, gateway_count: int = 1) -> None:
         self.generation = 0
         self.completed = 0
         self.stopping = False  # the run shall stop with a checkpoint
@@ -44,7 +44,8 @@ class Checkpoints:
         self.durations_us: list[int] = []
         self.nbytes = 0
         self._config = config
-        self._expected_parts = {"master": MASTER, "gateway 0": GATEWAY}
+        self._expected_parts = {"master": MASTER}
+        self._expected_parts |= {f"gateway {g}": gateway_role(g) for g in range(gateway_count)}
         self._expected_parts |= {f"sink {s}": sink_role(s) for s in range(sink_count)}
         self._expected_parts |= {f"slave {s}": slave_role(s) for s in range(slave_count)}
         self._parts: dict[str, dict[str, Any]] | None = None  # None: none is under way

@@ -9,14 +9,17 @@ Stays out: rows and deliveries (`cluster.gateway`), window state, files, message
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.phases import Phase, Phases
+from swjoin.cluster.master.split_dealer import SplitDealer
 from swjoin.cluster.messages import (
     EpochClosed,
+    EpochDue,
     EpochPlan,
     EpochWanted,
     GroupMoved,
@@ -25,10 +28,10 @@ from swjoin.cluster.messages import (
     Message,
     PartSaved,
     PrefillJoined,
+    SplitWanted,
     StopReading,
 )
 from swjoin.cluster.role import (
-    GATEWAY,
     CheckpointCompleted,
     Effect,
     Event,
@@ -42,6 +45,7 @@ from swjoin.cluster.role import (
     Snapshot,
     StopRequested,
     UnexpectedEventError,
+    gateway_role,
     sink_role,
     slave_of,
     slave_role,
@@ -57,20 +61,25 @@ class Master:
     Raises UserError when the configuration needs more slaves than the run has.
     """
 
-    def __init__(self, config: RunConfig, slave_count: int, stage_count: int | None = None) -> None:
-        """slave_count: of all stages together. stage_count: of a plan, whose instances all take part in every epoch."""
+    def __init__(
+        self, config: RunConfig, slave_count: int, stage_count: int | None = None, dealer: SplitDealer | None = None
+    ) -> None:
+        """slave_count: of all stages together. stage_count: of a plan, whose instances all take part in every epoch. dealer: of
+        splits, where gateways read what they are dealt."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
         self._of_plan = stage_count is not None
         self._width = slave_count // (stage_count or 1)
         self.controllers = [Controller(config, self._width, stage, stage_count or 1) for stage in range(stage_count or 1)]
-        self.checkpoints = Checkpoints(config.checkpoint, slave_count, config.sink_count)
+        self.checkpoints = Checkpoints(config.checkpoint, slave_count, config.sink_count, config.gateway_count)
+        self.dealer = dealer
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
-        self._gateways: tuple[RoleId, ...] = (GATEWAY,)
+        self._gateways = tuple(gateway_role(number) for number in range(config.gateway_count))
         self._wanted: dict[RoleId, EpochWanted] = {}  # by gateways that are ready for the next epoch
         self._closed: dict[RoleId, tuple[int, int]] = {}  # by gateways that have closed this epoch: times that they need
+        self._prefilled: set[RoleId] = set()  # gateways whose prefill is joined
 
     @property
     def controller(self) -> Controller:
@@ -138,6 +147,8 @@ class Master:
                 return self._want(sender, message, now_us)
             case EpochClosed():
                 return self._close(sender, message)
+            case SplitWanted() if self.dealer is not None:
+                return self.dealer.wanted(sender, message)
             case MoveEnd():
                 controller, slave = self._stage_of(message.slave)
                 move = controller.acknowledge(replace(message, slave=slave), now_us)
@@ -147,7 +158,8 @@ class Master:
             case PartSaved():
                 return self.checkpoints.saved(message)
             case PrefillJoined():
-                return self._start_measuring()
+                self._prefilled.add(sender)
+                return self._start_measuring() if len(self._prefilled) == len(self._gateways) else []
             case _:
                 raise UnexpectedEventError("master", Received(sender, message))
 
@@ -163,14 +175,19 @@ class Master:
         loads = self.controller.loads
         for slave, fed_bytes in enumerate(wanted.fed_bytes[: self._width]):
             loads.delivered(SlaveId(slave), fed_bytes)
+        effects = [] if self.dealer is None else self.dealer.reached(gateway, wanted.times_us)
         if len(self._wanted) < len(self._gateways):
-            return []
+            others = self._gateways if len(self._wanted) == 1 else ()
+            return [*effects, *(Send(other, EpochDue(wanted.epoch)) for other in others if other != gateway)]
         parked = [w.parked_bytes for w in self._wanted.values()]
         loads.parked_bytes = {SlaveId(s): sum(column) for s, column in enumerate(zip(*parked, strict=True)) if any(column)}
         exhausted = all(w.exhausted for w in self._wanted.values())
         everything = all(w.everything for w in self._wanted.values()) and not self._moves
+        busy = [w.times_us for w in self._wanted.values() if not w.idle]
         self._wanted.clear()
-        return self._to_gateways(self._plan_epoch(now_us, exhausted=exhausted, everything=everything))
+        plan = self._plan_epoch(now_us, exhausted=exhausted, everything=everything)
+        times_us = tuple(map(max, zip(*busy, strict=True)))
+        return [*effects, *self._to_gateways(replace(plan, times_us=times_us) if times_us else plan)]
 
     def _plan_epoch(self, now_us: int, *, exhausted: bool, everything: bool) -> EpochPlan:
         """The next distribution epoch, its phase and its plan."""
@@ -188,6 +205,8 @@ class Master:
             self.phases.enter(Phase.LAST_EPOCH)
         elif checkpoint:
             self.phases.enter(Phase.CHECKPOINTING)
+            if self.dealer is not None:
+                self.dealer.held = True  # gateways save what they had been dealt before this plan
             self.checkpoints.begin(self.epoch, now_us, everything=everything)
         else:
             moves = tuple(
@@ -226,7 +245,11 @@ class Master:
             return []
         generation = self.checkpoints.cut(needed_us)
         self.phases.enter(Phase.HALTED if self.checkpoints.is_last else Phase.RUNNING)
-        return [SavePart(generation, self.snapshot())]
+        effects: list[Effect] = [SavePart(generation, self.snapshot())]
+        if self.dealer is not None:
+            self.dealer.held = False
+            effects += self.dealer.deal()
+        return effects
 
     def _checkpoint_completed(self, event: CheckpointCompleted, now_us: int) -> list[Effect]:
         effects = self.checkpoints.complete(event, now_us)
@@ -258,10 +281,18 @@ class Master:
             "all_held": self.checkpoints.covers_run,
         }
         first, *more = [controller.plain_state() for controller in self.controllers]
-        return Snapshot({"master": master, "controller": first, **({"more_stages": more} if more else {})})
+        stages = {"more_stages": more} if more else {}
+        splits = {} if self.dealer is None else {"splits": self.dealer.plain_state()}
+        return Snapshot({"master": master, "controller": first, **stages, **splits})
 
-    def restore(self, plain: dict[str, Any], now_us: int) -> None:
-        """Continue a run from a snapshot, in a new master.
+    def restore(
+        self,
+        plain: dict[str, Any],
+        now_us: int,
+        splits: Sequence[dict[str, Any]] = (),
+        open_splits: Sequence[Sequence[Sequence[int]]] = (),
+    ) -> None:
+        """Continue a run from a snapshot, in a new master. splits, open_splits: as of `SplitDealer.restore`.
 
         With as many slaves as before, every partition-group goes to the slave of the same number; with another number of
         slaves, partition-groups are placed again.
@@ -272,6 +303,8 @@ class Master:
         self.epoch = EpochIndex(master["epoch"])
         self.checkpoints.restore(master["generation"], master["epoch"], now_us, master["completed"] + 1)
         self.checkpoints.covers_run = master["all_held"]
+        if self.dealer is not None:
+            self.dealer.restore(splits, open_splits)
 
     # ------------------------------------------------------------ after the run
 
@@ -288,3 +321,5 @@ class Master:
         for controller in self.controllers:
             controller.validate()
         self.checkpoints.validate()
+        if self.dealer is not None:
+            self.dealer.validate()

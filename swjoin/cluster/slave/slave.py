@@ -20,7 +20,6 @@ import numpy as np
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import CheckpointDurable, Granted, LoadReport, MeasuringStarted, PartSaved, Report, StateRequest
 from swjoin.cluster.role import (
-    GATEWAY,
     MASTER,
     Effect,
     Event,
@@ -36,11 +35,15 @@ from swjoin.cluster.role import (
     TimesMeasured,
     UnexpectedEventError,
     WorkDue,
+    gateway_of,
+    gateway_role,
     is_sink,
 )
+from swjoin.cluster.slave.inbox import Inbox
 from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.cluster.slave.state_mover import StateMover
+from swjoin.cluster.slave.text_keys import TextKeys
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.core.data_messages import (
@@ -59,6 +62,7 @@ from swjoin.core.ids import (
     SlaveId,
 )
 from swjoin.core.join_semantics import JoinKind
+from swjoin.core.key_encoder import Dictionary
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
@@ -100,7 +104,12 @@ class Slave:
         self.stage = stage
         self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes)
         self._config = config
-        self.join: JoinOperator = join or WindowJoinOperator.for_run(config, layouts, name=f"slave {slave}", where=where)
+        several = config.gateway_count > 1
+        self.join: JoinOperator = join or WindowJoinOperator.for_run(
+            config, layouts, name=f"slave {slave}", where=where, in_order=not several
+        )
+        self.inbox = Inbox(config.gateway_count) if several and stage is None else None
+        self._keys = TextKeys(Dictionary()) if stage is None else stage.text_keys
         self.joined = [0, 0]
         self.produced = self.matches = 0
         self.epoch = EpochIndex(-1)
@@ -124,9 +133,9 @@ class Slave:
         self._last_delivered = self._last_joined = False
         self._times = TimesMeasured()
         self._query = QueryId(0)
-        self.mover = StateMover(slave, self._query, self.join, layouts, reorganization.chunk_bytes, stage)
+        self.mover = StateMover(slave, self._query, self.join, layouts, reorganization.chunk_bytes, self._keys)
         self._mover_turn = True
-        self._promised_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+        self._promised_us = [(BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)] * config.gateway_count
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
         self._settled: list[Work] = []  # pending tuples of imported partition-groups; counted with the next epoch
         self._inactive = stage is None and 0 < reorganization.active_slaves <= slave
@@ -150,8 +159,7 @@ class Slave:
 
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: restore tuples that were joined before a crash, in the order of their delivery."""
-        if self.stage is not None:
-            delivery = self.stage.packed(delivery)
+        delivery = self._keys.received(delivery) if self.stage is None else self.stage.packed(delivery)
         self._check_numbers(delivery)
         self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
         self.join.restore(delivery)
@@ -180,7 +188,11 @@ class Slave:
         if self._realtime:
             self._awaiting = False
             return [self._next_exchange(now_us)]
-        return [Send(GATEWAY, Report(0.0))]
+        return self._report(0.0)
+
+    def _report(self, occupancy_ratio: float) -> list[Effect]:
+        """Ready for a delivery of every gateway."""
+        return [Send(gateway_role(g), Report(occupancy_ratio)) for g in range(self._config.gateway_count)]
 
     def _next_exchange(self, now_us: int) -> SetTimer:
         """The slave's next slot (realtime pace)."""
@@ -222,6 +234,8 @@ class Slave:
         waiting_bytes = max(0.0, self._buffered_bytes)  # rounding of fractional pieces
         if self.stage is not None:
             waiting_bytes += self.stage.merger.waiting_bytes  # of a later epoch too: this instance lags behind its senders
+        if self.inbox is not None:
+            waiting_bytes += self.inbox.bytes
         return waiting_bytes / self._config.module.stream_buffer_bytes
 
     def handle(self, event: Event, now_us: int) -> list[Effect]:
@@ -282,10 +296,24 @@ class Slave:
             self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes) + self.stage.merger.waiting_bytes)
             return []
         self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
-        self._check_promise(delivery)
+        self._check_promise(gateway_of(sender), delivery)
+        if self.inbox is None:
+            return self._take(delivery, now_us)
+        self.inbox.add(gateway_of(sender), delivery)
+        effects: list[Effect] = []
+        while (part := self.inbox.take()) is not None:
+            effects += self._take(part, now_us)
+        return effects
+
+    def _take(self, delivery: Delivery, now_us: int) -> list[Effect]:
+        """Put a delivery, or a part of an epoch, into the stream buffer."""
+        delivery = self._keys.received(delivery)
         self._buffer.append(delivery)
         self._buffered_bytes += delivery.nbytes
-        self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes))
+        waiting_bytes = 0 if self.inbox is None else self.inbox.bytes
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes) + waiting_bytes)
+        if not delivery.final:
+            return []
         self._occupancies.append(self.occupancy_ratio)
         self._exchanges_us.append(0 if self._reported_us is None else now_us - self._reported_us)
         self._reported_us = None
@@ -302,15 +330,17 @@ class Slave:
         if max(largest) >= len(self._cost_ns) or any((m < 0).any() for m in moves):
             raise RunFailed(f"{label}: a delivery of partition-group {max(largest)}, the run has {len(self._cost_ns)}")
 
-    def _check_promise(self, delivery: Delivery) -> None:
-        """Check tuples against the earlier watermarks: windows have expired by them, so an older tuple would lose pairs."""
+    def _check_promise(self, gateway: int, delivery: Delivery) -> None:
+        """Check tuples against the gateway's earlier watermarks: windows have expired by them, so an older tuple would lose
+        pairs."""
         for stream, batch in ((LEFT, delivery.left), (RIGHT, delivery.right)):
             times = preceding_counts(batch) if self._config.query.bounds.count_windows else batch.ts
             oldest_us = int(times.min()) if len(batch) else END_OF_TIME_US
-            if oldest_us < self._promised_us[stream]:
+            promised_us = self._promised_us[gateway][stream]
+            if oldest_us < promised_us:
                 where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"
-                raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {self._promised_us[stream]} us")
-        self._promised_us = (delivery.left_time_us, delivery.right_time_us)
+                raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {promised_us} us")
+        self._promised_us[gateway] = delivery.left_time_us, delivery.right_time_us
 
     def _report_if_due(self, now_us: int) -> list[Effect]:
         """Ask for the next delivery.
@@ -324,7 +354,7 @@ class Slave:
         if self._inactive:
             ready = not self._awaiting and not self.has_work
         elif self._realtime:
-            ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES
+            ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES * self._config.gateway_count
         else:
             overlapped = self._config.cluster.communication == "overlapped" and not self.in_prefill
             ready = not self._awaiting and (not self._buffer if overlapped else not self._joins)
@@ -334,7 +364,7 @@ class Slave:
         if not self._awaiting:
             self._reported_us = None if self._inactive else now_us
         self._awaiting = True
-        report: list[Effect] = [Send(GATEWAY, Report(self.occupancy_ratio))]
+        report = self._report(self.occupancy_ratio)
         if self._config.reorganization.policy not in POLICIES or self.in_prefill:
             return report
         return [self._load_report(), *report]
@@ -497,7 +527,7 @@ class Slave:
             "epoch_end_us": now_us,
             "left_tuples": left,
             "right_tuples": right,
-            "delivered_bytes": delivery.nbytes,
+            "delivered_bytes": sum(w.delivery.nbytes for w in works if not w.settles),
             "pairs": pairs,
             "comparisons": sum(w.comparisons for w in works),
             "process_us": self._times.process_us,
@@ -524,7 +554,8 @@ class Slave:
     def buffered_tuples(self, stream: int) -> int:
         """Delivered tuples of a stream whose epoch is not completed."""
         deliveries = [*self._buffer, *([] if self._work is None else [self._work.delivery])]
-        return sum(len(d.left if stream == LEFT else d.right) for d in deliveries) + self.mover.waiting_tuples(stream)
+        waiting = self.mover.waiting_tuples(stream) + (0 if self.inbox is None else self.inbox.tuples()[stream])
+        return sum(len(d.left if stream == LEFT else d.right) for d in deliveries) + waiting
 
     def summary(self) -> dict[str, Any]:
         """The slave's part of run.json."""
@@ -543,6 +574,8 @@ class Slave:
         self.join.validate()
         self.mover.validate()
         self.results.validate()
+        if self.inbox is not None:
+            self.inbox.validate()
         if self.stage is not None:
             self.stage.validate()
         assert not self.finished or self.mover.idle, f"slave {self.id}: finished in the middle of a state movement"

@@ -21,8 +21,9 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send
 from swjoin.cluster.slave.merger import Merger, Piece
+from swjoin.cluster.slave.text_keys import TextKeys
 from swjoin.core.batch import BOTH, LEFT, RIGHT, STREAM_NAMES, Bool, Pairs, RowLayout, TupleBatch
-from swjoin.core.data_messages import Delivery, Directory, StateChunk
+from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import SlaveId
 from swjoin.core.merged_deliveries import Grouped, merged
@@ -47,6 +48,7 @@ class StageInstance:
         self.join_cpu_us = self.peak_window_tuples = 0
         self._slave, self._instances = slave, instances
         self._keys = self.columns.new_keys()
+        self.text_keys = TextKeys(self._keys.dictionary)
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
@@ -165,26 +167,6 @@ class StageInstance:
         header = replace(_header(delivery), moves=self._open.moves)
         self.outlet.close(header, dict.fromkeys(self.outlet.edges, watermark_us))
         return self.outlet.serve()
-
-    # ------------------------------------------------------------ partition-groups that move
-
-    def sent_state(self, chunk: StateChunk) -> StateChunk:
-        """A chunk of a partition-group that leaves, as it travels: codes of keys are those of this instance alone, so the keys
-        go along as text."""
-        if self._keys.native:
-            return chunk
-        keys = self._keys.dictionary.of_codes(chunk.tuples.key)
-        return replace(chunk, tuples=replace(chunk.tuples, columns=keys))
-
-    def received_state(self, chunk: StateChunk) -> StateChunk:
-        """The inverse. With other codes the tuples belong to other mini-partition-groups: all come into one, which is tuned."""
-        if self._keys.native:
-            return chunk
-        tuples = replace(chunk.tuples, key=self._keys.dictionary.codes_of(chunk.tuples.columns), columns=None)
-        directory = None if chunk.directory is None else Directory(0, np.zeros(1, np.int64), np.zeros(1, np.int64))
-        some = 0 if chunk.pending else min(1, len(tuples))
-        minis, counts = np.zeros(some, np.int64), np.full(some, len(tuples), np.int64)
-        return replace(chunk, tuples=tuples, directory=directory, minis=minis, counts=counts)
 
     def granted(self, receiver: RoleId, credit: Granted) -> list[Effect]:
         self.outlet.granted(receiver, credit)

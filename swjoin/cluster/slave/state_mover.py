@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from swjoin.cluster.messages import StateRequest
 from swjoin.cluster.role import MASTER, Effect, Send, slave_role
-from swjoin.cluster.slave.stage import StageInstance
+from swjoin.cluster.slave.text_keys import TextKeys
 from swjoin.core.batch import RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery, MoveEnd, StateChunk
 from swjoin.core.errors import RunFailed
@@ -51,10 +51,9 @@ class StateMover:
         join: JoinOperator,
         layouts: tuple[RowLayout | None, RowLayout | None],
         chunk_bytes: int,
-        stage: StageInstance | None = None,
+        keys: TextKeys,
     ) -> None:
-        """stage: in a run of a plan, what translates the keys of chunks."""
-        self._stage = stage
+        self._keys = keys
         self._slave, self._query, self._join = slave, query, join
         self._layouts, self._chunk_bytes = layouts, chunk_bytes
         self._leaving: dict[int, _Leaving] = {}  # by move
@@ -85,7 +84,7 @@ class StateMover:
         coming = self._coming.get(chunk.move)
         if coming is None or (coming.supplier, coming.group) != (chunk.supplier, chunk.group):
             raise RunFailed(f"slave {self._slave}: partition-group {chunk.group} came from slave {chunk.supplier} unasked")
-        coming.chunks.append(chunk if self._stage is None else self._stage.received_state(chunk))
+        coming.chunks.append(self._keys.received_state(chunk))
 
     # ------------------------------------------------------------ between two deliveries
 
@@ -152,9 +151,7 @@ class StateMover:
     def _send(self, leaving: _Leaving, departure: OutgoingGroup, now_us: int) -> list[Effect]:
         move, group = leaving.move_id.move, leaving.move_id.group
         self._credits[move] -= 1
-        chunk = departure.next_chunk()
-        if self._stage is not None:
-            chunk = self._stage.sent_state(chunk)
+        chunk = self._keys.sent_state(departure.next_chunk())
         effects: list[Effect] = [Send(slave_role(leaving.move_id.consumer), chunk)]
         if departure.done:
             del self._leaving[move], self._credits[move]

@@ -1,0 +1,46 @@
+"""Splits: the pieces of an input that gateways read, in the input's own order.
+
+What: `Split`; `remaining`, the splits after a position.
+Why: with several gateways the master deals out the splits of every input one by one; a split says what its reader has to know
+of all rows before it, so that row ids and lateness are those of one gateway.
+Stays out: making splits (`connectors`), dealing (`cluster.master.split_dealer`), reading (`cluster.gateway.open_splits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+
+ALL_ROWS = 1 << 62  # a position behind the last row of any input
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of one input that follow each other, read by one gateway.
+
+    row: position of the first one in the input. rows: their number; -1: all to the end of the input, known only by reading.
+    low_us, high_us: bounds of their times; BEGIN_OF_TIME_US and END_OF_TIME_US where nothing is known. before_us: greatest time
+    of all rows before the first one, or a lower bound of it where it is only known by reading; BEGIN_OF_TIME_US if no row is
+    before it, or none has a time.
+    """
+
+    row: int
+    rows: int
+    low_us: int = BEGIN_OF_TIME_US
+    high_us: int = END_OF_TIME_US
+    before_us: int = BEGIN_OF_TIME_US
+
+    @property
+    def end(self) -> int:
+        """The position after its last row."""
+        return ALL_ROWS if self.rows < 0 else self.row + self.rows
+
+
+WHOLE = Split(0, -1)  # an input that one gateway reads
+
+
+def remaining(splits: Sequence[Split], row: int) -> list[tuple[Split, int]]:
+    """What is left of an input from a position on: splits, and rows at the start of each that are not read again."""
+    return [(split, max(0, row - split.row)) for split in splits if split.end > row]
