@@ -197,7 +197,8 @@ class GatewayCheckpointer:
         if self._dictionary is not None:
             for file in self._keys or ():
                 self._close(file)
-            self._keys_saved, lengths, data = [0, [0, 0], [0, 0]] if manifest is None else manifest.gateways[0]["keys"]
+            nothing: list[Any] = [0, [0, 0], [0, 0]]
+            self._keys_saved, lengths, data = nothing if manifest is None else manifest.gateways[0]["keys"]
             if lengths[0] != 8 * self._keys_saved:
                 raise RunFailed(f"{self._folder / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
             files = self._folder / "keys.lengths", self._folder / "keys.bytes"

@@ -42,6 +42,13 @@ class EpochDue:
 
 
 @dataclass(frozen=True)
+class EventNoted:
+    """From one of several gateways to the master: an event for the run's log. values: the fields of a `RunEvent`."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class SplitWanted:
     """From a gateway to the master: it has no split of this stream, or its watermarks, times_us, have risen since it asked."""
 
@@ -196,6 +203,7 @@ Message = (
     | CheckpointDurable
     | EpochWanted
     | EpochDue
+    | EventNoted
     | SplitWanted
     | SplitDealt
     | EpochPlan

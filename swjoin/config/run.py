@@ -219,6 +219,11 @@ class RunConfig:
         """Gateways of the run."""
         return self.cluster.gateways
 
+    @property
+    def lead_us(self) -> int:
+        """How far a gateway may read ahead of the others: as far as the windows reach."""
+        return self.query.bounds.retention_us + self.time.max_out_of_order_us
+
     def with_gateways(self, count: int) -> RunConfig:
         """The same run with so many gateways."""
         return replace(self, cluster=replace(self.cluster, gateways=count))

@@ -78,7 +78,7 @@ class LiveSimulation(Simulation):
     """Batches come after random times, mostly soon, now and then after a long silence."""
 
     SOURCE = LiveBatchSource
-    _sources: tuple[LiveBatchSource, LiveBatchSource]
+    _sources_of: list[tuple[LiveBatchSource, LiveBatchSource]]  # type: ignore[assignment]
 
     def __init__(self, config: Any, sources: Any, slave_count: int, seed: int, *more: Any) -> None:
         self._random = np.random.default_rng([seed, 0x11FE])
@@ -87,6 +87,10 @@ class LiveSimulation(Simulation):
         self._asked = 0
         self._idle: set[int] = set()
         super().__init__(config, sources, slave_count, seed, *more)
+
+    @property
+    def _sources(self) -> tuple[LiveBatchSource, LiveBatchSource]:
+        return self._sources_of[0]
 
     def _start(self) -> None:
         self._wanted = None
@@ -106,7 +110,7 @@ class LiveSimulation(Simulation):
         self._wait_for(stream)
         self._look()
 
-    def _ask(self, stream: int, instead: int | None) -> None:
+    def _ask(self, gateway: int, stream: int, instead: int | None) -> None:
         self._wanted, self._asked = (stream, instead), self._asked + 1
         self._at(self.now_us + self._delays.work_us(actor_of(GATEWAY)), "a look at the sources", self._look)
         timeout_us = self.config.time.idle_timeout_us
@@ -121,7 +125,7 @@ class LiveSimulation(Simulation):
         for wanted in self._wanted or ():
             if wanted is not None and self._sources[wanted].ready(0):
                 self._wanted = None
-                self._read(wanted)
+                self._read(0, wanted)
                 return
 
     def _give_up(self, asked: int) -> None:
@@ -134,7 +138,7 @@ class LiveSimulation(Simulation):
 def live_scenario(seed: int) -> Scenario:
     """As `Scenario.draw`, with streams that are pushed; every other one in realtime pace."""
     scenario = Scenario.draw(seed)
-    config = scenario.config.with_sinks(1)
+    config = scenario.config.with_sinks(1).with_gateways(1)
     stream = StreamConfig(flight=FlightConfig(), schema="key: int64, ts: int64", time_unit="us")
     changes: dict[str, Any] = {"left": stream, "right": stream, "serve": ServeConfig(listen="127.0.0.1:0")}
     changes["measure"] = dataclasses.replace(config.measure, prefill_us=0)

@@ -110,9 +110,10 @@ class Scenario:
                 step = int(random_crashes.geometric(1 / random_crashes.choice([20, 100, 400])))
                 crashes.append((step, int(random_crashes.integers(0, 7))))
         sinks = int(np.random.default_rng([seed, 10]).choice([1, 1, 2, 3]))
+        gateways = int(np.random.default_rng([seed, 11]).choice([1, 1, 2, 3, 4]))
         random_moving = np.random.default_rng([seed, 9])
         if random_moving.random() < 0.15:
-            return _draw_moving(random_moving, seed, tuple(crashes), sinks)
+            return _draw_moving(random_moving, seed, tuple(crashes), (gateways, sinks))
         random_kind = np.random.default_rng([seed, 6])
         if "measure" not in plain and random_kind.random() < 0.5:
             plain["join"]["how"] = str(random_kind.choice(list(JOIN_KINDS)))
@@ -120,7 +121,7 @@ class Scenario:
         if "measure" not in plain and random_last.random() < 0.25:
             last = random_last.choice([1, 2, 5, 20, 100, 1000], 2).tolist()
             plain["join"] = {"last": last, "how": plain["join"].get("how", "inner")}
-        config = config_from_plain(plain).with_sinks(sinks)
+        config = _with_roles(config_from_plain(plain), (gateways, sinks))
         return Scenario(seed, config, slave_count, (rows[0], rows[1]), tuple(crashes))
 
     def good_tuples(self, side: int, aside: Collection[int] = ()) -> TupleBatch:
@@ -209,7 +210,15 @@ def _draw_adaptation(random: np.random.Generator, plain: dict[str, Any], slave_c
         plain["reorganization"]["declustering"] = "adaptive"
 
 
-def _draw_moving(random: np.random.Generator, seed: int, crashes: tuple[tuple[int, int], ...], sinks: int) -> Scenario:
+def _with_roles(config: RunConfig, roles: tuple[int, int]) -> RunConfig:
+    """The run with so many gateways and sinks; count windows have one gateway."""
+    gateways, sinks = roles
+    return config.with_sinks(sinks).with_gateways(1 if config.query.last is not None else gateways)
+
+
+def _draw_moving(
+    random: np.random.Generator, seed: int, crashes: tuple[tuple[int, int], ...], roles: tuple[int, int]
+) -> Scenario:
     """Windows much shorter than the streams, and moves in every reorganization epoch: partition-groups leave with payload
     freed in the middle of blocks, or right after they arrived."""
     span, n = 100_000, 200
@@ -248,7 +257,7 @@ def _draw_moving(random: np.random.Generator, seed: int, crashes: tuple[tuple[in
     }
     if crashes:
         plain["checkpoint"] = {"epochs": int(random.choice([1, 5]))}
-    return Scenario(seed, config_from_plain(plain).with_sinks(sinks), slave_count, (rows[0], rows[1]), crashes)
+    return Scenario(seed, _with_roles(config_from_plain(plain), roles), slave_count, (rows[0], rows[1]), crashes)
 
 
 def _draw_overload(random: np.random.Generator, plain: dict[str, Any]) -> None:

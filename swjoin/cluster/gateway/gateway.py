@@ -19,11 +19,12 @@ The prefill (`measure.prefill`) precedes the first epoch of realtime pace, as fa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.edge_ledger import summed
 from swjoin.cluster.exchange import EpochHeader
 from swjoin.cluster.gateway.arrival_sequence import ArrivalSequence, released
 from swjoin.cluster.gateway.deferral import defer_full_slaves
@@ -45,6 +46,7 @@ from swjoin.cluster.messages import (
     EpochDue,
     EpochPlan,
     EpochWanted,
+    EventNoted,
     Granted,
     GroupMoved,
     MeasuringStarted,
@@ -241,9 +243,16 @@ class Gateway:
         return []
 
     def _note(self, now_us: int, kind: str, **fields: Any) -> None:
-        self._effects.append(Log(RunEvent(now_us, int(self.epoch), kind, **fields)))
+        event = RunEvent(now_us, int(self.epoch), kind, **fields)
+        if not self._several:
+            self._effects.append(Log(event))
+            return
+        text = f"{event.text} (gateway {self.number})".lstrip()
+        self._effects.append(Send(MASTER, EventNoted(astuple(replace(event, text=text)))))
 
     def _note_move(self, now_us: int, kind: str, move: Moving, **fields: Any) -> None:
+        if self.number:
+            return  # all gateways hold the same partition-groups back
         subjects = {"slave": move.supplier, "peer": move.consumer, "group": move.group}
         self._note(now_us, kind, **subjects, amount=float(move.number), **fields)
 
@@ -562,7 +571,8 @@ class Gateway:
         """
         for stream, intake in enumerate(self.streams):
             states = [state["streams"][stream] for state in saved]
-            intake.restore_time(*(min(state[name] for state in states) for name in ("high_us", "arrived_high_us")))
+            arrived_us = min(state["arrived_high_us"] for state in states)  # of an idle stream above the other
+            intake.restore_time(max(arrived_us, min(state["high_us"] for state in states)), arrived_us)
         for number, share in enumerate(shares):
             for stream, intake in enumerate(self.streams):
                 name = self._label(stream)
@@ -623,6 +633,31 @@ class Gateway:
         """Good tuples of a stream that have been read but are in no delivery yet."""
         delivered = self.outbox.tuples(stream) if self.feeds is None else 0
         return self.streams[stream].waiting_tuples + self.buffers.stream_tuples(stream) + delivered
+
+    @staticmethod
+    def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The summary of all gateways together. All follow the same moves."""
+        first = summaries[0]
+        if len(summaries) == 1:
+            return first
+
+        def merge(field: str, name: str) -> int | None:
+            values: list[int] = [s["counts"][field][name] for s in summaries if s["counts"][field][name] is not None]
+            if field in ("earliest_us", "latest_us"):
+                return (min if field == "earliest_us" else max)(values, default=None)
+            return sum(values)
+
+        counts = {field: {name: merge(field, name) for name in names} for field, names in first["counts"].items()}
+        ended_us = [s["streams_ended_us"] for s in summaries]
+        return {
+            **first,
+            "counts": counts,
+            "edges": summed([s["edges"] for s in summaries]) if first["edges"] else {},
+            "peak_buffer_bytes": max(s["peak_buffer_bytes"] for s in summaries),
+            "peak_pending_tuples": sum(s["peak_pending_tuples"] for s in summaries),
+            "streams_ended_us": None if None in ended_us else max(ended_us),
+            "overload": Overload.merged([s["overload"] for s in summaries]),
+        }
 
     def summary(self) -> dict[str, Any]:
         """The gateway's part of run.json: its counts, its peaks, count and bytes of moves and quantiles of their hold-back."""

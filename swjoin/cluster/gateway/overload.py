@@ -13,7 +13,7 @@ data streams, SIGMOD 2003).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,6 +185,19 @@ class Overload:
         self.peak_stored_bytes = max(self.peak_stored_bytes, plain["peak_stored_bytes"])
         if self.estimates is not None:
             self.estimates.restore(plain["estimates"])
+
+    @staticmethod
+    def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The summary of all gateways together."""
+        first, shed = summaries[0], [s["shed_by_group"] for s in summaries]
+        by_group = first["shed_by_group"] and {name: np.sum([s[name] for s in shed], axis=0).tolist() for name in STREAM_NAMES}
+        lost = None if first["lost_pairs_estimate"] is None else sum(s["lost_pairs_estimate"] for s in summaries)
+        return {
+            **first,
+            "shed_by_group": by_group,
+            "lost_pairs_estimate": lost,
+            **{name: sum(s[name] for s in summaries) for name in ("spilled_tuples", "peak_spilled_bytes")},
+        }
 
     def summary(self) -> dict[str, Any]:
         """For run.json."""

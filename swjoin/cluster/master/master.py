@@ -22,6 +22,7 @@ from swjoin.cluster.messages import (
     EpochDue,
     EpochPlan,
     EpochWanted,
+    EventNoted,
     GroupMoved,
     LoadReport,
     MeasuringStarted,
@@ -147,6 +148,8 @@ class Master:
                 return self._want(sender, message, now_us)
             case EpochClosed():
                 return self._close(sender, message)
+            case EventNoted():
+                return [Log(RunEvent(*message.values))]
             case SplitWanted() if self.dealer is not None:
                 return self.dealer.wanted(sender, message)
             case MoveEnd():

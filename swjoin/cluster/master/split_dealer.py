@@ -2,12 +2,13 @@
 
 What: `SplitDealer`: takes wishes, deals out the splits of every stream one by one, in their order.
 Why: contiguous shares would make all gateways wait for the first one, as inputs in time order start late. A gateway that is
-ahead of the others by more than the windows reach waits: what it read would fill the windows.
+far ahead of the others waits: what it read would fill the windows.
 Stays out: splits themselves (`core.splits`), reading (`cluster.gateway.open_splits`).
 
 The frontier is the least time of any row that is not read: of a split that is being read the greater one of its least time and
 its gateway's watermark; of a stream with splits to deal, the least time of its next one. A split is dealt while its least time
-is at most `reach_us` above the frontier. So the split at the frontier can always be dealt, or is being read.
+is at most `reach_us` above the frontier, or fewer splits after the oldest one that is being read were dealt than there are
+gateways. So the split at the frontier can always be dealt, or is being read.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from swjoin.core.splits import ALL_ROWS, Split, remaining
 
 @dataclass
 class _Stream:
-    """left: splits to deal, with rows to skip. begun: those before them that were read in part before a crash. open: the least
-    time of the split that each gateway reads. waiting: gateways that have asked, in their order, and what each was told
-    last."""
+    """left: splits to deal, with rows to skip. begun: those before them that were read in part before a crash. dealt: count of
+    splits. open: of the split that each gateway reads, how many were dealt before it, and its least time. waiting: gateways
+    that have asked, in their order, and what each was told last."""
 
     left: deque[tuple[Split, int]]
     begun: deque[tuple[Split, int]] = field(default_factory=deque)
-    open: dict[RoleId, int] = field(default_factory=dict)
+    dealt: int = 0
+    open: dict[RoleId, tuple[int, int]] = field(default_factory=dict)
     waiting: dict[RoleId, SplitDealt | None] = field(default_factory=dict)
 
     @property
@@ -43,12 +45,17 @@ class _Stream:
     def next_low_us(self) -> int:
         return self.to_deal[0][0].low_us if self.to_deal else END_OF_TIME_US
 
+    @property
+    def ahead(self) -> int:
+        """Splits that were dealt since the oldest one that is being read."""
+        return self.dealt - min((number for number, _ in self.open.values()), default=self.dealt)
+
 
 class SplitDealer:
-    """splits: of every stream. reach_us: most lead of a split over the frontier."""
+    """splits: of every stream. reach_us: lead over the frontier in which any split may be dealt."""
 
-    def __init__(self, splits: Sequence[Sequence[Split]], reach_us: int) -> None:
-        self._splits, self._reach_us = splits, reach_us
+    def __init__(self, splits: Sequence[Sequence[Split]], reach_us: int, gateway_count: int) -> None:
+        self._splits, self._reach_us, self._gateway_count = splits, reach_us, gateway_count
         self._streams = [_Stream(deque(remaining(of, 0))) for of in splits]
         self._times_us: dict[RoleId, tuple[int, ...]] = {}  # watermarks of gateways
         self.held = False  # nothing is dealt: the cut of a checkpoint is being made
@@ -84,11 +91,12 @@ class SplitDealer:
             gone, stream.waiting = stream.waiting, {}
             return [Send(gateway, SplitDealt(number, ended=True)) for gateway in gone]
         split, skip = stream.to_deal[0]
-        if split.low_us <= self._frontier_us + self._reach_us:
+        if stream.ahead < self._gateway_count or split.low_us <= self._frontier_us + self._reach_us:
             stream.to_deal.popleft()
             gateway = next(iter(stream.waiting))
             del stream.waiting[gateway]
-            stream.open[gateway] = split.low_us
+            stream.open[gateway] = stream.dealt, split.low_us
+            stream.dealt += 1
             return [Send(gateway, SplitDealt(number, astuple(split), skip))]
         notice = SplitDealt(number, before_us=split.before_us, low_us=split.low_us)
         untold = [gateway for gateway, told in stream.waiting.items() if told != notice]
@@ -99,7 +107,7 @@ class SplitDealer:
     def _frontier_us(self) -> int:
         frontier_us = min(stream.next_low_us for stream in self._streams)
         for number, stream in enumerate(self._streams):
-            for gateway, low_us in stream.open.items():
+            for gateway, (_, low_us) in stream.open.items():
                 times_us = self._times_us.get(gateway)
                 mark_us = BEGIN_OF_TIME_US if times_us is None else times_us[number]
                 frontier_us = min(frontier_us, max(low_us, mark_us))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.cluster.messages import Message
 from swjoin.cluster.ranks import RankMap
-from swjoin.cluster.role import Received, RoleId, is_slave
+from swjoin.cluster.role import Received, RoleId, is_gateway
 from swjoin.cluster.wire import FORMATS, Format, address, addresses
 from swjoin.core.data_messages import Delivery, StateChunk
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from swjoin.runtime.mpi.channel import Channel
 
 
-def waits(sender: RoleId, to: RoleId, form: Format) -> bool:
-    """Whether a rank may wait inside a send until the receiver takes it. Instances send to each other and to sinks, which may
-    share a rank."""
-    return form.waits and not (is_slave(sender) and is_slave(to))
+def waits(sender: RoleId, ranks: RankMap, form: Format) -> bool:
+    """Whether a rank may wait inside a send until the receiver takes it: a gateway may, on a rank that takes no deliveries."""
+    return form.waits and is_gateway(sender) and ranks.slave_of(ranks.rank_of(sender)) is None
 
 
 class MpiTransport:
@@ -62,7 +61,7 @@ class MpiTransport:
         frame = form.pack(message)
         address(frame, sender, to)
         rank = self._roles.rank_of(to)
-        if waits(sender, to, form):
+        if waits(sender, self._roles, form):
             self.channel.send(frame, rank, form.tag)
         else:
             self.channel.send_later(frame, rank, form.tag)

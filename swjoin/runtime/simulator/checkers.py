@@ -26,19 +26,27 @@ from swjoin.plan.stages import Stage
 from swjoin.runtime.simulator.storage import MemorySink
 
 
-def check_ledger(gateway: Gateway, slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]) -> None:
+def _good(gateways: Sequence[Gateway], stream: int) -> int:
+    """Rows read that are to be joined."""
+    counts = [gateway.streams[stream].counts for gateway in gateways]
+    return sum(c.tuples - c.null_key - c.late - c.shed for c in counts)
+
+
+def check_ledger(
+    gateways: Sequence[Gateway], slaves: Sequence[Slave], in_flight: Sequence[int], joined_before: Sequence[int]
+) -> None:
     """The ledger during the run: every row read is counted exactly once. joined_before: tuples of the restored checkpoint."""
     for stream, name in enumerate(STREAM_NAMES):
-        counts = gateway.streams[stream].counts
-        somewhere = gateway.waiting_tuples(stream) + in_flight[stream] + joined_before[stream]
+        somewhere = in_flight[stream] + joined_before[stream]
+        somewhere += sum(gateway.waiting_tuples(stream) for gateway in gateways)
         somewhere += sum(s.buffered_tuples(stream) + s.joined[stream] for s in slaves)
-        good = counts.tuples - counts.null_key - counts.late - counts.shed
+        good = _good(gateways, stream)
         assert somewhere == good, f"{name}: {good} good tuples were read, {somewhere} are somewhere"
 
 
 def check_stages(
     instances: Instances,
-    gateway: Gateway,
+    gateways: Sequence[Gateway],
     slaves: Sequence[Slave],
     in_flight: Mapping[int, int],
     before: PlanState | None,
@@ -46,9 +54,9 @@ def check_stages(
     """The ledger of a plan during the run: every row that was read is sent over each edge of its source; what was sent over an
     edge was taken, waits, or is in flight; what a stage has taken is joined. in_flight: by edge. before: at the restored
     checkpoint."""
-    assert gateway.feeds is not None, "the gateway of a plan has feeds"
     stages = [slave.stage for slave in slaves if slave.stage is not None]
-    senders: list[Outlet] = [gateway.feeds.outlet, *(stage.outlet for stage in stages)]
+    feeds = [gateway.feeds.outlet for gateway in gateways if gateway.feeds is not None]
+    senders: list[Outlet] = [*feeds, *(stage.outlet for stage in stages)]
     taken: Counter[tuple[int, int]] = Counter()  # by stage and port
     for edge in instances.stages.edges:
         if not isinstance(edge.receiver, Stage):
@@ -62,9 +70,8 @@ def check_stages(
         taken[edge.receiver.id, edge.port] += received
         if isinstance(edge.sender, Source):
             index = instances.stages.sources.index(edge.sender)
-            counts = gateway.streams[index].counts
-            good = counts.tuples - counts.late - gateway.waiting_tuples(index)
-            fed = sent + gateway.feeds.outlet.ledger.null_keys[edge.id]
+            good = _good(gateways, index) - sum(gateway.waiting_tuples(index) for gateway in gateways)
+            fed = sent + sum(outlet.ledger.null_keys[edge.id] for outlet in feeds)
             if before is not None:
                 fed += sum(before.edges[side].get(str(edge.id), [0])[0] for side in ("sent", "null_keys"))
             assert fed == good, f"{label}: {good} rows of {edge.sender.name} have left the buffers, {fed} were sent"

@@ -56,12 +56,16 @@ class PlanSimulation(Simulation):
 
     def _new_roles(self, slave_count: int) -> None:
         fitted = self.config.fitted_to(slave_count)
-        manifest = None if self._checkpointers is None else self._checkpointers[0].folder.newest()
+        store = self._master_checkpointer
+        manifest = None if store is None else store.folder.newest()
         owners = owners_of(manifest, fitted, slave_count)
         self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch_of(manifest), owners)
         config, count = instances.config_of_gateway, instances.slave_count
-        self.master = Master(config, count, len(instances.stages.stages))
-        self.gateway = Gateway(config, count, (None, None), feeds=Feeds(instances))
+        self.master = Master(config, count, len(instances.stages.stages), self._new_dealer(config))
+        self.gateways = [
+            Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share)
+            for share in self._shares()
+        ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
         self._make_sinks(count)
 
@@ -76,7 +80,7 @@ class PlanSimulation(Simulation):
             self._in_flight[message.edge] += sign * rows
 
     def _check_ledger(self) -> None:
-        check_stages(self.instances, self.gateway, self.slaves, self._in_flight, self._plan_before)
+        check_stages(self.instances, self.gateways, self.slaves, self._in_flight, self._plan_before)
 
     @property
     def _plan_before(self) -> PlanState | None:
@@ -92,7 +96,7 @@ class PlanSimulation(Simulation):
         return self.instances.width
 
     def _result(self, steps: int) -> SimulationResult:
-        for role in (self.gateway.feeds, *(slave.stage for slave in self.slaves)):
+        for role in (*(gateway.feeds for gateway in self.gateways), *(slave.stage for slave in self.slaves)):
             assert role is not None, "a role without a stage"
             assert role.outlet.idle, "the run has ended with rows on their way"
         return super()._result(steps)

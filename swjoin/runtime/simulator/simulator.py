@@ -13,27 +13,35 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from swjoin.checkpoint.checkpointers import CollectorCheckpointer, GatewayCheckpointer, MasterCheckpointer, SlaveCheckpointer
+from swjoin.checkpoint.checkpointers import (
+    CollectorCheckpointer,
+    GatewayCheckpointer,
+    MasterCheckpointer,
+    SlaveCheckpointer,
+    dealt_before,
+)
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster import wire
 from swjoin.cluster.collector import Collector
-from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.gateway.gateway import Gateway, Share
 from swjoin.cluster.master.master import Master
+from swjoin.cluster.master.split_dealer import SplitDealer
 from swjoin.cluster.messages import Message
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import (
-    GATEWAY,
     MASTER,
     BatchRead,
     CommitEpoch,
     CompleteCheckpoint,
     Event,
     Log,
+    OpenSplit,
     Publish,
     Read,
     Received,
@@ -48,11 +56,15 @@ from swjoin.cluster.role import (
     SourceEnded,
     SourceIdle,
     SourceResumed,
+    SplitOpened,
     StopRequested,
     TimerFired,
     TimesMeasured,
     WorkDue,
     Write,
+    gateway_of,
+    gateway_role,
+    is_gateway,
     is_sink,
     is_slave,
     sink_of,
@@ -66,6 +78,7 @@ from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, SourceBatch
 from swjoin.core.data_messages import Delivery, RunEvent, StateChunk
 from swjoin.core.ids import SlaveId
+from swjoin.core.splits import WHOLE
 from swjoin.core.storage import Executors
 from swjoin.runtime.host import Host, Performers, nothing
 from swjoin.runtime.mpi.transport import waits
@@ -75,16 +88,20 @@ from swjoin.runtime.simulator.checkers import check_commits, check_ledger, check
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDisk
 
-ACTORS = 3  # beside slaves and further sinks
+ACTORS = 3  # beside slaves, further gateways and further sinks
+_MOST_GATEWAYS = 4  # after a crash
 
 
 def actor_of(role: RoleId) -> int:
-    """Number of a role among those with delays of their own; of sinks but the first one, counted from the last one."""
+    """Number of a role among those with delays of their own; of gateways and sinks but the first ones, counted from the last
+    one."""
     if is_slave(role):
         return ACTORS + slave_of(role)
     if is_sink(role):
-        return -sink_of(role) or ACTORS - 1
-    return (MASTER, GATEWAY).index(role)
+        return -2 * sink_of(role) or ACTORS - 1
+    if is_gateway(role):
+        return 1 - 2 * gateway_of(role)
+    return 0
 
 
 Frame = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -143,8 +160,11 @@ class Simulation:
         self._crashes = deque(sorted(crashes))
         self.recoveries = 0
         self._job = Job(config, None, True, folder, None, "simulation")
-        self._sources = self._open_sources(sources)
-        actors = self._actor_count(max([slave_count, *(n for _, n in crashes)])) + config.sink_count - 1
+        most_gateways = 1 if config.gateway_count == 1 else max(_MOST_GATEWAYS, config.gateway_count)
+        self._sources_of = [self._open_sources(sources) for _ in range(most_gateways)]  # of every gateway
+        self._gateway_numbers = np.random.default_rng([seed, most_gateways])
+        actors = self._actor_count(max([slave_count, *(n for _, n in crashes)]))
+        actors += 2 * (max(most_gateways, config.sink_count) - 1)
         self._delays = Delays(np.random.default_rng(seed), actors)
         self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
         self._sequence = 0
@@ -153,16 +173,17 @@ class Simulation:
         self._steps: deque[str] = deque(maxlen=12)
         self._sinks = [MemorySink(number) for number in range(config.sink_count)]
         self._commits: list[list[int]] = [[] for _ in self._sinks]
-        self._side_rows: list[tuple[int, SourceBatch, str]] = []
-        self._side_counts: dict[int, int] = {}  # by generation: count at the checkpoint that ends it
+        self._side_rows: list[tuple[int, SourceBatch, str]] = []  # set aside before the last crash
+        self._side_new: list[list[tuple[int, SourceBatch, str]]] = []  # since then, by gateway
+        self._side_counts: dict[tuple[int, int], int] = {}  # of these, at the checkpoint that ends a generation, by gateway
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the previous step
         self._changed: set[SlaveId] = set()  # slaves that handled an event in this step
-        self._checkpointers: tuple[MasterCheckpointer, GatewayCheckpointer] | None = None
+        self._master_checkpointer: MasterCheckpointer | None = None
+        self._gateway_checkpointers: list[GatewayCheckpointer] = []
         self._sink_checkpointers: list[CollectorCheckpointer] = []
         if folder is not None:
-            master = MasterCheckpointer(self._job, self._disk(MASTER))
-            self._checkpointers = master, GatewayCheckpointer(self._job, self._sources, master.folder)
+            self._master_checkpointer = MasterCheckpointer(self._job, self._disk(MASTER))
             for number, sink in enumerate(self._sinks):
                 self._sink_checkpointers.append(CollectorCheckpointer(self._job, sink, self._disk(sink_role(number))))
         self._slave_checkpointers: list[SlaveCheckpointer] = []
@@ -192,10 +213,35 @@ class Simulation:
     def _new_roles(self, slave_count: int) -> None:
         """Make new roles, at the start of the run."""
         config = self.config.fitted_to(slave_count)
-        self.master = Master(config, slave_count)
-        self.gateway = Gateway(config, slave_count, self._layouts, store=open_spill(self._job))
+        self.master = Master(config, slave_count, dealer=self._new_dealer(config))
+        self.gateways = [
+            Gateway(config, slave_count, self._layouts, store=open_spill(self._job), share=share) for share in self._shares()
+        ]
         self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
         self._make_sinks(slave_count)
+
+    @property
+    def _dealt(self) -> bool:
+        """Whether gateways read splits that are dealt to them."""
+        store = self._master_checkpointer
+        return self.config.gateway_count > 1 or (store is not None and dealt_before(store.folder.newest()))
+
+    def _new_dealer(self, config: RunConfig) -> SplitDealer | None:
+        if not self._dealt:
+            return None
+        splits = [source.splits(0) or [WHOLE] for source in self._sources_of[0]]
+        return SplitDealer(splits, config.lead_us, config.gateway_count)
+
+    def _shares(self) -> list[Share]:
+        """Of all gateways."""
+        firsts_us = [first_us for source in self._sources_of[0] if (first_us := source.origin_us()) is not None]
+        origin_us = min(firsts_us, default=0) if self._dealt else None
+        return [Share(number, self._dealt, origin_us) for number in range(self.config.gateway_count)]
+
+    @property
+    def gateway(self) -> Gateway:
+        """The first one."""
+        return self.gateways[0]
 
     def _make_sinks(self, slave_count: int) -> None:
         count = len(self._sinks)
@@ -206,16 +252,23 @@ class Simulation:
         """Make new roles, from the newest checkpoint if there is one."""
         config = self.config.fitted_to(slave_count)
         self._new_roles(slave_count)
+        self._side_new = [[] for _ in self.gateways]
+        self._side_counts.clear()
         self._make_hosts()
         self._before: Manifest | None = None  # the checkpoint from which the roles were restored
-        if self._checkpointers is None:
+        master = self._master_checkpointer
+        if master is None:
             return
-        master, gateway = self._checkpointers
         manifest = master.begin(self._deliver)
-        gateway.begin(manifest)
         self._before = manifest
         master.restore(self.master, manifest, self.clock_us)
-        gateway.restore(self.gateway, manifest, self.master)
+        controller = self.master.controller
+        for gateway, sources in zip(self.gateways, self._sources_of, strict=False):
+            role = gateway_role(gateway.number)
+            saves = GatewayCheckpointer(self._job, sources, master.folder.path, gateway.number, self._disk(role))
+            saves.begin(manifest, master.folder.incarnation, partial(self._deliver, role))
+            saves.restore(gateway, manifest, controller.map.owner, controller.active)
+            self._gateway_checkpointers.append(saves)
         for sink, saved in zip(self.sinks, self._sink_checkpointers, strict=True):
             saved.begin(sink, master.manifest_name, partial(self._deliver, sink_role(sink.number)))
         owner = self.master.controller.map.owner.tolist()
@@ -233,17 +286,24 @@ class Simulation:
         """Make a host for every role, with the performers of its effects."""
         self._hosts.clear()
         master: Performers = {RestartClock: self._restart_clock, Log: self._log}
-        gateway: Performers = {Read: self._read_wanted, SetAside: self._set_aside, Log: self._log}
-        if self._checkpointers is not None:
-            store, input_files = self._checkpointers
+        store = self._master_checkpointer
+        if store is not None:
             master |= {
                 SavePart: lambda effect: store.save(effect.generation, effect.snapshot),
                 CompleteCheckpoint: store.folder.complete,
             }
-            gateway |= {SavePart: self._save_gateway, ReleaseInput: lambda _: input_files.forget()}
         self._host(MASTER, self.master, master)
-        self._host(GATEWAY, self.gateway, gateway)
-        saves = self._checkpointers is not None
+        saves = store is not None
+        for number, gateway in enumerate(self.gateways):
+            reads: Performers = {
+                Read: partial(self._read_wanted, number),
+                OpenSplit: partial(self._open_split, number),
+                SetAside: partial(self._set_aside, self._side_new[number]),
+                Log: self._log,
+            }
+            if saves:
+                reads |= {SavePart: partial(self._save_gateway, number), ReleaseInput: partial(self._release_input, number)}
+            self._host(gateway_role(number), gateway, reads)
         for number, sink in enumerate(self.sinks):
             performers: Performers = {Write: partial(self._write, number), CommitEpoch: partial(self._commit, number)}
             if saves:
@@ -269,11 +329,21 @@ class Simulation:
         for checkpointer in self._slave_checkpointers:
             checkpointer.close()
         self._slave_checkpointers.clear()
+        for saves in self._gateway_checkpointers:
+            saves.close()
+        self._gateway_checkpointers.clear()
         self.recoveries += 1
+        store = self._master_checkpointer
+        newest = None if store is None else store.folder.newest()
+        for number, rows in enumerate(self._side_new if newest is not None else ()):
+            assert newest is not None
+            self._side_rows += rows[: self._side_counts.get((newest.generation, number), 0)]
+        if self.config.gateway_count > 1 or self._dealt:
+            count = int(self._gateway_numbers.integers(1, _MOST_GATEWAYS + 1))
+            self._job = replace(self._job, config=self.config.with_gateways(count))
         self._make_roles(slave_count)
         if self._channels.blocking is not None:
             self.block_sends()
-        del self._side_rows[self._side_counts.get(self.master.checkpoints.generation - 1, 0) :]
         self._commits = [[c for c in commits if c <= self.master.epoch] for commits in self._commits]
         self._start()
 
@@ -296,7 +366,7 @@ class Simulation:
     @property
     def _ranks(self) -> RankMap:
         """The ranks that a cluster of this size has."""
-        return RankMap.of_width(self._width, len(self.sinks))
+        return RankMap.of_width(self._width, len(self.sinks), len(self.gateways))
 
     def _at(self, time_us: int, name: str, action: Callable[[], None]) -> None:
         self._sequence += 1
@@ -350,7 +420,7 @@ class Simulation:
 
     def _crash_at_the_end(self) -> bool:
         """Perform a remaining crash, when all results are visible and the checkpoints still exist; False when none remains."""
-        if self._checkpointers is None or not self._crashes:
+        if self._master_checkpointer is None or not self._crashes:
             return False
         for checkpointer in self._sink_checkpointers:
             checkpointer.publish_all()
@@ -359,7 +429,7 @@ class Simulation:
 
     @property
     def _over(self) -> bool:
-        roles: tuple[Role, ...] = (self.master, self.gateway, *self.sinks, *self.slaves)
+        roles: tuple[Role, ...] = (self.master, *self.gateways, *self.sinks, *self.slaves)
         return all(role.finished for role in roles)
 
     def _error(self, text: str) -> SimulationError:
@@ -394,7 +464,7 @@ class Simulation:
         if self._channels.blocking is None:
             self._send(sender, to, text, arrive)
             return
-        blocks = waits(sender, to, wire.FORMATS[type(message)])
+        blocks = waits(sender, self._ranks, wire.FORMATS[type(message)])
         receive = partial(self._receive, sender, to, blocks, arrive)
         self._channels.blocking.send(sender, to, blocks, partial(self._send, sender, to, text, receive))
 
@@ -455,28 +525,39 @@ class Simulation:
 
     # ------------------------------------------------------------ performers
 
-    def _read_wanted(self, effect: Read) -> None:
-        self._ask(effect.stream, effect.instead)
+    def _read_wanted(self, gateway: int, effect: Read) -> None:
+        self._ask(gateway, effect.stream, effect.instead)
 
-    def _ask(self, stream: int, instead: int | None) -> None:
-        """Let a source read, or be idle for some time."""
-        patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(actor_of(GATEWAY))
+    def _ask(self, gateway: int, stream: int, instead: int | None) -> None:
+        """Let a gateway's source read, or be idle for some time."""
+        role = gateway_role(gateway)
+        patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(actor_of(role))
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
         if stall_us <= patience_us:
-            self._at(at + stall_us, f"read {self.gateway.streams[stream].name}", partial(self._read, stream))
+            name = self.gateways[gateway].streams[stream].name
+            self._at(at + stall_us, f"gateway {gateway} reads {name}", partial(self._read, gateway, stream))
         else:
-            self._at(at + patience_us, "a stream is idle", partial(self._deliver, GATEWAY, SourceIdle(stream)))
-            self._at(at + stall_us, "a stream resumes", partial(self._deliver, GATEWAY, SourceResumed(stream)))
+            self._at(at + patience_us, "a stream is idle", partial(self._deliver, role, SourceIdle(stream)))
+            self._at(at + stall_us, "a stream resumes", partial(self._deliver, role, SourceResumed(stream)))
 
-    def _read(self, stream: int) -> None:
-        batch = self._sources[stream].read()
-        self._deliver(GATEWAY, SourceEnded(stream) if batch is None else BatchRead(stream, batch))
+    def _read(self, gateway: int, stream: int) -> None:
+        batch = self._sources_of[gateway][stream].read()
+        self._deliver(gateway_role(gateway), SourceEnded(stream) if batch is None else BatchRead(stream, batch))
+
+    def _open_split(self, gateway: int, effect: OpenSplit) -> None:
+        def opened() -> None:
+            before_us = self._sources_of[gateway][effect.stream].open_split(effect.split, effect.skip)
+            self._deliver(gateway_role(gateway), SplitOpened(effect.stream, before_us))
+
+        delay_us = self._delays.work_us(actor_of(gateway_role(gateway)))
+        self._at(self.now_us + delay_us, f"gateway {gateway} opens a split of stream {effect.stream}", opened)
 
     def _restart_clock(self, effect: RestartClock) -> None:
         self._clock_ahead_us = effect.clock_us - self.now_us
 
-    def _set_aside(self, effect: SetAside) -> None:
-        self._side_rows.append((effect.stream, effect.batch, effect.reason))
+    @staticmethod
+    def _set_aside(rows: list[tuple[int, SourceBatch, str]], effect: SetAside) -> None:
+        rows.append((effect.stream, effect.batch, effect.reason))
 
     def _log(self, effect: Log) -> None:
         self._events.append(effect.event)
@@ -490,18 +571,21 @@ class Simulation:
     def _save_results(self, sink: int, effect: SavePart) -> None:
         self._sink_checkpointers[sink].save(effect.generation, effect.snapshot)
 
-    def _save_gateway(self, effect: SavePart) -> None:
-        assert self._checkpointers is not None
-        self._side_counts[effect.generation] = len(self._side_rows)
-        self._checkpointers[1].save(effect.generation, effect.snapshot)
+    def _save_gateway(self, number: int, effect: SavePart) -> None:
+        self._side_counts[effect.generation, number] = len(self._side_new[number])
+        self._gateway_checkpointers[number].save(effect.generation, effect.snapshot)
+
+    def _release_input(self, number: int, _effect: ReleaseInput) -> None:
+        assert self._master_checkpointer is not None
+        self._gateway_checkpointers[number].forget(self._master_checkpointer.folder.kept)
 
     def _save_slave(self, slave: Slave, effect: SavePart) -> None:
         self._slave_checkpointers[slave.id].save(effect)
 
     def _publish(self, sink: int, effect: Publish) -> None:
-        assert self._checkpointers is not None
+        assert self._master_checkpointer is not None
         self._sink_checkpointers[sink].publish(effect.generation)
-        manifest, counted = self._checkpointers[0].folder.newest(), self.config.sink.kind == "count"
+        manifest, counted = self._master_checkpointer.folder.newest(), self.config.sink.kind == "count"
         check_shown(self._sinks[sink], effect.generation, manifest, counted=counted)
 
     # ------------------------------------------------------------ checkers
@@ -509,7 +593,8 @@ class Simulation:
     def _check(self) -> None:
         """Every role's own invariants, and those over all roles (`runtime.simulator.checkers`)."""
         self.master.validate()
-        self.gateway.validate()
+        for gateway in self.gateways:
+            gateway.validate()
         for sink in self.sinks:
             sink.validate()
         for slave in self._changed:
@@ -531,7 +616,7 @@ class Simulation:
 
     def _check_ledger(self) -> None:
         in_flight = [self._in_flight[stream] for stream in (LEFT, RIGHT)]
-        check_ledger(self.gateway, self.slaves, in_flight, [0, 0] if self._before is None else self._before.joined)
+        check_ledger(self.gateways, self.slaves, in_flight, [0, 0] if self._before is None else self._before.joined)
 
     def _result(self, steps: int) -> SimulationResult:
         summary, before = Collector.merged([sink.summary() for sink in self.sinks]), self._before
@@ -548,8 +633,8 @@ class Simulation:
             summary["count"],
             summary["digest"],
             {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
-            self.gateway.summary()["counts"],
-            self._side_rows,
+            Gateway.merged([gateway.summary() for gateway in self.gateways])["counts"],
+            [*self._side_rows, *(row for rows in self._side_new for row in rows)],
             steps,
             self._commits[0],
             self._events,

@@ -16,8 +16,10 @@ import numpy as np
 
 from swjoin.core.batch import Pairs, RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.key_encoder import Dictionary
 from swjoin.core.row_codec import StreamCodec
+from swjoin.core.splits import Split
 
 Schedule = Callable[[str, Callable[[], None]], None]  # performs an action after a random time: name, action
 
@@ -108,6 +110,12 @@ class MemorySink:
         """Nothing to mark."""
 
 
+def _times_of(batch: SourceBatch) -> list[int]:
+    """The times of a batch's rows that have one."""
+    times: list[int] = (batch.ts if batch.ts_valid is None else batch.ts[batch.ts_valid]).tolist()
+    return times
+
+
 class BatchSource:
     """One stream's batches, in order."""
 
@@ -118,10 +126,10 @@ class BatchSource:
         self.codec = StreamCodec((), ("key",), None)
         self.layout = layout
         self._batches = list(batches)
-        self._next = 0
+        self._next, self._end = 0, len(self._batches)
 
     def read(self) -> SourceBatch | None:
-        if self._next == len(self._batches):
+        if self._next >= self._end:
             return None
         self._next += 1
         return self._batches[self._next - 1]
@@ -131,9 +139,37 @@ class BatchSource:
 
     def seek(self, row: int) -> None:
         """Empty batches at that row are read again."""
+        self._next, self._end = self._batch_at(row), len(self._batches)
+
+    def _batch_at(self, row: int) -> int:
         ends = np.cumsum([0, *(len(batch) for batch in self._batches)])
-        self._next = int(np.searchsorted(ends, row, side="left"))
         assert row in ends, f"row {row} is in the middle of a batch"
+        return int(np.searchsorted(ends, row, side="left"))
+
+    def splits(self, reach_us: int) -> list[Split] | None:
+        """Splits of one to three batches; None for some inputs, which one gateway reads."""
+        if len(self._batches) % 5 == 4:
+            return None
+        found: list[Split] = []
+        row = at = 0
+        before_us = BEGIN_OF_TIME_US
+        while at < len(self._batches):
+            mine = self._batches[at : at + 1 + at % 3]
+            rows, times_us = sum(map(len, mine)), [t for batch in mine for t in _times_of(batch)]
+            low_us, high_us = min(times_us, default=END_OF_TIME_US), max(times_us, default=BEGIN_OF_TIME_US)
+            found.append(Split(row, rows, low_us, high_us, before_us))
+            row, at, before_us = row + rows, at + len(mine), max(before_us, high_us)
+        return found
+
+    def open_split(self, split: Split, skip: int = 0) -> int:
+        self._next = self._batch_at(split.row + skip)
+        self._end = len(self._batches) if split.rows < 0 else self._batch_at(split.row + split.rows)
+        if split.rows == 0:
+            self._end = self._next
+        return max((t for batch in self._batches[: self._next] for t in _times_of(batch)), default=BEGIN_OF_TIME_US)
+
+    def origin_us(self) -> int | None:
+        return next((t for batch in self._batches for t in _times_of(batch)), None)
 
     def locate(self, row_id: int) -> str:
         return f"row {row_id}"
