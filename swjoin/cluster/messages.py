@@ -50,9 +50,11 @@ class EventNoted:
 
 @dataclass(frozen=True)
 class SplitWanted:
-    """From a gateway to the master: it has no split of this stream, or its watermarks, times_us, have risen since it asked."""
+    """From a gateway to the master: it has no split of this stream, or its watermarks, times_us, have risen since it asked.
+    finished: splits of this stream that it has read."""
 
     stream: int
+    finished: int
     times_us: tuple[int, ...]
 
 

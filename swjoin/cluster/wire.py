@@ -491,7 +491,7 @@ _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the 
     ),
     EpochDue: ("a notice of an epoch", (is_number,)),
     EventNoted: ("an event", ((is_number, is_number, str, *[is_number] * 6, is_amount, str, is_number),)),
-    SplitWanted: ("a wish for a split", (is_count, [is_number])),
+    SplitWanted: ("a wish for a split", (is_count, is_count, [is_number])),
     SplitDealt: ("a split", (is_count, [is_number], is_count, is_number, is_number, bool)),
     EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number))),
     GroupMoved: ("the end of a move", (is_count, is_count, is_count)),

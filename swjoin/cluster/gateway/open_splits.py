@@ -27,6 +27,7 @@ class OpenSplits:
         self._read = [0] * len(streams)  # rows of the open split, skipped ones included
         self._opened = [False] * len(streams)  # the source is at its first row
         self._low_us = [BEGIN_OF_TIME_US] * len(streams)  # of a split that is waited for
+        self._finished = [0] * len(streams)  # splits
         self._asked: list[tuple[int, ...] | None] = [None] * len(streams)  # watermarks at the last wish
 
     def time_us(self, stream: int) -> int:
@@ -62,6 +63,7 @@ class OpenSplits:
     def ended(self, stream: int) -> None:
         """The open split has no more rows."""
         self._open[stream], self._opened[stream], self._low_us[stream] = None, False, BEGIN_OF_TIME_US
+        self._finished[stream] += 1
 
     def ready(self, stream: int) -> bool:
         """Whether a row of this stream can be read."""
@@ -73,7 +75,7 @@ class OpenSplits:
         if self._open[stream] is not None or self._streams[stream].ended or self._asked[stream] == times_us:
             return []
         self._asked[stream] = times_us
-        return [Send(MASTER, SplitWanted(stream, times_us))]
+        return [Send(MASTER, SplitWanted(stream, self._finished[stream], times_us))]
 
     def plain_state(self) -> list[list[int]]:
         """For every stream the open split and the rows of it that were read; empty without one."""

@@ -14,7 +14,7 @@ gateways. So the split at the frontier can always be dealt, or is being read.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -28,12 +28,13 @@ from swjoin.core.splits import ALL_ROWS, Split, remaining
 @dataclass
 class _Stream:
     """left: splits to deal, with rows to skip. begun: those before them that were read in part before a crash. dealt: count of
-    splits. open: of the split that each gateway reads, how many were dealt before it, and its least time. waiting: gateways
-    that have asked, in their order, and what each was told last."""
+    splits, and of those of each gateway. open: of the split that each gateway reads, how many were dealt before it, and its
+    least time. waiting: gateways that have asked, in their order, and what each was told last."""
 
     left: deque[tuple[Split, int]]
     begun: deque[tuple[Split, int]] = field(default_factory=deque)
     dealt: int = 0
+    dealt_to: Counter[RoleId] = field(default_factory=Counter)
     open: dict[RoleId, tuple[int, int]] = field(default_factory=dict)
     waiting: dict[RoleId, SplitDealt | None] = field(default_factory=dict)
 
@@ -64,8 +65,9 @@ class SplitDealer:
         """A gateway asks for a split, or again with its watermarks of now."""
         self._times_us[gateway] = wish.times_us
         stream = self._streams[wish.stream]
-        stream.open.pop(gateway, None)
-        stream.waiting.setdefault(gateway, None)
+        if wish.finished == stream.dealt_to[gateway]:  # otherwise a split is on its way
+            stream.open.pop(gateway, None)
+            stream.waiting.setdefault(gateway, None)
         return self.deal()
 
     def reached(self, gateway: RoleId, times_us: tuple[int, ...]) -> list[Effect]:
@@ -97,6 +99,7 @@ class SplitDealer:
             del stream.waiting[gateway]
             stream.open[gateway] = stream.dealt, split.low_us
             stream.dealt += 1
+            stream.dealt_to[gateway] += 1
             return [Send(gateway, SplitDealt(number, astuple(split), skip))]
         notice = SplitDealt(number, before_us=split.before_us, low_us=split.low_us)
         untold = [gateway for gateway, told in stream.waiting.items() if told != notice]

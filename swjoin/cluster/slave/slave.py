@@ -94,9 +94,12 @@ class Slave:
         join: JoinOperator | None = None,
         where: Program | None = None,
         stage: StageInstance | None = None,
+        *,
+        in_order: bool = True,
     ) -> None:
         """join: a join module to use instead of the configured one. where: residual predicate, for rows of these layouts.
-        stage: in a run of a plan, what is around the join."""
+        stage: in a run of a plan, what is around the join. in_order: tuples of a stream come in order of time; not from several
+        gateways, also before a crash."""
         reorganization = config.reorganization
         layouts = wire_layouts(layouts, count_windows=config.query.bounds.count_windows)
         self.id = slave
@@ -106,7 +109,7 @@ class Slave:
         self._config = config
         several = config.gateway_count > 1
         self.join: JoinOperator = join or WindowJoinOperator.for_run(
-            config, layouts, name=f"slave {slave}", where=where, in_order=not several
+            config, layouts, name=f"slave {slave}", where=where, in_order=in_order and not several
         )
         self.inbox = Inbox(config.gateway_count) if several and stage is None else None
         self._keys = TextKeys(Dictionary()) if stage is None else stage.text_keys

@@ -217,7 +217,7 @@ class Simulation:
         self.gateways = [
             Gateway(config, slave_count, self._layouts, store=open_spill(self._job), share=share) for share in self._shares()
         ]
-        self.slaves = [Slave(SlaveId(i), config, self._layouts) for i in range(slave_count)]
+        self.slaves = [Slave(SlaveId(i), config, self._layouts, in_order=not self._dealt) for i in range(slave_count)]
         self._make_sinks(slave_count)
 
     @property
