@@ -182,8 +182,8 @@ class GatewayCheckpointer:
         self._background: Executor | None = None
 
     def begin(self, manifest: Manifest | None, incarnation: int, done: Callable[[Any], None]) -> None:
-        """Start or recover, from this checkpoint if one is given: files that grow are cut to its lengths. done: takes PartSaved,
-        or an exception, in a thread."""
+        """Start or recover, from this checkpoint if one is given: files that grow are cut to its lengths. done: takes
+        PartSaved, or an exception, in a thread."""
         self.end()
         self._background, self._incarnation = self._executors(f"gateway {self._number}", done), incarnation
         if leaves_rows_out(self._job.config):
@@ -218,17 +218,15 @@ class GatewayCheckpointer:
             file.close()
 
     def restore(self, gateway: Gateway, manifest: Manifest | None, owner: I64, active: Sequence[int]) -> None:
-        """Restore a new gateway and its sources; without a checkpoint the sources are at the start. owner, active: the placement
-        that the restored master has."""
+        """Restore a new gateway and its sources; without a checkpoint the sources are at the start. owner, active: the
+        placement that the restored master has."""
         if manifest is None:
             for source in self._sources:
                 source.seek(0)
             return
         groups = gateway.config.cluster.partition_count
         for number, part in enumerate(manifest.gateways):
-            check_gateway_state(
-                manifest.path, number, part["state"], manifest.plain["epoch"], groups, len(self._sources)
-            )
+            check_gateway_state(manifest.path, number, part["state"], manifest.plain["epoch"], groups, len(self._sources))
         snapshots = [read_gateway(self._folder, part) for part in self._shares(manifest)]
         with restoring(manifest.path):
             for snapshot in snapshots:
@@ -437,7 +435,7 @@ class SlaveCheckpointer:
                 self._slave.restored(np.array([manifest.plan.stages[number]["joined_until_us"]] * len(mine), np.int64))
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:
-        """Append a delivery to the log. Those of several senders are logged in the order of epochs: what comes earlier waits."""
+        """Log a delivery. Those of several senders are logged in the order of epochs: what comes earlier waits."""
         if self._slave.stage is None and self._slave.inbox is None:
             self._log.append(delivery, frame)
         else:

@@ -210,6 +210,19 @@ def write_gateway(path: Path, snapshot: Snapshot, extra: dict[str, Any]) -> dict
     return {"state": snapshot.plain, "frames": frames, "tuples": counts, **extra}
 
 
+def manifests_in(folder: Path) -> list[Path]:
+    """Paths of all manifests, the newest last."""
+    if not folder.is_dir():
+        return []
+    found = [(m, p) for p in folder.iterdir() if (m := _MANIFEST.fullmatch(p.name)) and p.suffix == ".json"]
+    return [p for m, p in sorted(found, key=lambda item: int(item[0][1])) if not p.name.startswith(".")]
+
+
+def kept_manifests(folder: Path) -> list[Manifest]:
+    """The checkpoints that are kept, the newest last."""
+    return [read_manifest(path) for path in manifests_in(folder)[-_KEPT:]]
+
+
 class CheckpointStore:
     """The checkpoints of one run. identity: the part of every manifest that describes the run (configuration, command)."""
 
@@ -227,10 +240,7 @@ class CheckpointStore:
 
     def manifests(self) -> list[Path]:
         """Paths of all manifests, the newest last."""
-        if not self.path.is_dir():
-            return []
-        found = [(m, p) for p in self.path.iterdir() if (m := _MANIFEST.fullmatch(p.name)) and p.suffix == ".json"]
-        return [p for m, p in sorted(found, key=lambda item: int(item[0][1])) if not p.name.startswith(".")]
+        return manifests_in(self.path)
 
     def newest(self) -> Manifest | None:
         """The checkpoint to resume from. RunFailed when it is corrupt: choosing an older one is the user's decision."""
@@ -274,7 +284,7 @@ class CheckpointStore:
         self.end()
         self._lock()
         self._restored = base
-        self._kept = [] if base is None else [read_manifest(p) for p in self.manifests()[-_KEPT:]]
+        self._kept = [] if base is None else kept_manifests(self.path)
         found = [_NUMBERED.fullmatch(p.name) or _LATE.fullmatch(p.name) for p in self.path.iterdir()]
         self.incarnation = 1 + max([self.incarnation, *(int(m[1]) for m in found if m is not None)])
         self._background = self._executors("checkpoints", done)

@@ -113,6 +113,7 @@ class RunConfig:
         if self.cluster.gateways > 1:
             gateways = setting("gateways", "cluster: gateways")
             check(self.query.last is None, (gateways, " must be 1 for count windows: one gateway gives tuples their places"))
+            check(not self.live, (gateways, " must be 1 for live streams"))
         if self.measure.prefill_us:
             self._check_prefill()
         if self.reorganization.policy != "none":

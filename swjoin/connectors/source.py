@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from swjoin.core.batch import RowLayout, SourceBatch
+from swjoin.core.splits import Split
 
 if TYPE_CHECKING:
     from swjoin.core.key_encoder import Dictionary
@@ -82,6 +83,30 @@ class LiveSource(Source, Protocol):
     def status(self) -> dict[str, float]:
         """Metrics of the source, such as consumer lag: name with unit -> value."""
         ...
+
+
+class SplitSource(Source, Protocol):
+    """An input that can be read in splits, by several gateways."""
+
+    why_whole: str | None  # why one gateway reads the whole input, for people
+
+    def splits(self, reach_us: int) -> list[Split] | None:
+        """The input in splits, in its order, none of which spans more time than reach_us if that can be helped. None: rows or
+        times are unknown without reading, so that one gateway reads the whole input."""
+        ...
+
+    def open_split(self, split: Split, skip: int = 0) -> int:
+        """`read` yields the rows of this split next, from its row number `skip` on, and then None. Returns the greatest time of
+        all rows of the input before that one (BEGIN_OF_TIME_US if none has a time)."""
+        ...
+
+    def origin_us(self) -> int | None:
+        """Time of the input's first row that has one, in microseconds as `read` gives it; None if no row has one."""
+        ...
+
+
+def is_split(source: Source) -> TypeGuard[SplitSource]:
+    return hasattr(source, "open_split")
 
 
 def is_live(source: Source) -> TypeGuard[LiveSource]:

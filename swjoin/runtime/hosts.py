@@ -13,30 +13,40 @@ import logging
 import math
 import platform
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from swjoin.checkpoint.checkpointers import CollectorCheckpointer, GatewayCheckpointer, MasterCheckpointer, owners_of
-from swjoin.checkpoint.store import Manifest, first_epoch_of
+from swjoin.checkpoint.checkpointers import (
+    CollectorCheckpointer,
+    GatewayCheckpointer,
+    MasterCheckpointer,
+    dealt_before,
+    owners_of,
+)
+from swjoin.checkpoint.store import Manifest, first_epoch_of, kept_manifests
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.feeds import Feeds
-from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.gateway.gateway import Gateway, Share
 from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.master import Master
+from swjoin.cluster.master.split_dealer import SplitDealer, span_us
 from swjoin.cluster.messages import LoadReport, Report
 from swjoin.cluster.role import (
-    GATEWAY,
     MASTER,
     BatchRead,
     CommitEpoch,
     CompleteCheckpoint,
     Event,
     Log,
+    OpenSplit,
     Publish,
     Read,
     Received,
@@ -49,8 +59,10 @@ from swjoin.cluster.role import (
     SourceEnded,
     SourceIdle,
     SourceResumed,
+    SplitOpened,
     StopRequested,
     Write,
+    gateway_role,
     sink_role,
     slave_of,
 )
@@ -63,11 +75,13 @@ from swjoin.connectors.files.run_files import (
     MetricsFile,
 )
 from swjoin.connectors.output_paths import check_outputs
-from swjoin.connectors.source import Source, is_live
-from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
+from swjoin.connectors.source import Source, is_live, is_split
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
+from swjoin.core.splits import WHOLE, Split
+from swjoin.core.storage import Background, Executors
 from swjoin.monitor.role_watchers import CollectorWatcher, MasterWatcher
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.flight_serving import ServedResults, open_flight
@@ -114,32 +128,45 @@ class GatewayHost(Host):
 
     role: Gateway
 
-    def __init__(self, job: Job, progress: Wanted, watcher: MasterWatcher | None, log: Callable[[RunEvent], None]) -> None:
-        super().__init__(GATEWAY)
-        self.job = job
+    def __init__(
+        self,
+        job: Job,
+        progress: Wanted | Progress,
+        watcher: MasterWatcher | None,
+        log: Callable[[RunEvent], None] | None,
+        number: int = 0,
+    ) -> None:
+        """number: of the gateway. progress: that of the first one in the same process. log: of the first one alone; others tell
+        the master."""
+        super().__init__(gateway_role(number))
+        self.job, self.number = job, number
         self.instances = instances_of(job, 1)  # until `make`
         self.sources: tuple[Source, ...]
         self.where: Program | None = None
         if self.instances is None:
             self.sources = left, right = open_job_sources(job)
-            self.where = compile_job_where(job, (left, right))
+            self.where = compile_job_where(job, (left, right)) if number == 0 else None
         else:
             self.sources = open_plan_sources(job, self.instances.logical, self.instances.columns.read)
-        self.ingest = open_flight(job, self.sources, self.names)
+        self.ingest = open_flight(job, self.sources, self.names) if number == 0 else None
         self.checkpointer: GatewayCheckpointer | None = None
         self.first_read_s: float | None = None
         self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
+        self._to_open: deque[OpenSplit] = deque()
+        self._missing_rows: dict[int, int] = {}  # of the open split of each stream, where their number is known
         self._idle_detector = IdleDetector(job.config.time.idle_timeout_us)
         self._late: LateSink | None = None
         self._spill = open_spill(job)
         for name, source in zip(self.names, self.sources, strict=True):
             rows = "unknown" if source.rows_total is None else f"{source.rows_total:,}"
             _LOG.debug("%s: %s, rows: %s", name, type(source).__name__, rows)
-        self.progress = _progress_of(job, self.sources, progress)
+        self.progress = progress if isinstance(progress, Progress) else _progress_of(job, self.sources, progress)
         self._watcher = watcher
         if self.ingest is not None and watcher is not None:
             self.ingest.status = partial(watcher.board.snapshot, math.inf)
-        self.performers |= {Read: self._want, SetAside: self._set_aside, Log: lambda effect: log(effect.event)}
+        self.performers |= {Read: self._want, OpenSplit: self._to_open.append, SetAside: self._set_aside}
+        if log is not None:
+            self.performers[Log] = lambda effect: log(effect.event)
 
     @property
     def names(self) -> Sequence[str]:
@@ -151,12 +178,19 @@ class GatewayHost(Host):
         """Of the payload rows of both streams; None without payload, and with a plan."""
         return (None, None) if self.instances is not None else (self.sources[LEFT].layout, self.sources[RIGHT].layout)
 
-    def keep_checkpoints(self, checkpointer: GatewayCheckpointer) -> None:
-        self.checkpointer = checkpointer
+    def keep_checkpoints(self, folder: Path, executors: Executors = Background) -> None:
+        """folder: of the run's checkpoints."""
+        checkpointer = self.checkpointer = GatewayCheckpointer(self.job, self.sources, folder, self.number, executors)
+        live = any(map(is_live, self.sources))
         self.performers |= {
             SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
-            ReleaseInput: lambda _: checkpointer.forget(),
+            ReleaseInput: lambda _: checkpointer.forget(kept_manifests(folder)) if live else None,
         }
+
+    def splits(self) -> list[list[Split]]:
+        """The inputs in splits."""
+        config = self.job.config if self.instances is None else self.instances.config_of_gateway
+        return [_splits_of(source, span_us(config)) for source in self.sources]
 
     def close(self, error: BaseException | None, *, complete: bool) -> None:
         """complete: the run has ended, and is not to be resumed."""
@@ -174,23 +208,39 @@ class GatewayHost(Host):
                 else:
                     self._late.abort()
 
-    def make(self, clock: RunClock, slave_count: int, manifest: Manifest | None = None) -> None:
+    def make(self, clock: RunClock, slave_count: int, manifest: Manifest | None = None, start: Start | None = None) -> None:
         """Make the gateway, at the start of its input. slave_count: of a plan, instances per stage. manifest: of the checkpoint
-        that is to be restored."""
+        that is to be restored. start: of a run with checkpoints."""
         self.clock = clock
         self.wanted = None
+        self._to_open.clear()
         self._idle_detector = IdleDetector(self.job.config.time.idle_timeout_us)
+        if self.checkpointer is not None and start is not None:
+            self.checkpointer.begin(manifest, start.incarnation, partial(start.on_saved, self.name))
         target = late_target(self.job)
         if target is not None and (self._late is None or self.checkpointer is not None):
             from swjoin.connectors.files.late_rows import LateSink
 
-            self._late = LateSink(target, None if self.checkpointer is None else self.checkpointer.late_rows, self.names)
+            shared = None if self.job.config.gateway_count == 1 else self.number
+            rows = None if self.checkpointer is None else self.checkpointer.late_rows
+            self._late = LateSink(target, rows, self.names, shared)
         self.instances = instances_from(self.job, slave_count, manifest)
+        share = Share(self.number, deals(self.job, manifest))
+        if share.dealt:
+            firsts_us = [first_us for source in self.sources if (first_us := _origin_of(source)) is not None]
+            share = replace(share, origin_us=min(firsts_us, default=0))
         if self.instances is None:
-            self.role = Gateway(self.job.config.fitted_to(slave_count), slave_count, self.layouts, store=self._spill)
+            config = self.job.config.fitted_to(slave_count)
+            self.role = Gateway(config, slave_count, self.layouts, store=self._spill, share=share)
         else:
             instances = self.instances
-            self.role = Gateway(instances.config_of_gateway, instances.slave_count, self.layouts, feeds=Feeds(instances))
+            feeds = Feeds(instances, self.number)
+            self.role = Gateway(instances.config_of_gateway, instances.slave_count, self.layouts, feeds=feeds, share=share)
+
+    def restore(self, manifest: Manifest | None, owner: I64, active: Sequence[int]) -> None:
+        """After `make`: restore gateway and sources. owner, active: the master's placement."""
+        if self.checkpointer is not None:
+            self.checkpointer.restore(self.role, manifest, owner, active)
 
     def deliver(self, event: Event) -> None:
         if self._watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
@@ -202,11 +252,20 @@ class GatewayHost(Host):
         self.perform(effects)
 
     def work(self) -> bool:
-        """Read, if the gateway wants a batch."""
+        """Open a split, or read, if the gateway wants a batch."""
+        if self._to_open:
+            self._open_split(self._to_open.popleft())
+            return True
         if self.wanted is None:
             return False
         self._read()
         return True
+
+    def _open_split(self, effect: OpenSplit) -> None:
+        source = self.sources[effect.stream]
+        assert is_split(source), "a source without splits was dealt one"
+        self._missing_rows[effect.stream] = -1 if effect.split.rows < 0 else effect.split.rows - effect.skip
+        self.deliver(SplitOpened(effect.stream, source.open_split(effect.split, effect.skip)))
 
     def patience_us(self) -> int:
         """How long the rank may wait: to the next timer or poll of idle sources. It resumes streams."""
@@ -240,6 +299,8 @@ class GatewayHost(Host):
             self.deliver(SourceEnded(stream))
         else:
             self.progress.advance(len(batch))
+            if self._missing_rows.get(stream, -1) >= 0:
+                self._missing_rows[stream] -= len(batch)
             if self._watcher is not None:
                 self._watcher.read(stream, batch)
             self.deliver(BatchRead(stream, batch))
@@ -255,6 +316,13 @@ class GatewayHost(Host):
 
     def _check_all_read(self, stream: int) -> None:
         """RunFailed when a source ended early or late: the ledger would balance over a wrong answer."""
+        if self.role.splits is not None:
+            missing = self._missing_rows.pop(stream, -1)
+            if missing > 0:
+                raise RunFailed(
+                    f"{self.names[stream]}: {missing} rows of a split are gone; the input changed while it was read"
+                )
+            return
         rows, expected = self.role.streams[stream].counts.tuples, self.sources[stream].rows_total
         if expected is not None and rows != expected:
             raise RunFailed(f"{self.names[stream]}: {rows} rows were read of {expected}; the input changed while it was read")
@@ -276,9 +344,32 @@ class GatewayHost(Host):
             self._watcher.delivered(effect.message)
 
 
+@dataclass(frozen=True)
+class Start:
+    """A start, or a recovery, of a run with checkpoints. incarnation: its number. on_saved: takes the events of background
+    threads, and the role that they are for."""
+
+    incarnation: int
+    on_saved: Callable[[RoleId, Any], None]
+
+
+def deals(job: Job, manifest: Manifest | None) -> bool:
+    """Whether gateways read splits that the master deals out. manifest: of the checkpoint that is to be restored."""
+    return (job.config.gateway_count > 1 and not job.config.live) or dealt_before(manifest)
+
+
+def _splits_of(source: Source, span: int) -> list[Split]:
+    found = source.splits(span) if is_split(source) else None
+    return [WHOLE] if found is None else found
+
+
+def _origin_of(source: Source) -> int | None:
+    return source.origin_us() if is_split(source) else None
+
+
 class MasterHost(Host):
-    """The master with the run's log, its checkpoints and its status board, and the gateway of the same rank. Use as a context
-    manager: `gateway` is closed on the way out.
+    """The master with the run's log, its checkpoints and its status board, and the gateways of the same process, the first of
+    which is `gateway`. Use as a context manager: they are closed on the way out.
 
     stop_wanted: whether the run is to stop with a checkpoint. on_observed: called after each update of the status board.
     measured_s: when the prefill had been joined, on the monotonic clock.
@@ -299,12 +390,14 @@ class MasterHost(Host):
             if self.watcher is not None:
                 opened.callback(self.watcher.close)
             self.gateway = GatewayHost(job, progress, self.watcher, self._log)
-            self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(job)
+            self.gateways = [self.gateway]
+            self._fit_gateways()
+            self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(self.job)
             opened.pop_all()
         self.performers[Log] = lambda effect: self._log(effect.event)
         checkpointer = self.checkpointer
         if checkpointer is not None:
-            self.gateway.keep_checkpoints(GatewayCheckpointer(job, self.gateway.sources, checkpointer.folder))
+            self.gateway.keep_checkpoints(checkpointer.folder.path)
             self.performers |= {
                 SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
                 CompleteCheckpoint: checkpointer.folder.complete,
@@ -320,12 +413,41 @@ class MasterHost(Host):
             else:
                 self.watcher.close()
         complete = kind is None and not self.role.checkpoints.stopped
-        self.gateway.close(error, complete=complete)
+        for host in self.gateways:
+            host.close(error, complete=complete)
         if self.checkpointer is not None:
             self.checkpointer.close()
         with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been reported already
             if self._events is not None:
                 self._events.close(resumable=self.checkpointer is not None and not complete)
+
+    def _fit_gateways(self) -> None:
+        """Use fewer gateways where there are fewer splits."""
+        config = self.job.config
+        if config.gateway_count == 1 or config.live:
+            return
+        most = max(map(len, self.gateway.splits()))
+        if most < config.gateway_count:
+            _LOG.warning("%d gateways: the inputs have %d splits at most, so as many are used", config.gateway_count, most)
+            self.job = replace(self.job, config=config.with_gateways(max(1, most)))
+            self.gateway.job = self.job
+
+    def make_gateways(self) -> None:
+        """Make all further gateways, in the same process."""
+        for number in range(1, self.job.config.gateway_count):
+            self.gateways.append(GatewayHost(self.job, self.gateway.progress, None, None, number))
+            if self.checkpointer is not None:
+                self.gateways[-1].keep_checkpoints(self.checkpointer.folder.path)
+
+    @property
+    def first_read_s(self) -> float | None:
+        """When the first batch was read, on the monotonic clock."""
+        return min((host.first_read_s for host in self.gateways if host.first_read_s is not None), default=None)
+
+    @property
+    def tuples_read(self) -> int:
+        """By the gateways of this process."""
+        return sum(stream.counts.tuples for host in self.gateways for stream in host.role.streams)
 
     def make_sinks(self, clock: RunClock, opened: contextlib.ExitStack) -> list[CollectorHost]:
         """All sinks in the same process, entered into `opened`."""
@@ -363,24 +485,27 @@ class MasterHost(Host):
         on_saved: receives the events of background threads, and the role that they are for.
         """
         self.clock = clock
-        checkpointer, gateway, manifest = self.checkpointer, self.gateway, None
+        checkpointer, gateway, manifest, start = self.checkpointer, self.gateway, None, None
         if checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
             manifest = checkpointer.begin(on_saved)
-        if gateway.checkpointer is not None:
-            gateway.checkpointer.begin(manifest)
+            start = Start(checkpointer.folder.incarnation, on_saved)
         if self.job.run_dir is not None and self._events is None:
             self._events = EventsFile(self.job.run_dir, resumes=self.job.resumes)
-        gateway.make(clock, slave_count, manifest)
-        instances = gateway.instances
+        for host in self.gateways:
+            host.make(clock, slave_count, manifest, start)
+        instances, dealer = gateway.instances, None
+        if deals(self.job, manifest):
+            dealer = SplitDealer.of(gateway.role.config, gateway.splits())
         if instances is None:
-            self.role = Master(self.job.config.fitted_to(slave_count), slave_count)
+            self.role = Master(self.job.config.fitted_to(slave_count), slave_count, dealer=dealer)
         else:
-            self.role = Master(instances.config_of_gateway, instances.slave_count, len(instances.stages.stages))
-        if checkpointer is not None and gateway.checkpointer is not None:
+            self.role = Master(instances.config_of_gateway, instances.slave_count, len(instances.stages.stages), dealer)
+        if checkpointer is not None:
             checkpointer.restore(self.role, manifest, clock.now_us())
-            gateway.checkpointer.restore(gateway.role, manifest, self.role)
-            gateway.progress.advance(sum(s.counts.tuples for s in gateway.role.streams) - gateway.progress.done)
+            for host in self.gateways:
+                host.restore(manifest, self.role.controller.map.owner, self.role.controller.active)
+            gateway.progress.advance(self.tuples_read - gateway.progress.done)
         if self.watcher is not None:
             self.watcher.begin(self.role, gateway.role)
 

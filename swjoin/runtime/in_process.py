@@ -1,9 +1,9 @@
 """The in-process runtime: master, gateway, slaves and collector in one Python process, the embedded default.
 
 What: `run_local(job, progress) -> report`.
-Why: a join of two files needs no cluster; the same roles run here, and a message is an object in a queue. Master and
-gateway run in the main thread, every slave and every sink in a thread of its own: kernels, decoding and writing release the
-GIL, so the gateway reads and partitions an epoch while the slaves join the one before.
+Why: a join of two files needs no cluster; the same roles run here, and a message is an object in a queue. Master and first
+gateway run in the main thread, every further gateway, every slave and every sink in a thread of its own: kernels, decoding and
+writing release the GIL, so the gateway reads and partitions an epoch while the slaves join the one before.
 Stays out: decisions of the roles; MPI.
 """
 
@@ -23,7 +23,7 @@ from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.messages import Message
-from swjoin.cluster.role import GATEWAY, MASTER, Received, RoleId
+from swjoin.cluster.role import MASTER, Received, RoleId
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig
@@ -36,7 +36,7 @@ from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.disorder import advised
 from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
-from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from
+from swjoin.runtime.hosts import CollectorHost, MasterHost, deals, instances_from
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
@@ -100,7 +100,9 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
         _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened_s - started, time.monotonic() - opened_s)
         clock = RunClock()
         with contextlib.ExitStack() as opened, stop_signals(job) as stop_wanted:
+            job = role_host.job
             sinks = role_host.make_sinks(clock, opened)
+            role_host.make_gateways()
             role_host.stop_wanted = stop_wanted.is_set
             loop = _LocalLoop(job, role_host, sinks, clock, slave_count)
             role_host.open_flight()
@@ -108,13 +110,13 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
             loop.run()
             ended_s = time.monotonic()
             machine = machine_report(loop.meter.summary(), [], slot_us=gateway.role.slot_us, imitates=job.config.nodes.imitates)
-            first_s, measured_s = gateway.first_read_s, role_host.measured_s
+            first_s, measured_s = role_host.first_read_s, role_host.measured_s
             join_s = ended_s - started if first_s is None else time.monotonic() - first_s
             report = build_report(
                 job,
                 RunOutcome(
                     master=role_host.role.summary(),
-                    gateways=[gateway.role.summary()],
+                    gateways=[host.role.summary() for host in role_host.gateways],
                     slaves=[host.role.summary() for host in loop.slaves],
                     sinks=[sink.summary() for sink in sinks],
                     ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
@@ -248,14 +250,15 @@ class _LocalLoop:
         self._width = slave_count
         self._slave_hosts = self._make_slaves(config, clock)  # by thread
         self.slaves = sorted((host for hosts in self._slave_hosts for host in hosts), key=lambda host: host.role.id)
-        self._inboxes = {role: _Inbox() for role in (MASTER, *(sink.name for sink in sinks))}
-        self._inboxes[GATEWAY] = self._inboxes[MASTER]
+        further = role_host.gateways[1:]
+        self._inboxes = {role: _Inbox() for role in (MASTER, *(host.name for host in [*sinks, *further]))}
+        self._inboxes[gateway.name] = self._inboxes[MASTER]
         for hosts in self._slave_hosts:
             self._inboxes |= dict.fromkeys((host.name for host in hosts), _Inbox())
         self._transport = LocalTransport(self._inboxes, MASTER, clock, self._stop, main=True)
         self._main = HostedRoles([role_host, gateway], self._transport)
         role_host.meter = gateway.meter = self.meter
-        threads = [*(list[Host]([sink]) for sink in sinks), *(list[Host](hosts) for hosts in self._slave_hosts)]
+        threads = [*(list[Host]([host]) for host in [*sinks, *further]), *(list[Host](hosts) for hosts in self._slave_hosts)]
         self._others = [
             HostedRoles(hosts, LocalTransport(self._inboxes, hosts[0].name, clock, self._stop)) for hosts in threads
         ]
@@ -269,7 +272,10 @@ class _LocalLoop:
         manifest = None if checkpointer is None else checkpointer.folder.newest()
         instances = instances_from(self.role_host.job, count, manifest)
         if instances is None:
-            slaves = [[Slave(SlaveId(s), config, gateway.layouts, where=gateway.where)] for s in range(count)]
+            in_order = not deals(self.role_host.job, manifest)
+            slaves = [
+                [Slave(SlaveId(s), config, gateway.layouts, where=gateway.where, in_order=in_order)] for s in range(count)
+            ]
         else:
             numbers = [range(i, instances.slave_count, count) for i in range(count)]
             slaves = [[Slave.of_plan(instances, SlaveId(s)) for s in mine] for mine in numbers]
@@ -293,7 +299,7 @@ class _LocalLoop:
             clock.restart(manifest.plain["clock_us"])
         role_host.make(clock, count, self._saved)
         master = role_host.role
-        self.resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
+        self.resumed_tuples = role_host.tuples_read
         name, owner = role_host.checkpointer.manifest_name, master.controller.map.owner.tolist()
         for sink in self.sinks:
             sink.make(len(self.slaves), name, self._saved)
@@ -315,9 +321,9 @@ class _LocalLoop:
     def run(self) -> None:
         """Run the master until every role has ended. Raises the exception of any role."""
         to_main = self._inboxes[MASTER]
-        sinks = len(self.sinks)
-        threads = [_RoleThread(f"sink {i}", roles.run, to_main) for i, roles in enumerate(self._others[:sinks])]
-        for i, (hosts, roles) in enumerate(zip(self._slave_hosts, self._others[sinks:], strict=True)):
+        alone = len(self.sinks) + len(self.role_host.gateways) - 1  # sinks and gateways with threads of their own
+        threads = [_RoleThread(f"role {i}", roles.run, to_main) for i, roles in enumerate(self._others[:alone])]
+        for i, (hosts, roles) in enumerate(zip(self._slave_hosts, self._others[alone:], strict=True)):
             threads.append(_RoleThread(f"slave {i}", partial(_run_slaves, hosts, roles), to_main))
         self._transport.running = len(threads)
         try:

@@ -96,8 +96,8 @@ def _two_rows(layout: RowLayout | None) -> PayloadRows | None:
 
 
 def _alone(config: RunConfig) -> RunConfig:
-    """The same run with one slave, without moves, prefill, slow nodes and overload policy."""
-    cluster = dataclasses.replace(config.cluster, sub_group_count=1)
+    """The same run with one gateway and one slave, without moves, prefill, slow nodes and overload policy."""
+    cluster = dataclasses.replace(config.cluster, sub_group_count=1, gateways=1)
     return dataclasses.replace(
         config,
         cluster=cluster,
@@ -134,7 +134,8 @@ def load_slave_kernels(
     with report_compilations(on_compile):
         pages = 2 * PAGE_ROWS * sum(layout.fixed_bytes for layout in layouts if layout is not None)
         module = dataclasses.replace(config.module, window_bytes=(1 << 20) + pages)
-        slave = Slave(SlaveId(0), dataclasses.replace(_alone(config), module=module), layouts)
+        alone, in_order = dataclasses.replace(_alone(config), module=module), config.gateway_count == 1
+        slave = Slave(SlaveId(0), alone, layouts, in_order=in_order)
         batches = []
         for layout in wire_layouts(layouts, count_windows=config.query.bounds.count_windows):
             two = np.zeros(2, np.int64)

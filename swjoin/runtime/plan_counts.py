@@ -14,6 +14,7 @@ from typing import Any
 
 from swjoin.checkpoint.store import PlanState
 from swjoin.cluster.edge_ledger import summed
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.join_semantics import format_digest
@@ -116,7 +117,7 @@ def _stage(
 
 
 def _source(source: Source, gateways: Sequence[_Plain]) -> StreamCounts:
-    counts = gateways[0]["counts"]
+    counts = Gateway.merged(gateways)["counts"]
     fields = ("tuples", "late", "shed", "earliest_us", "latest_us")
     tuples, late, shed, earliest_us, latest_us = (counts[field][source.name] for field in fields)
     return StreamCounts(tuples, 0, 0, late, shed, earliest_us, latest_us)

@@ -17,6 +17,7 @@ import numpy as np
 
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster.collector import Collector
+from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
@@ -82,7 +83,7 @@ class RunOutcome:
 def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
     """The content of run.json, `warnings` left empty (`runtime.plausibility` adds them)."""
     master, collector, ranks, measure = outcome.master, outcome.collector, outcome.ranks, job.config.measure
-    (gateway,) = outcome.gateways
+    gateway = Gateway.merged(outcome.gateways)
     ended_us, prefill = gateway["streams_ended_us"], collector["history"]
     ledger = _ledger(outcome) if outcome.plan is None else None
     before = None if outcome.restored is None else outcome.restored.plan
@@ -114,6 +115,7 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         "late": {name: counts.late for name, counts in streams.items()},
         "shed": {name: counts.shed for name, counts in streams.items()},
         "results": results,
+        "gateways": [{"gateway": part["gateway"], "tuples": part["counts"]["tuples"]} for part in outcome.gateways],
         "sinks": [{name: sink[name] for name in ("sink", "count", "digest")} for sink in outcome.sinks],
         **more,
         "warnings": [],
@@ -150,7 +152,7 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
 
 def _ledger(outcome: RunOutcome) -> Ledger:
     """The ledger of both streams and all pairs, including those before the restored checkpoint."""
-    restored, counts = outcome.restored, outcome.gateways[0]["counts"]
+    restored, counts = outcome.restored, Gateway.merged(outcome.gateways)["counts"]
     before = [0, 0] if restored is None else restored.joined
     left, right = (
         StreamCounts(

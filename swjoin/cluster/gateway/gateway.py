@@ -18,7 +18,7 @@ The prefill (`measure.prefill`) precedes the first epoch of realtime pace, as fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -319,7 +319,7 @@ class Gateway:
         origin, tuples = self.reading.origin_us, self.buffers.tuples
         full = tuples >= self.slots.size.tuples or self.slots.waiting_bytes >= self.config.cluster.mini_buffer_bytes
         ripe = (tuples or self._mid_epoch) and (full or self._prefill.is_read(origin))
-        if origin is None or not (ripe or self._due):
+        if origin is None or not (ripe or self._due or (self._several and self._mid_epoch)):
             return False
         times = self._prefill.times_us(origin, rebased=self.config.time.model == "arrival")
         self._closing = END_OF_TIME_US, times, origin
@@ -360,13 +360,13 @@ class Gateway:
 
     @property
     def _due(self) -> bool:
-        """Whether the slot is to be closed as it is: another gateway wants its epoch, or has closed it."""
-        return self._several and (self._mid_epoch or self._due_epoch > self.epoch)
+        """Whether the slot is to be closed as it is: another gateway wants its epoch."""
+        return self._due_epoch > self.epoch
 
     def _close_asap(self) -> bool:
         end = self.slots.end(self.reading.origin_us, mid_epoch=self._mid_epoch)
-        if end is None and self._due:
-            end = END_OF_TIME_US
+        if self._several and (self._mid_epoch or (end is None and self._due)):
+            end = END_OF_TIME_US  # in all further slots, too: no slot of an epoch ends before an earlier one
         if end is None:
             return False
         self._closing = end, self.slots.closed(end), None

@@ -79,6 +79,4 @@ class OpenSplits:
 
     def plain_state(self) -> list[list[int]]:
         """For every stream the open split and the rows of it that were read; empty without one."""
-        return [
-            [] if split is None else [*astuple(split), read] for split, read in zip(self._open, self._read, strict=True)
-        ]
+        return [[] if split is None else [*astuple(split), read] for split, read in zip(self._open, self._read, strict=True)]

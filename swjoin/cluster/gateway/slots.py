@@ -28,7 +28,9 @@ class Slots:
     ) -> None:
         self.boundary_us = BEGIN_OF_TIME_US
         last = config.query.last
-        self.size = EpochSize(max(1, config.cluster.epoch_tuples // config.gateway_count), sum(last) if last else config.query.bounds.retention_us)
+        self.size = EpochSize(
+            max(1, config.cluster.epoch_tuples // config.gateway_count), sum(last) if last else config.query.bounds.retention_us
+        )
         self._streams, self._buffers, self._state = streams, buffers, state
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._count_windows = config.query.bounds.count_windows

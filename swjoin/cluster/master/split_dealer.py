@@ -1,6 +1,6 @@
 """The split dealer: which gateway reads which split of the inputs.
 
-What: `SplitDealer`: takes wishes, deals out the splits of every stream one by one, in their order.
+What: `SplitDealer`: takes wishes, deals out the splits of every stream one by one, in their order; `span_us`.
 Why: contiguous shares would make all gateways wait for the first one, as inputs in time order start late. A gateway that is
 far ahead of the others waits: what it read would fill the windows.
 Stays out: splits themselves (`core.splits`), reading (`cluster.gateway.open_splits`).
@@ -21,8 +21,11 @@ from typing import Any
 
 from swjoin.cluster.messages import SplitDealt, SplitWanted
 from swjoin.cluster.role import Effect, RoleId, Send
+from swjoin.config.run import RunConfig
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.splits import ALL_ROWS, Split, remaining
+
+_LEAST_SPAN_US, _LEAST_LEAD_US = 1_000, 1_000_000
 
 
 @dataclass
@@ -50,6 +53,13 @@ class _Stream:
     def ahead(self) -> int:
         """Splits that were dealt since the oldest one that is being read."""
         return self.dealt - min((number for number, _ in self.open.values()), default=self.dealt)
+
+
+def span_us(config: RunConfig) -> int:
+    """Time that a split may span. In realtime pace every gateway shall have a share of each distribution epoch."""
+    if config.pace == "realtime":
+        return max(_LEAST_SPAN_US, config.cluster.distribution_epoch_us // config.gateway_count)
+    return max(_LEAST_LEAD_US, config.lead_us)
 
 
 class SplitDealer:
@@ -117,6 +127,11 @@ class SplitDealer:
         return frontier_us
 
     # ------------------------------------------------------------ across a crash
+
+    @staticmethod
+    def of(config: RunConfig, splits: Sequence[Sequence[Split]]) -> SplitDealer:
+        """For a run in real time."""
+        return SplitDealer(splits, max(_LEAST_LEAD_US, config.lead_us), config.gateway_count)
 
     def plain_state(self) -> list[dict[str, Any]]:
         """What is left to deal of every stream, ready for JSON: begun splits, and the first row after all that were dealt."""

@@ -36,10 +36,11 @@ def refuse_other_file(target: Path) -> None:
     if not target.exists():
         return
     try:
-        found = tuple(pq.read_schema(target).names)
+        files = list(target.glob("part-g*.parquet")) if target.is_dir() else [target]
+        found = {tuple(pq.read_schema(file).names) for file in files}
     except (OSError, pa.ArrowException):
-        found = ()
-    if found != _COLUMNS:
+        found = set()
+    if found != {_COLUMNS}:
         raise UserError(f"late rows {target}: is there already, and holds no late rows; move it, or give another name")
 
 
@@ -52,10 +53,19 @@ def late_schema() -> pa.Schema:
 class LateSink:
     """Columns: stream (string), row_id (uint64), ts (int64 microseconds, null for null times), reason (string).
 
-    rows: file for the rows until the end; None: a temporary file. names: of the streams, by number.
+    rows: file for the rows until the end; None: a temporary file. names: of the streams, by number. part: number of the gateway
+    where several of them write; the target is then a directory with a file of each.
     """
 
-    def __init__(self, target: Path, rows: AppendedFile | None = None, names: Sequence[str] = STREAM_NAMES) -> None:
+    def __init__(
+        self,
+        target: Path,
+        rows: AppendedFile | None = None,
+        names: Sequence[str] = STREAM_NAMES,
+        part: int | None = None,
+    ) -> None:
+        if part is not None:
+            target = target / f"part-g{part}.parquet"
         self._target, self._names = target, list(names)
         self._kept = rows is not None
         try:

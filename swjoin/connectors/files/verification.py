@@ -118,9 +118,10 @@ def result_files(run_dir: Path, config: RunConfig) -> list[Path]:
 
 
 def left_out_file(run_dir: Path) -> Path:
-    """The list of the tuples that the run has not joined. UserError without it."""
+    """The list of the tuples that the run has not joined, a directory where several gateways have made it. UserError without
+    it."""
     path = run_dir / "late.parquet"
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{path}: is missing; it lists the tuples that the run has left out")
     return path
 

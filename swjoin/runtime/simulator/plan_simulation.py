@@ -63,8 +63,7 @@ class PlanSimulation(Simulation):
         config, count = instances.config_of_gateway, instances.slave_count
         self.master = Master(config, count, len(instances.stages.stages), self._new_dealer(config))
         self.gateways = [
-            Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share)
-            for share in self._shares()
+            Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share) for share in self._shares()
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
         self._make_sinks(count)
