@@ -332,7 +332,7 @@ def _configuration(page: Page, report: dict[str, Any]) -> None:
         job = Job(config, None, False, None, None, "report").with_plan_of(report)
         plan = instances_of(job, max(1, count // len(report.get("stages") or [0])))
         if ranks:
-            played = None if len(ranks) == 1 else RankMap(len(ranks), config.sink_count)
+            played = None if len(ranks) == 1 else RankMap.of(config, len(ranks))
             setting = Setting(config, count, played, None, "see the files' schemas")
             if plan is not None:
                 setting = setting_of_plan(job, plan, played)

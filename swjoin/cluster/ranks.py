@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swjoin.cluster.role import RoleId, gateway_of, is_gateway, is_sink, is_slave, sink_of, slave_of
+from swjoin.config.run import RunConfig
 
 ROOT, COLLECTOR_RANK, FIRST_SLAVE = 0, 1, 2  # ranks: master and first gateway, first sink, first instance
 LEAST_RANKS = 3
@@ -28,6 +29,10 @@ class RankMap:
     size: int
     sinks: int = 1
     gateways: int = 1
+
+    @staticmethod
+    def of(config: RunConfig, size: int) -> RankMap:
+        return RankMap(size, config.sink_count, config.gateway_count)
 
     @staticmethod
     def of_width(width: int, sinks: int, gateways: int = 1) -> RankMap:
@@ -80,6 +85,11 @@ class RankMap:
 
     def gateways_of(self, rank: int) -> list[int]:
         return [gateway for gateway in range(self.gateways) if self._rank_of_gateway(gateway) == rank]
+
+    @property
+    def writers(self) -> list[int]:
+        """Ranks but the first with files that are to be completed at the end: of results, or of late rows."""
+        return [rank for rank in range(1, self.size) if self.sinks_of(rank) or self.gateways_of(rank)]
 
     def slave_of(self, rank: int) -> int | None:
         """The number of a rank among those with instances; None for one without."""

@@ -523,6 +523,13 @@ def _unpack_control(kind: type, buffer: U8) -> Any:
     return kind(*(_as_tuple(value) for value in values))
 
 
+def unpack_control(buffer: U8) -> Any:
+    """A control message of any type. RunFailed when the bytes are none."""
+    number = int(buffer[16:24].view("<i8")[0]) - _CONTROL if buffer.nbytes >= _HEADER * 8 else -1
+    kinds = list(_SHAPES)
+    return _unpack_control(kinds[number] if 0 <= number < len(kinds) else kinds[0], buffer)
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
@@ -532,8 +539,9 @@ def _as_tuple(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Format:
-    """How messages of one type travel. tag: between two roles. waits: the sender may wait until the receiver takes it: only
-    from gateway to slave, as ranks that wait for each other would wait for ever."""
+    """How messages of one type travel. tag: between two ranks; messages with equal tags are received in the order in which they
+    were sent. waits: the sender may wait until the receiver takes it: only from gateway to slave, as ranks that wait for each
+    other would wait for ever."""
 
     tag: int
     pack: Callable[[Any], U8]
@@ -541,10 +549,11 @@ class Format:
     waits: bool = False
 
 
+CONTROL_TAG = 6
 FORMATS: dict[type, Format] = {
     Delivery: Format(2, pack_delivery, unpack_delivery, waits=True),
     ResultChunk: Format(3, pack_results, unpack_results),
     StateChunk: Format(4, pack_state, unpack_state),
     LoadReport: Format(5, pack_loads, unpack_loads),
-    **{kind: Format(6 + i, _pack_control, functools.partial(_unpack_control, kind)) for i, kind in enumerate(_SHAPES)},
+    **{kind: Format(CONTROL_TAG, _pack_control, functools.partial(_unpack_control, kind)) for kind in _SHAPES},
 }

@@ -190,7 +190,7 @@ def launch_with_reason(
     started = code < 128 or (job.run_dir is not None and (job.run_dir / "metrics").exists())
     if started and code not in (0, 2) and report is not None and _stamp(report) in replaceable:
         ranks_known = rank_roles(
-            RankMap(ranks, job.config.sink_count), "" if hostfile is not None or several_hosts() else platform.node()
+            RankMap.of(job.config, ranks), "" if hostfile is not None or several_hosts() else platform.node()
         )
         with contextlib.suppress(NotWritten):  # the full disk has been reported
             write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))

@@ -72,7 +72,7 @@ def run_rank(
     rank = comm.rank
     if comm.size < 3:
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
-    label = [f"rank {rank} ({RankMap(comm.size, job.config.sink_count).name_of(rank)}) on {platform.node()}"]
+    label = [f"rank {rank} ({RankMap.of(job.config, comm.size).name_of(rank)}) on {platform.node()}"]
     _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
     role: MasterRank | WorkerRank
     role = MasterRank(job, label, progress, complete_report) if rank == ROOT else WorkerRank(job, label)
@@ -151,7 +151,7 @@ def _with_remedy(failure: BaseException, job: Job, ranks: int) -> BaseException:
 
 def _end_other_sinks(channel: Channel, job: Job, text: str, code: int) -> None:
     """On the first sink's rank: give those of other sinks time to mark their results incomplete; each answers."""
-    roles = RankMap(channel.size, job.config.sink_count)
+    roles = RankMap.of(job.config, channel.size)
     left = {rank for rank in range(channel.size) if roles.sinks_of(rank)} - {COLLECTOR_RANK}
     data = np.frombuffer(json.dumps({"text": text, "exit_code": code}).encode(), np.uint8)
     sending = [channel.comm.Isend([data, channel.mpi.BYTE], dest=rank, tag=FAILURE) for rank in left]

@@ -1,4 +1,4 @@
-"""Master and gateway as an MPI rank.
+"""Master and first gateway as an MPI rank.
 
 What: `MasterRank`, with `set_up`, `run`, which may be called again after a death, `finish` and `close`.
 Why: the master's set-up under MPI, the start of a run and of its recoveries, and its report.
@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swjoin.checkpoint.store import first_epoch_of
-from swjoin.cluster.messages import Granted, LoadReport, Message, PartSaved, Report
+from swjoin.cluster.messages import LoadReport, Message
 from swjoin.cluster.ranks import ROOT
-from swjoin.cluster.role import sink_role
-from swjoin.cluster.wire import FORMATS
+from swjoin.cluster.role import gateway_role, sink_role
+from swjoin.cluster.wire import CONTROL_TAG, FORMATS
 from swjoin.config.job import Job
-from swjoin.core.data_messages import Delivery, MoveEnd
+from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import spelled
 from swjoin.monitor.host_load import machine_report
 from swjoin.runtime.clock import RunClock
@@ -49,10 +49,7 @@ class _Transport(MpiTransport):
 
     def __init__(self, rank: MasterRank, channel: Channel, host: MasterHost) -> None:
         config = rank.job.config
-        receives: list[tuple[int, type]] = [(channel.any, Report), (channel.any, LoadReport), (channel.any, MoveEnd)]
-        receives += [(channel.any, PartSaved)] if host.checkpointer is not None else []
-        receives += [(channel.any, Granted)] if rank.job.plan is not None else []
-        super().__init__(channel, receives, rank.saved, rank.roles, partial(rank.start_measuring, channel))
+        super().__init__(channel, (LoadReport,), rank.saved, rank.roles, partial(rank.start_measuring, channel))
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
         self._clock_us: int | None = None  # at which all clocks restart, once the messages that announce it have left
         if not config.measure.prefill_us:
@@ -105,19 +102,22 @@ class MasterRank(Rank):
             plan = base64.b64encode(role_host.output_plan().to_bytes()).decode()
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.gateway.layouts]
             where = None if role_host.gateway.where is None else program_out(role_host.gateway.where)
-            named = {"host": platform.node(), "run_id": self.job.run_id}
+            named = {"host": platform.node(), "run_id": self.job.run_id, "gateways": role_host.job.config.gateway_count}
             return {"plan": plan, "layouts": layouts, "where": where, **named}
 
-        agree(channel, ROOT, open_role_host)
+        setup = agree(channel, ROOT, open_role_host)
+        roles = self.take_gateways(channel, setup["gateways"])
+        for gateway in range(1, roles.gateways):
+            agree(channel, roles.rank_of(gateway_role(gateway)), None)
         results, *_ = [agree(channel, roles.rank_of(sink_role(sink)), None)["results"] for sink in range(roles.sinks)]
         assert self._role_host is not None
-        gateway = self._role_host.gateway
-        if gateway.ingest is not None:
-            gateway.ingest.relay_from(results)
-        if gateway.instances is None:
-            load_gateway_kernels(self.job.config, gateway.layouts, gateway.progress.compiling)
+        first = self._role_host.gateway
+        if first.ingest is not None:
+            first.ingest.relay_from(results)
+        if first.instances is None:
+            load_gateway_kernels(self.job.config, first.layouts, first.progress.compiling)
         else:
-            load_plan_kernels(gateway.instances, gateway.progress.compiling)
+            load_plan_kernels(first.instances, first.progress.compiling)
 
     def lost(self, text: str) -> None:
         """A rank has died; `run` follows, on a new channel."""
@@ -140,16 +140,18 @@ class MasterRank(Rank):
         roles.run()
         me = identity(ROOT, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, role_host)
-        writers = sorted({self.roles.rank_of(sink_role(sink)) for sink in range(self.roles.sinks)})
+        writers = self.roles.writers
         channel.need_only(writers)
-        slaves, sinks = ([summary for part in parts.values() for summary in part[kind]] for kind in ("slaves", "sinks"))
+        slaves, sinks, gateways = (
+            [summary for part in parts.values() for summary in part[kind]] for kind in ("slaves", "sinks", "gateways")
+        )
         stopped = role_host.role.checkpoints.stopped
         first_s, measured_s = gateway.first_read_s, role_host.measured_s
         report = build_report(
             self.job,
             RunOutcome(
                 master=role_host.role.summary(),
-                gateways=[gateway.role.summary()],
+                gateways=sorted([gateway.role.summary(), *gateways], key=lambda summary: int(summary["gateway"])),
                 slaves=sorted(slaves, key=lambda summary: int(summary["slave"])),
                 sinks=sorted(sinks, key=lambda summary: int(summary["sink"])),
                 ranks=[me, *(p["rank"] for p in parts.values())],
@@ -203,8 +205,8 @@ class MasterRank(Rank):
     @staticmethod
     def _drop(channel: Channel) -> bool:
         """Receive and drop one late message. False when there is none."""
-        for kind in (PartSaved, Report, LoadReport, MoveEnd, Granted):
-            if channel.probe(channel.any, FORMATS[kind].tag):
+        for tag in (CONTROL_TAG, FORMATS[LoadReport].tag):
+            if channel.probe(channel.any, tag):
                 channel.receive()
                 return True
         return False
@@ -246,7 +248,7 @@ class MasterRank(Rank):
                 clock.restart(newest.plain["clock_us"])
             role_host.make(clock, slave_count, self.save)
             if checkpointer is None:
-                return {"manifest": None, "first_epoch": 0, "owners": []}
+                return {"manifest": None, "first_epoch": 0, "owners": [], "deals": role_host.role.dealer is not None}
             manifest = checkpointer.manifest
             return {
                 "manifest": checkpointer.manifest_name,
@@ -256,6 +258,7 @@ class MasterRank(Rank):
                 "incarnation": checkpointer.folder.incarnation,
                 "owner": role_host.role.controller.map.owner.tolist(),
                 "active": [int(slave) for slave in role_host.role.controller.active],
+                "deals": role_host.role.dealer is not None,
                 "clock_us": None if manifest is None else manifest.plain["clock_us"],
             }
 

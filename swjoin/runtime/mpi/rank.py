@@ -14,6 +14,7 @@ import json
 import platform
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,14 @@ class Rank:
 
     def take_roles(self, channel: Channel) -> RankMap:
         """At the start, and after a death: the roles of the ranks that are left."""
-        self.roles = RankMap(channel.size, self.job.config.sink_count)
+        self.roles = RankMap.of(self.job.config, channel.size)
         self.where = self.place[0] = f"rank {channel.rank} ({self.roles.name_of(channel.rank)}) on {platform.node()}"
         return self.roles
+
+    def take_gateways(self, channel: Channel, count: int) -> RankMap:
+        """The roles of all ranks with so many gateways, which may be fewer than configured."""
+        self.job = replace(self.job, config=self.job.config.with_gateways(count))
+        return self.take_roles(channel)
 
     def save(self, role: RoleId, item: Any) -> None:
         """Take an event of a background thread, or its exception, for this role."""

@@ -1,8 +1,8 @@
 """Messages of a role between MPI ranks: frames of `cluster.wire` over a channel.
 
 What: `MpiTransport`.
-Why: a frame names the roles between which it travels, as a rank may play several; message types are polled in a fixed order,
-and no rank waits inside a send for a rank that waits for the first one.
+Why: a frame names the roles between which it travels, as a rank may play several; tags are polled in a fixed order, and no rank
+waits inside a send for a rank that waits for the first one.
 Stays out: the channel (`runtime.mpi.channel`), set-up and recovery (`runtime.mpi.rank`).
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from swjoin.cluster.messages import Message
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import Received, RoleId, is_gateway
-from swjoin.cluster.wire import FORMATS, Format, address, addresses
+from swjoin.cluster.wire import CONTROL_TAG, FORMATS, Format, address, addresses, unpack_control
 from swjoin.core.data_messages import Delivery, StateChunk
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def waits(sender: RoleId, ranks: RankMap, form: Format) -> bool:
 
 
 class MpiTransport:
-    """The transport of one rank. receives: (rank or `channel.any`, type) of its messages, in the order of polling.
+    """The transport of one rank. receives: types of the data that it receives, in the order of polling after control messages.
 
     saved: events of background threads and the roles that they are for, or exceptions. link_bytes_per_s: speed of an emulated
     link; 0: none.
@@ -42,7 +42,7 @@ class MpiTransport:
     def __init__(
         self,
         channel: Channel,
-        receives: Sequence[tuple[int, type]],
+        receives: Sequence[type],
         saved: deque[Any],
         roles: RankMap,
         restart: Callable[[int], None],
@@ -50,7 +50,8 @@ class MpiTransport:
         self.channel, self._roles = channel, roles
         self.meter: WorkMeter = channel.meter
         self.link_bytes_per_s = 0.0
-        self._receives = [(sender, FORMATS[kind]) for sender, kind in receives]
+        self._receives: list[tuple[int, Callable[[Any], Message]]] = [(CONTROL_TAG, unpack_control)]
+        self._receives += [(FORMATS[kind].tag, FORMATS[kind].unpack) for kind in receives]
         self._saved, self._restart = saved, restart
 
     def check(self) -> None:
@@ -75,10 +76,10 @@ class MpiTransport:
             if isinstance(item, BaseException):
                 raise item
             return role, item
-        for sender, form in self._receives:
-            if channel.probe(sender, form.tag):
+        for tag, unpack in self._receives:
+            if channel.probe(channel.any, tag):
                 frame = channel.receive()
-                message = form.unpack(frame)
+                message = unpack(frame)
                 self._passed(message)
                 source, to = addresses(frame)
                 return to, Received(source, message, frame)

@@ -1,4 +1,4 @@
-"""Sinks and slaves as an MPI rank: the collector, a slave, or both on one rank.
+"""Further gateways, sinks and slaves as an MPI rank, one of them or several.
 
 What: `WorkerRank`, with `set_up`, `run`, which may be called again after a death, and `close`.
 Why: every rank but the first plays the roles that `cluster.ranks` gives it, after a death perhaps others; failing ranks send
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.cluster.messages import CheckpointDurable, Granted, MeasuringStarted, Message, StateRequest
+from swjoin.cluster.messages import Message
 from swjoin.cluster.ranks import ROOT
-from swjoin.cluster.role import sink_role, slave_role
+from swjoin.cluster.role import gateway_role, sink_role, slave_role
 from swjoin.config.job import Job
 from swjoin.core.batch import RowLayout
 from swjoin.core.data_messages import Delivery, ResultChunk, StateChunk
@@ -31,7 +31,7 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.ids import SlaveId
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.host import Addressed, HostedRoles
-from swjoin.runtime.kernel_preload import load_plan_kernels, load_slave_kernels
+from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, check_peers, identity, parse
 from swjoin.runtime.mpi.transport import MpiTransport
@@ -42,7 +42,7 @@ from swjoin.runtime.slave_host import SlaveHost
 if TYPE_CHECKING:
     from swjoin.checkpoint.checkpointers import SlaveCheckpointer
     from swjoin.expressions.vm import Program
-    from swjoin.runtime.hosts import CollectorHost
+    from swjoin.runtime.hosts import CollectorHost, GatewayHost
 
 
 class _Transport(MpiTransport):
@@ -50,17 +50,11 @@ class _Transport(MpiTransport):
 
     def __init__(self, rank: WorkerRank, channel: Channel, *, slaves: bool, sinks: bool) -> None:
         config = rank.job.config
-        receives: list[tuple[int, type]] = []
-        if slaves:
-            receives = [(ROOT if rank.job.plan is None else channel.any, Delivery)]
-            receives += [(channel.any, kind) for kind in (Granted, StateRequest, StateChunk)]
-        receives += [(channel.any, ResultChunk)] if sinks else []
-        receives += [(ROOT, CheckpointDurable)] if rank.job.checkpoints is not None else []
-        receives += [(ROOT, MeasuringStarted)] if config.measure.prefill_us else []
+        receives: list[type] = [*((Delivery, StateChunk) if slaves else ()), *((ResultChunk,) if sinks else ())]
         super().__init__(channel, receives, rank.saved, rank.roles, partial(rank.start_measuring, channel))
         self._rank, self._nodes, self._rush, self._sinks = rank, config.nodes, config.measure.rush, sinks
         self._restarted = False
-        if slaves and not config.measure.prefill_us:
+        if (slaves or rank.roles.gateways_of(channel.rank)) and not config.measure.prefill_us:
             self.link_bytes_per_s = config.nodes.link_bytes_per_s
 
     def restart_clock(self, clock_us: int) -> None:
@@ -90,6 +84,7 @@ class WorkerRank(Rank):
         self._where: Program | None = None
         self._setup: dict[str, Any] = {}
         self._sinks: dict[int, CollectorHost] = {}
+        self._gateways: dict[int, GatewayHost] = {}
         self._checkpointers: list[SlaveCheckpointer] = []
 
     @property
@@ -113,16 +108,31 @@ class WorkerRank(Rank):
         if setup["where"] is not None:
             self._where = program_in(setup["where"])
         self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # under other launchers each rank has its own
+        roles = self.take_gateways(channel, setup["gateways"])
+        mine = roles.sinks_of(channel.rank)
+        for gateway in range(1, roles.gateways):
+            reads = partial(self._open_gateway, gateway) if gateway in roles.gateways_of(channel.rank) else None
+            agree(channel, roles.rank_of(gateway_role(gateway)), reads)
         for sink in range(roles.sinks):
             opens = partial(self._open_sink, channel, sink) if sink in mine else None
             agree(channel, roles.rank_of(sink_role(sink)), opens)
-        if roles.slave_of(channel.rank) is None:
-            return
+        self._load_kernels(reads=bool(self._gateways), joins=roles.slave_of(channel.rank) is not None)
+
+    def _load_kernels(self, *, reads: bool, joins: bool) -> None:
         instances = instances_of(self.job, 1)
-        if instances is None:
-            load_slave_kernels(self.job.config, self._layouts)
-        else:
+        if instances is not None and (reads or joins):
             load_plan_kernels(instances)
+            return
+        if joins:
+            load_slave_kernels(self.job.config, self._layouts)
+        if reads:
+            load_gateway_kernels(self.job.config, self._layouts)
+
+    def _open_gateway(self, number: int) -> dict[str, Any]:
+        from swjoin.runtime.hosts import GatewayHost
+
+        self._gateways[number] = GatewayHost(self.job, False, None, None, number)
+        return {}
 
     def _open_sink(self, channel: Channel, number: int) -> dict[str, Any]:
         """Where consumers find its results, if they do."""
@@ -149,6 +159,7 @@ class WorkerRank(Rank):
         setup = agree(channel, ROOT, None)
         self.saved = deque()
         sinks = self._sinks_of(channel)
+        gateways = self._gateways_of(channel, setup)
         slaves = self._slaves(channel, setup)
         instances = instances_of(self.job, self.roles.slave_ranks)
         count = self.roles.slave_ranks if instances is None else instances.slave_count
@@ -161,15 +172,16 @@ class WorkerRank(Rank):
             host.checkpointer = checkpointer
         for host in hosts:
             host.meter = self.meter
-        for sink in sinks:
-            sink.clock = clock
+        for other in (*sinks, *gateways):
+            other.clock = clock
         transport = _Transport(self, channel, slaves=bool(slaves), sinks=bool(sinks))
-        HostedRoles([*sinks, *hosts], transport).run()
+        HostedRoles([*sinks, *gateways, *hosts], transport).run()
         me = identity(channel.rank, self.roles.name_of(channel.rank), self.meter, self.start_rss_bytes)
         summaries = {"sinks": [sink.summary() for sink in sinks], "slaves": [slave.summary() for slave in slaves]}
+        summaries["gateways"] = [gateway.role.summary() for gateway in gateways]
         channel.send_json({**summaries, "rank": me}, ROOT, SUMMARY)
-        if sinks:
-            self._end_sinks(channel)
+        if sinks or gateways:
+            self._end_files(channel)
         channel.farewell(BYE)
 
     def _sinks_of(self, channel: Channel) -> list[CollectorHost]:
@@ -183,6 +195,29 @@ class WorkerRank(Rank):
                 self._open_sink(channel, number)
         return [self._sinks[number] for number in mine]
 
+    def _gateways_of(self, channel: Channel, setup: dict[str, Any]) -> list[GatewayHost]:
+        """The hosts of this rank's gateways, restored; those of gateways that another rank plays now are closed."""
+        from swjoin.checkpoint.store import read_manifest
+        from swjoin.runtime.hosts import Start
+
+        mine = self.roles.gateways_of(channel.rank)
+        for number in [number for number in self._gateways if number not in mine]:
+            self._gateways.pop(number).close(RunFailed(f"gateway {number} is on another rank now"), complete=False)
+        start = manifest = None
+        if self.job.checkpoints is not None:
+            folder, start = Path(setup["folder"]), Start(setup["incarnation"], self.save)
+            manifest = None if setup["manifest"] is None else read_manifest(folder / setup["manifest"])
+        for number in mine:
+            if number not in self._gateways:
+                self._open_gateway(number)
+            host = self._gateways[number]
+            if start is not None and host.checkpointer is None:
+                host.keep_checkpoints(folder)
+            host.make(RunClock(), self.roles.slave_ranks, manifest, start)
+            if start is not None:
+                host.restore(manifest, np.array(setup["owner"], np.int64), setup["active"])
+        return [self._gateways[number] for number in mine]
+
     def _slaves(self, channel: Channel, setup: dict[str, Any]) -> list[Any]:
         """This rank's slave, or its instance of every stage of a plan, restored."""
         from swjoin.cluster.slave.slave import Slave
@@ -193,7 +228,8 @@ class WorkerRank(Rank):
         config = self.job.config.fitted_to(count)
         instances = instances_of(self.job, count, setup["first_epoch"], setup["owners"])
         if instances is None:
-            slaves = [Slave(SlaveId(number), config, self._layouts, where=self._where)]
+            in_order = not setup["deals"]
+            slaves = [Slave(SlaveId(number), config, self._layouts, where=self._where, in_order=in_order)]
         else:
             slaves = [Slave.of_plan(instances, SlaveId(s)) for s in range(number, instances.slave_count, count)]
         if self.job.checkpoints is not None:
@@ -206,8 +242,8 @@ class WorkerRank(Rank):
                 checkpointer.restore(setup["manifest"], setup["owner"], setup["active"])
         return slaves
 
-    def _end_sinks(self, channel: Channel) -> None:
-        """Complete the result files when the ledger balances, and name them when those of all sinks are complete."""
+    def _end_files(self, channel: Channel) -> None:
+        """Complete the files when the ledger balances, and name them when those of all ranks are complete."""
 
         def verdict() -> dict[str, Any]:
             while not channel.probe(ROOT, VERDICT):
@@ -223,11 +259,18 @@ class WorkerRank(Rank):
         channel.send_json({"finished": True}, ROOT, VERDICT)
         verdict()
         self._close_sinks(None)
+        self._close_gateways(None, complete=proof is not None)
         channel.send_json({"closed": True}, ROOT, VERDICT)
 
     def close(self, error: BaseException | None) -> None:
         self._close_logs()
         self._close_sinks(error)
+        self._close_gateways(error, complete=False)
+
+    def _close_gateways(self, error: BaseException | None, *, complete: bool) -> None:
+        gateways, self._gateways = self._gateways, {}
+        for gateway in gateways.values():
+            gateway.close(error, complete=complete)
 
     def _close_logs(self) -> None:
         checkpointers, self._checkpointers = self._checkpointers, []
