@@ -1,7 +1,8 @@
 """Protocols of sources.
 
-What: `Source`, which the master reads; `LiveSource`, a stream without a known end; `BATCH_ROWS`.
-Why: the master reads batches and does not depend on their technology.
+What: `Source`, which a gateway reads; `SplitSource`, which several gateways read; `LiveSource`, a stream without a known end;
+`BATCH_ROWS`.
+Why: gateways read batches and do not depend on their technology.
 Stays out: null keys and late rows (`cluster.gateway.intake`).
 """
 
@@ -10,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from swjoin.core.batch import RowLayout, SourceBatch
-from swjoin.core.splits import Split
 
 if TYPE_CHECKING:
     from swjoin.core.key_encoder import Dictionary
     from swjoin.core.row_codec import StreamCodec
+    from swjoin.core.splits import Split
 
 
 BATCH_ROWS = 65_536  # of one `read`, about
@@ -57,6 +58,39 @@ class Source(Protocol):
         ...
 
 
+class SplitSource(Source, Protocol):
+    """A bounded stream that several processes may read, each some of its splits.
+
+    A source is read by `open_split` or from its start (`Source.seek`); each continues where it is asked to, whatever was read
+    before. Ids, times and `locate` are the same both ways.
+    """
+
+    @property
+    def why_whole(self) -> str | None:
+        """Why one gateway has to read the whole input; None: it has splits. Reads no rows."""
+        ...
+
+    def splits(self, reach_us: int) -> list[Split] | None:
+        """All rows in splits, in the order of the input; none without rows. None: rows or times are unknown without reading
+        (`why_whole`).
+
+        reach_us: time that a split should not exceed. One that does is cut into ranges as of `range_ends`.
+        """
+        ...
+
+    def open_split(self, split: Split, skip: int = 0) -> int:
+        """Continue with the rows of this split, from its row number `skip` on; after them `read` returns None.
+
+        Returns the greatest time of all rows of the input before the next one, BEGIN_OF_TIME_US if none has a time. split: of
+        `splits`, also those of another source of the same input, or one with rows = -1.
+        """
+        ...
+
+    def origin_us(self) -> int | None:
+        """Time of the first row that has one; None if none has. Reads only the start of the input, unless rows are sorted."""
+        ...
+
+
 class LiveSource(Source, Protocol):
     """A stream of rows that arrive during the run. `read` may wait for ever unless `ready` has returned True.
 
@@ -85,29 +119,9 @@ class LiveSource(Source, Protocol):
         ...
 
 
-class SplitSource(Source, Protocol):
-    """An input that can be read in splits, by several gateways."""
-
-    why_whole: str | None  # why one gateway reads the whole input, for people
-
-    def splits(self, reach_us: int) -> list[Split] | None:
-        """The input in splits, in its order, none of which spans more time than reach_us if that can be helped. None: rows or
-        times are unknown without reading, so that one gateway reads the whole input."""
-        ...
-
-    def open_split(self, split: Split, skip: int = 0) -> int:
-        """`read` yields the rows of this split next, from its row number `skip` on, and then None. Returns the greatest time of
-        all rows of the input before that one (BEGIN_OF_TIME_US if none has a time)."""
-        ...
-
-    def origin_us(self) -> int | None:
-        """Time of the input's first row that has one, in microseconds as `read` gives it; None if no row has one."""
-        ...
+def is_live(source: Source) -> TypeGuard[LiveSource]:
+    return hasattr(source, "resume_at")
 
 
 def is_split(source: Source) -> TypeGuard[SplitSource]:
     return hasattr(source, "open_split")
-
-
-def is_live(source: Source) -> TypeGuard[LiveSource]:
-    return hasattr(source, "resume_at")

@@ -1,6 +1,6 @@
 """Splits: the pieces of an input that gateways read, in the input's own order.
 
-What: `Split`; `remaining`, the splits after a position.
+What: `Split`; `remaining`, the splits after a position; `range_ends`, which cuts rows that span much time.
 Why: with several gateways the master deals out the splits of every input one by one; a split says what its reader has to know
 of all rows before it, so that row ids and lateness are those of one gateway.
 Stays out: making splits (`connectors`), dealing (`cluster.master.split_dealer`), reading (`cluster.gateway.open_splits`).
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 
+LEAST_ROWS = 4_096  # of a range
 ALL_ROWS = 1 << 62  # a position behind the last row of any input
 
 
@@ -21,9 +22,10 @@ class Split:
     """Rows of one input that follow each other, read by one gateway.
 
     row: position of the first one in the input. rows: their number; -1: all to the end of the input, known only by reading.
-    low_us, high_us: bounds of their times; BEGIN_OF_TIME_US and END_OF_TIME_US where nothing is known. before_us: greatest time
-    of all rows before the first one, or a lower bound of it where it is only known by reading; BEGIN_OF_TIME_US if no row is
-    before it, or none has a time.
+    low_us, high_us: bounds of their times; BEGIN_OF_TIME_US and END_OF_TIME_US where nothing is known, END_OF_TIME_US and
+    BEGIN_OF_TIME_US if no row has a time. Those of a range of a row group or a record batch are of all its rows. before_us:
+    greatest time of all rows before the first one, BEGIN_OF_TIME_US if none has a time; a lower bound where only reading tells
+    it (`SplitSource.open_split`).
     """
 
     row: int
@@ -44,3 +46,10 @@ WHOLE = Split(0, -1)  # an input that one gateway reads
 def remaining(splits: Sequence[Split], row: int) -> list[tuple[Split, int]]:
     """What is left of an input from a position on: splits, and rows at the start of each that are not read again."""
     return [(split, max(0, row - split.row)) for split in splits if split.end > row]
+
+
+def range_ends(rows: int, span_us: int, reach_us: int, least_rows: int = LEAST_ROWS) -> list[int]:
+    """Ends of ranges of about equal size, as many as `reach_us` fits into the time that the rows span; but none has less than
+    `least_rows` rows, which would not be worth a split, unless all rows are fewer."""
+    count = max(1, min(-(-span_us // max(1, reach_us)), rows // least_rows))
+    return [rows * (number + 1) // count for number in range(count)]

@@ -1,6 +1,7 @@
 """The paper's synthetic streams: Poisson arrivals and b-model keys; a seed determines the rows (SPEC section 5).
 
-What: `slot_counts`, `slot_tuples`, `drift_offset`, `payload_bytes`.
+What: `slot_counts`; `slot_tuples`, of which `slot_times` and `slot_keys` make a part; `last_time_us`, `drift_offset`,
+`payload_bytes`.
 Why: the in-master generator, `generate` on any number of Spark partitions, and `verify` must agree on every row.
 Stays out: sources and files (`connectors.generator.source`, `spark.generate`).
 
@@ -106,21 +107,45 @@ def drift_offset(workload: WorkloadConfig, slot: int) -> int:
     return slot * SLOT_US // workload.drift_us * step % workload.domain
 
 
-def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> tuple[I64, I64]:
-    """Times (microseconds from 0, ascending) and keys of one slot, both int64."""
+def _drawn_times(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> tuple[I64, np.random.Generator]:
+    """Times of one slot as drawn, in no order, from the slot's start; and what draws on."""
     random = _random(seed, stream, slot)
     factor = float(rate_factor(workload.schedule, np.array([slot * SLOT_US + SLOT_US // 2]))[0])
     length = _slot_length_us(workload, slot)
     n = int(random.poisson(workload.rate_per_s * factor * length / 1e6))  # as the first draw of `slot_counts`
-    ts = np.sort(random.integers(0, length, n)) + slot * SLOT_US
-    key = np.empty(n, np.int64)
-    start = np.uint64(random.integers(0, 2**64, dtype=np.uint64))
+    return random.integers(0, length, n), random
+
+
+def slot_times(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> tuple[I64, int]:
+    """Times (microseconds from 0, ascending) of one slot, and the state from which `slot_keys` draws its keys."""
+    drawn, random = _drawn_times(workload, seed, stream, slot)
+    ts = np.sort(drawn) + slot * SLOT_US
+    return ts.astype(np.int64), int(random.integers(0, 2**64, dtype=np.uint64))
+
+
+def last_time_us(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> int:
+    """Greatest time of a slot that has tuples."""
+    return int(_drawn_times(workload, seed, stream, slot)[0].max()) + slot * SLOT_US
+
+
+def slot_keys(workload: WorkloadConfig, slot: int, state: int, first: int, end: int) -> I64:
+    """Keys of the tuples first .. end - 1 of a slot: int64 (end - first,). The state advances by the same step at each draw, so
+    that no key depends on those before it. state: as of `slot_times`."""
+    key = np.empty(end - first, np.int64)
+    levels = level_count(workload.domain)
+    start = np.uint64((state + first * (-(-levels // 2)) * int(_STEP)) & (2**64 - 1))
     threshold = np.uint64(int(workload.bias * 2**32))
-    _bmodel_keys(start, n, workload.domain, level_count(workload.domain), threshold, key)
+    _bmodel_keys(start, end - first, workload.domain, levels, threshold, key)
     offset = drift_offset(workload, slot)
     if offset:
         key = (key + offset) % workload.domain  # below 2^63: both are less than the domain, at most 2^62
-    return ts.astype(np.int64), key
+    return key
+
+
+def slot_tuples(workload: WorkloadConfig, seed: int, stream: int, slot: int) -> tuple[I64, I64]:
+    """Times (microseconds from 0, ascending) and keys of one slot, both int64."""
+    ts, state = slot_times(workload, seed, stream, slot)
+    return ts, slot_keys(workload, slot, state, 0, len(ts))
 
 
 @kernel

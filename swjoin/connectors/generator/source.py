@@ -1,6 +1,6 @@
 """Generator source: the paper's streams, without files.
 
-What: `GeneratorSource`: the same rows as `generate` writes for the same workload and seed.
+What: `GeneratorSource`: the same rows as `generate` writes for the same workload and seed, all or in splits.
 Why: the paper generates its streams at the master (section VI-A); a sweep needs no disk.
 Stays out: the random rows (`connectors.generator.bmodel`).
 """
@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swjoin.config.run import WorkloadConfig
-from swjoin.connectors.generator.bmodel import payload_bytes, slot_counts, slot_tuples
+from swjoin.connectors.generator.bmodel import SLOT_US, last_time_us, payload_bytes, slot_counts, slot_keys, slot_times
 from swjoin.connectors.source import BATCH_ROWS
-from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch
+from swjoin.core.batch import I64, PayloadRows, RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed
+from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.row_codec import StreamCodec
+from swjoin.core.splits import Split, range_ends
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from swjoin.core.key_encoder import Dictionary
+
+
+_LEAST_ROWS = 64  # of a range
 
 
 def payload_schema(width: int) -> pa.Schema:
@@ -32,7 +37,13 @@ def payload_schema(width: int) -> pa.Schema:
 
 
 class GeneratorSource:
-    """One generated stream; columns key (int64), ts (int64 microseconds from 0), payload (fixed-size binary)."""
+    """One generated stream; columns key (int64), ts (int64 microseconds from 0), payload (fixed-size binary).
+
+    Rows are ascending in time, so a split is some slots, or a range of rows of one. The times of the slot read last are kept: a
+    later range of the slot needs them, too.
+    """
+
+    why_whole: str | None = None
 
     def __init__(self, workload: WorkloadConfig, seed: int, stream: int, *, carry_payload: bool) -> None:
         import pyarrow as pa
@@ -46,9 +57,10 @@ class GeneratorSource:
         self.codec = StreamCodec(tuple(columns) if rows is not None else (), ("key",), rows)
         self._workload, self._seed, self._stream = workload, seed, stream
         self._counts = slot_counts(workload, seed, stream)
-        self.rows_total: int | None = int(self._counts.sum())
-        self._slot = 0
-        self._rows = 0
+        self._starts = np.concatenate([[0], np.cumsum(self._counts)])  # by slot: position of its first row; and their number
+        self.rows_total: int | None = int(self._starts[-1])
+        self._rows, self._end = 0, int(self._starts[-1])  # rows that are read next
+        self._times: tuple[int, I64, int] | None = None  # slot, its times, the state of its keys
 
     @property
     def layout(self) -> RowLayout | None:
@@ -56,12 +68,14 @@ class GeneratorSource:
 
     def read(self) -> SourceBatch | None:
         times, keys, n = [], [], 0
-        while self._slot < len(self._counts) and n < BATCH_ROWS:
-            ts, key = slot_tuples(self._workload, self._seed, self._stream, self._slot)
-            self._slot += 1
-            times.append(ts)
-            keys.append(key)
-            n += len(ts)
+        while self._rows + n < self._end and n < BATCH_ROWS:
+            slot = self._slot_of(self._rows + n)
+            ts, state = self._times_of(slot)
+            first = self._rows + n - int(self._starts[slot])
+            end = min(len(ts), self._end - int(self._starts[slot]))
+            times.append(ts[first:end])
+            keys.append(slot_keys(self._workload, slot, state, first, end))
+            n += end - first
         if n == 0:
             return None
         ids = np.arange(self._rows, self._rows + n, dtype=np.uint64)
@@ -78,11 +92,60 @@ class GeneratorSource:
         return True
 
     def seek(self, row: int) -> None:
-        ends = np.concatenate([[0], np.cumsum(self._counts)])
-        slot = int(np.searchsorted(ends, row, side="left"))
-        if slot == len(ends) or ends[slot] != row:
+        slot = int(np.searchsorted(self._starts, row, side="left"))
+        if slot == len(self._starts) or self._starts[slot] != row:
             raise RunFailed(f"generator: row {row} is not the first of any slot; another workload was read before")
-        self._slot, self._rows = slot, row
+        self._rows, self._end = row, int(self._starts[-1])
+
+    def _slot_of(self, row: int) -> int:
+        return int(np.searchsorted(self._starts, row, side="right")) - 1
+
+    def _times_of(self, slot: int) -> tuple[I64, int]:
+        if self._times is None or self._times[0] != slot:
+            self._times = (slot, *slot_times(self._workload, self._seed, self._stream, slot))
+        return self._times[1:]
+
+    def splits(self, reach_us: int) -> list[Split]:
+        """As of `SplitSource`: whole slots, as many as about `BATCH_ROWS` rows and the reach allow; with a shorter reach ranges
+        of a slot."""
+        most = max(1, reach_us // SLOT_US)
+        found: list[Split] = []
+        first, before_us = 0, BEGIN_OF_TIME_US
+        while first < len(self._counts):
+            end = first + 1
+            while end < len(self._counts) and end - first < most and self._row(end + 1) - self._row(first) <= BATCH_ROWS:
+                end += 1
+            row, rows = self._row(first), self._row(end) - self._row(first)
+            low_us, high_us = first * SLOT_US, min(end * SLOT_US, self._workload.duration_us) - 1
+            start = 0
+            for stop in range_ends(rows, high_us - low_us, reach_us, _LEAST_ROWS):
+                if start < stop:
+                    found.append(Split(row + start, stop - start, low_us, high_us, before_us))
+                    before_us = low_us
+                start = stop
+            first = end
+        return found
+
+    def _row(self, slot: int) -> int:
+        return int(self._starts[slot])
+
+    def open_split(self, split: Split, skip: int = 0) -> int:
+        """As of `SplitSource`. RunFailed when there are fewer rows."""
+        total = int(self._starts[-1])
+        self._rows = split.row + skip
+        self._end = total if split.rows < 0 else split.row + split.rows
+        if not self._rows <= self._end <= total:
+            raise RunFailed(f"generator: rows up to {self._end} are asked for, there are {total}; the workload is another one")
+        return BEGIN_OF_TIME_US if self._rows == 0 else self._time_us(self._rows - 1)
+
+    def _time_us(self, row: int) -> int:
+        slot = self._slot_of(row)
+        if row + 1 == self._starts[slot + 1] and not (self._times is not None and self._times[0] == slot):
+            return last_time_us(self._workload, self._seed, self._stream, slot)  # without the order of all its times
+        return int(self._times_of(slot)[0][row - self._starts[slot]])
+
+    def origin_us(self) -> int | None:
+        return self._time_us(0) if self._starts[-1] else None
 
     @property
     def dictionary(self) -> Dictionary | None:
