@@ -81,7 +81,8 @@ class PlanScenario:
             most, domain = most // 2, domain * 4
 
     def with_events(self) -> PlanScenario:
-        """The same, in many cases with moves and resizes, with checkpoints and crashes, and with several sinks."""
+        """The same, in many cases with moves and resizes, with checkpoints and crashes, and with several gateways and
+        sinks."""
         random = np.random.default_rng([self.seed, 21])
         plain: dict[str, Any] = to_plain(self.config)
         epoch_us, batch_rows, width = self.config.cluster.distribution_epoch_us, self.batch_rows, self.width
@@ -115,7 +116,8 @@ class PlanScenario:
         if plain["reorganization"]["policy"] == "random" and random.random() < 0.15:
             plain["reorganization"]["policy"] = "balanced"
         sinks = int(np.random.default_rng([self.seed, 22]).choice([1, 1, 2, 3]))
-        config = config_from_plain(plain).with_sinks(sinks)
+        gateways = int(np.random.default_rng([self.seed, 23]).choice([1, 1, 2, 3, 4]))
+        config = config_from_plain(plain).with_sinks(sinks).with_gateways(gateways)
         return replace(self, config=config, crashes=tuple(crashes), width=width, batch_rows=batch_rows)
 
     def good_rows(self) -> dict[str, list[Row]]:
