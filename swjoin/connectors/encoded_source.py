@@ -43,7 +43,13 @@ class EncodedSource:
 
     @property
     def dictionary(self) -> Dictionary | None:
-        return None if self._keys is None or self._keys.native else self._keys.dictionary
+        keys = self._keys
+        return None if keys is None or keys.native or not keys.shared else keys.dictionary
+
+    def let_keys_travel(self) -> None:
+        """Before anything is read: keys that are no integers are encoded for slaves with dictionaries of their own."""
+        if self._keys is not None:
+            self._keys.shared = False
 
     def encode(self, batch: pa.RecordBatch, positions: I64 | None = None) -> SourceBatch:
         """The next rows. positions: of these rows, where they are not read in their own order. UserError when a time

@@ -87,10 +87,14 @@ class TupleEncoder(RowEncoder):
         self._keys = keys
 
     def _encode(self, batch: pa.RecordBatch, at: I64) -> SourceBatch:
-        key, key_valid = self._keys.encode([batch.column(name) for name in self._config.key])
+        keys, columns = [batch.column(name) for name in self._config.key], None
+        if self._keys.shared:
+            key, key_valid = self._keys.encode(keys)
+        else:
+            key, key_valid, columns = self._keys.travelling(keys)
         ts, ts_valid = self.times(batch.column(self._config.time), at)
         rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
-        return SourceBatch(key, ts, self.ids(batch, at), key_valid, ts_valid, rows)
+        return SourceBatch(key, ts, self.ids(batch, at), key_valid, ts_valid, rows, columns)
 
 
 class ColumnsEncoder(RowEncoder):

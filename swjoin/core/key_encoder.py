@@ -253,6 +253,7 @@ class KeyEncoder:
         ]
         self.native = self._kinds == [INTEGER]
         self.dictionary = Dictionary(kinds=self._kinds)
+        self.shared = True  # by all rows of the run; otherwise keys travel as of `travelling`
 
     def encode(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """int64 keys of n rows, and which are valid (None: all); a null in any column makes the key null."""
@@ -263,14 +264,24 @@ class KeyEncoder:
 
     def hashed(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """As `encode`, but a key that is not its own code is a hash: equal for equal keys, and needs no dictionary."""
+        key, valid, _ = self.travelling(columns)
+        return key, valid
+
+    def travelling(self, columns: list[pa.Array]) -> tuple[I64, Bool | None, Columns | None]:
+        """As `hashed`, and beside the hashes the keys' byte strings, for `Dictionary.codes_of`; None for keys that are their own
+        codes."""
+        import pyarrow as pa
+
         columns, valid = _valid(columns)
         if self.native:
-            return _integers(columns[0]), valid
+            return _integers(columns[0]), valid, None
         data, offsets = self._strings(columns)
         check_offsets(offsets, len(data), "keys", UserError)
         out = np.empty(len(offsets) - 1, np.int64)
         _hash_strings(data, offsets, out)
-        return out, valid
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(data))]
+        keys = pa.Array.from_buffers(pa.large_binary(), len(out), buffers)
+        return out, valid, Columns(pa.record_batch({"key": keys}))
 
     def _strings(self, columns: list[pa.Array]) -> tuple[U8, I64]:
         """One byte string per row, as bytes and offsets."""

@@ -70,6 +70,7 @@ from swjoin.config.job import (
     Job,
     late_target,
 )
+from swjoin.connectors.encoded_source import EncodedSource
 from swjoin.connectors.files.run_files import (
     EventsFile,
     MetricsFile,
@@ -78,7 +79,7 @@ from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import Source, is_live, is_split
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
-from swjoin.core.errors import RunFailed, Spelling, SwjoinError
+from swjoin.core.errors import RunFailed, Spelling, SwjoinError, UserError
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.splits import WHOLE, Split
 from swjoin.core.storage import Background, Executors
@@ -227,6 +228,7 @@ class GatewayHost(Host):
         self.instances = instances_from(self.job, slave_count, manifest)
         share = Share(self.number, deals(self.job, manifest))
         if share.dealt:
+            self._let_keys_travel(manifest)
             firsts_us = [first_us for source in self.sources if (first_us := _origin_of(source)) is not None]
             share = replace(share, origin_us=min(firsts_us, default=0))
         if self.instances is None:
@@ -236,6 +238,16 @@ class GatewayHost(Host):
             instances = self.instances
             feeds = Feeds(instances, self.number)
             self.role = Gateway(instances.config_of_gateway, instances.slave_count, self.layouts, feeds=feeds, share=share)
+
+    def _let_keys_travel(self, manifest: Manifest | None) -> None:
+        """UserError when a run goes on that had codes for its keys."""
+        for source in self.sources:
+            if manifest is not None and not dealt_before(manifest) and source.dictionary is not None:
+                problem = "the run began with one gateway, and its keys are no integers"
+                raise UserError(problem, subject=str(manifest.path), remedy="resume it with one gateway")
+        for source in self.sources:
+            if isinstance(source, EncodedSource):
+                source.let_keys_travel()
 
     def restore(self, manifest: Manifest | None, owner: I64, active: Sequence[int]) -> None:
         """After `make`: restore gateway and sources. owner, active: the master's placement."""
