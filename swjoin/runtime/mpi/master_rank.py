@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.checkpoint.store import first_epoch_of
 from swjoin.cluster.messages import Granted, LoadReport, Message, PartSaved, Report
-from swjoin.cluster.ranks import ROOT
+from swjoin.cluster.ranks import COLLECTOR_RANK, ROOT
 from swjoin.cluster.role import sink_role
 from swjoin.cluster.wire import FORMATS
 from swjoin.config.job import Job
@@ -109,11 +109,10 @@ class MasterRank(Rank):
             return {"plan": plan, "layouts": layouts, "where": where, **named}
 
         agree(channel, ROOT, open_role_host)
-        results, *_ = [agree(channel, roles.rank_of(sink_role(sink)), None)["results"] for sink in range(roles.sinks)]
+        for sink in range(roles.sinks):
+            agree(channel, roles.rank_of(sink_role(sink)), None)
         assert self._role_host is not None
         gateway = self._role_host.gateway
-        if gateway.ingest is not None:
-            gateway.ingest.relay_from(results)
         if gateway.instances is None:
             load_gateway_kernels(self.job.config, gateway.layouts, gateway.progress.compiling)
         else:
@@ -260,6 +259,8 @@ class MasterRank(Rank):
             }
 
         setup = agree(channel, ROOT, start)
+        if role_host.gateway.ingest is not None:
+            role_host.gateway.ingest.relay_from(agree(channel, COLLECTOR_RANK, None)["results"])
         if self.clock is None:
             self._resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
         role_host.clock = role_host.gateway.clock = self.start_clock(channel, setup.get("clock_us"))
