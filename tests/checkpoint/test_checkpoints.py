@@ -738,7 +738,9 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
     [
         ("recovering", 1),
         ("master", 1),
-        *(pytest.param(*odd, marks=pytest.mark.long) for odd in (("everybody", 4), ("stop", 3))),
+        ("collector", 2),  # Parquet files of three sinks
+        ("both", 5),
+        *(pytest.param(*odd, marks=pytest.mark.long) for odd in (("everybody", 4), ("stop", 3), ("collector", 3))),
     ],
 )
 def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
