@@ -473,6 +473,21 @@ def test_buffers_of_record_batches_are_checked(tmp_path: Path) -> None:
         source.read()
 
 
+def test_corrupt_times_are_refused(tmp_path: Path) -> None:
+    """Beside the rows, where errors of libraries have other ways out; one ended the process."""
+    path = write(tmp_path / "a.arrow", [[2, 3]])
+    path.write_bytes(path.read_bytes().replace(struct.pack("<q", 16), struct.pack("<q", 17)))  # lengths of buffers
+    with pytest.raises(UserError, match=r"a\.arrow: cannot be read as Arrow IPC: buffer size must be a multiple of element"):
+        input_of(stream(path)).splits(1)
+    path = write(tmp_path / "a.parquet", [[2, 3]])
+    int64 = b"\x15\x04\x19"  # the version of the file, and the types of k, t and number
+    parts = path.read_bytes().split(int64)
+    assert len(parts) == 5
+    path.write_bytes(int64.join(parts[:3]) + b"\x15\x00\x19" + int64.join(parts[3:]))
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read as Parquet: row group 0 has t as BOOLEAN, not as INT64$"):
+        input_of(stream(path)).splits(1)
+
+
 # ---------------------------------------------------------------- decoding, and its thread
 
 

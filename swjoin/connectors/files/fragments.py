@@ -86,7 +86,11 @@ class RowGroups:
         """Of the time column, or None."""
         schema, group = self._file.metadata.schema, self._file.metadata.row_group(index)
         names = [(schema.column(i).name, schema.column(i).path) for i in range(group.num_columns)]
-        return group.column(names.index((self._time, self._time))).statistics  # a column within another has another path
+        number = names.index((self._time, self._time))  # a column within another has another path
+        column, expected = group.column(number), schema.column(number).physical_type
+        if column.physical_type != expected:  # `statistics` would end the process
+            raise ValueError(f"row group {index} has {self._time} as {column.physical_type}, not as {expected}")
+        return column.statistics
 
     def batches(self, index: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a row group."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swjoin.connectors.files.fragments import OpenFile, RowGroups, why_whole
-from swjoin.connectors.files.inputs import File, file_format
+from swjoin.connectors.files.inputs import File, file_format, refusing
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.source import BATCH_ROWS
 from swjoin.connectors.times import TimeColumn, times_us
@@ -97,7 +97,9 @@ class _Files:
         """Of all rows; only the time column is decoded."""
         row = fragment.row
         for batch in self.batches(fragment, [self._given.time.name]):
-            yield self._given.times(batch.column(0), np.arange(row, row + batch.num_rows))
+            with refusing(self._given.files[fragment.file]):
+                times = self._given.times(batch.column(0), np.arange(row, row + batch.num_rows))
+            yield times
             row += batch.num_rows
 
     def differs(self, fragment: Fragment, how: str) -> UserError:
