@@ -119,6 +119,8 @@ def run_simulate(args: argparse.Namespace) -> int:
     config = job.config
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
+    if config.gateway_count > 1:
+        raise UserError("simulate models one gateway; leave out cluster.gateways (--set cluster.gateways=1)")
     if config.sink_count > 1:
         raise UserError("simulate models one sink; leave out cluster.sinks (--set cluster.sinks=1)")
     if config.query.how != "inner" or config.query.where is not None:

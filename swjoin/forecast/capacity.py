@@ -37,6 +37,7 @@ from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.key_distribution import key_distribution
 from swjoin.forecast.model.batch import TUPLE_BYTES
 from swjoin.forecast.model.run import ModelStreams, generated_payload_bytes, simulate
+from swjoin.forecast.stages import ONE_GATEWAY
 from swjoin.forecast.summary import forecast
 from swjoin.monitor.sustainability import sustained
 from swjoin.operators.join_step import PAIR_BYTES
@@ -173,7 +174,7 @@ class Model:
             config,
             queries=(dataclasses.replace(config.query, how="inner", where=None),),
             pace="realtime",
-            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d, sinks=1),
+            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d, sinks=1, gateways=1),
             workload=workload,
             time=model,
             measure=MeasureConfig(prefill_us=prefill, warm_up_us=2 * t_d),
@@ -275,6 +276,8 @@ def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...
             n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on
         )
         notes.append(f"the cost model covers inner joins by keys and times; {what} is left out")
+    if config.gateway_count > 1:
+        notes.append(ONE_GATEWAY)
     if config.checkpoint.enabled:
         notes.append("checkpoints are not in the cost model")
     if config.reorganization.policy != "none" or config.nodes.changes:

@@ -27,6 +27,7 @@ from swjoin.plan.stages import Edge, Stage, StagePlan
 
 Sides = tuple[float, float]  # left, right
 SAME_DATA = "selectivities and costs of a row are those of the measured run"
+ONE_GATEWAY = "loads, delay and saturation are those of one gateway"
 
 
 @dataclass(frozen=True)

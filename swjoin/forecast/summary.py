@@ -29,7 +29,7 @@ from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.discrete_event import Usage
 from swjoin.forecast.model.run import SimulatedRun, simulate
 from swjoin.forecast.model.stages import PlanSimulation
-from swjoin.forecast.stages import SAME_DATA, Capacity
+from swjoin.forecast.stages import ONE_GATEWAY, SAME_DATA, Capacity
 from swjoin.runtime.run_report import RunOutcome, build_report, check_ledger, input_names
 
 SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # written by `store`
@@ -180,6 +180,8 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
         behind_s = elapsed_us / 1e6 - whole_s
         report |= {"behind_s": max(0.0, behind_s), "keeps_up": behind_s <= 2 * epoch_s + 0.02 * whole_s}
         report["largest_rate_per_s"] = capacity.saturation(rates)[0] * flow.total / len(rates)
+    if config.gateway_count > 1:
+        report["notes"].append(ONE_GATEWAY)
     if config.reorganization.policy != "none" or config.checkpoint.enabled:
         report["notes"].append("moves of partition-groups and checkpoints are left out")
     return report

@@ -171,7 +171,7 @@ def _deliver(slave: Slave, frame: Any) -> list[ResultChunk]:
             raise UnknownEffectError(effect.message)
 
     performers: Performers = {Send: send, Finish: nothing}
-    perform(slave.handle(Received(MASTER, unpack_delivery(frame)), 0), performers)
+    perform(slave.handle(Received(GATEWAY, unpack_delivery(frame)), 0), performers)
     while slave.has_work:
         perform(slave.handle(WorkDue(), 0), performers)
     return chunks
