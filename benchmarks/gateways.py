@@ -49,7 +49,7 @@ def run(gateways: int, seconds: int, rate: int, folder: Path, share: int) -> tup
     deadline = time.monotonic() + _LIMIT_S
     while share and not (out / "metrics").is_dir() and launched.process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    pids = list(launched.ranks()) if share else []
+    pids = launched.ranks() if share else {}
     with held([pids[roles.rank_of(gateway_role(gateway))] for gateway in range(gateways) if share], share or 1):
         code = launched.end(_LIMIT_S)
     if code:
