@@ -70,11 +70,6 @@ def _open_split_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SplitDealer, "restore", lambda self, states, opened: restore(self, states, [[] for _ in opened]))
 
 
-def _dealt_at_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits are dealt while gateways save their parts of a checkpoint."""
-    monkeypatch.setattr(SplitDealer, "held", property(lambda self: False, lambda self, value: None), raising=False)
-
-
 def _ids_by_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway numbers the rows that it reads."""
     read = BatchSource.read
@@ -113,7 +108,7 @@ def _wishes_not_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED = [(_without_the_slowest, False), (_end_with_the_first, False), (_dealt_twice, True), (_open_split_forgotten, True),
-           (_dealt_at_the_cut, True), (_ids_by_gateway, False), (_late_by_own_rows, False), (_shares_forgotten, True),
+           (_ids_by_gateway, False), (_late_by_own_rows, False), (_shares_forgotten, True),
            (_wishes_not_numbered, False)]  # fmt: skip
 
 

@@ -443,7 +443,7 @@ class Gateway:
         wanted = EpochWanted(self.epoch + 1, exhausted, everything, self.outbox.take_fed_bytes(), parked_bytes)
         if not self._several:
             return wanted
-        times_us = tuple(stream.watermark_us for stream in self.streams)
+        times_us = tuple(int(stream.watermark_us) for stream in self.streams)
         return replace(wanted, times_us=times_us, idle=not exhausted and all(s.idle or s.exhausted for s in self.streams))
 
     def _begin_epoch(self, plan: EpochPlan, now_us: int) -> None:
