@@ -290,7 +290,7 @@ def test_a_stream_that_resumes_alone_is_read_at_once(tmp_path: Path, monkeypatch
 
     def watched(host: GatewayHost) -> int:
         patience_us = patience(host)
-        if host.wanted is not None:
+        if host._reads.wanted is not None:
             waits_us.append(patience_us)
         return patience_us
 
