@@ -129,9 +129,10 @@ class WorkerRank(Rank):
             load_gateway_kernels(self.job.config, self._layouts)
 
     def _open_gateway(self, number: int) -> dict[str, Any]:
+        from swjoin.monitor.role_watchers import GatewayWatcher
         from swjoin.runtime.hosts import GatewayHost
 
-        self._gateways[number] = GatewayHost(self.job, False, None, None, number)
+        self._gateways[number] = GatewayHost(self.job, False, GatewayWatcher(self.job.config), None, number)
         return {}
 
     def _open_sink(self, channel: Channel, number: int) -> dict[str, Any]:
@@ -163,9 +164,15 @@ class WorkerRank(Rank):
         slaves = self._slaves(channel, setup)
         instances = instances_of(self.job, self.roles.slave_ranks)
         count = self.roles.slave_ranks if instances is None else instances.slave_count
+
+        def send_view(view: dict[str, Any]) -> None:
+            channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
+
+        for gateway in gateways:
+            gateway.show(send_view)
         for sink in sinks:
             sink.make(count, setup["manifest"], self.save)
-            sink.send_view = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
+            sink.send_view = send_view
         clock = self.start_clock(channel, setup.get("clock_us"))
         hosts = [SlaveHost(slave, self.job.config.fitted_to(self.roles.slave_ranks), clock) for slave in slaves]
         for host, checkpointer in zip(hosts, self._checkpointers, strict=False):
