@@ -163,7 +163,7 @@ def _splits_of(manifest: Manifest) -> tuple[list[dict[str, Any]], list[list[list
     streams = range(len(states[0]["streams"]))
     if not dealt_before(manifest):
         rows = [state["counts"]["tuples"] for state in states[0]["streams"]]
-        return [{"begun": [], "next_row": row} for row in rows], [[] for _ in streams]
+        return [{"partial": [], "next_row": row} for row in rows], [[] for _ in streams]
     splits: list[dict[str, Any]] = manifest.plain["master"]["state"]["splits"]
     return splits, [[state["splits"][stream] for state in states if state["splits"][stream]] for stream in streams]
 

@@ -125,7 +125,7 @@ _MASTER = {
     },
     "controller": _CONTROLLER,
     "more_stages?": [_CONTROLLER],
-    "splits?": [{"begun": [_open_split], "next_row": is_count}],
+    "splits?": [{"partial": [_open_split], "next_row": is_count}],
 }
 _GATEWAY = {
     "gateway": {

@@ -327,7 +327,7 @@ def _crash(s: Setting) -> list[str]:
     place = checkpoint.directory or "the run's directory"
     out = [f"Checkpoints {' or '.join(when)}, kept in {place}. Results up to each of them are final."]
     if not s.in_process and checkpoint.recover:
-        out.append("When a slave dies the others go back to the newest checkpoint and go on without it.")
+        out.append("When a rank but the master's dies, the others go back to the newest checkpoint and go on without it.")
     out.append("After the death of all, or a stop (SIGTERM, Ctrl-C), swjoin run --resume DIR goes on, on any number of ranks.")
     return out
 

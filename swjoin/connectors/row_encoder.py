@@ -91,7 +91,7 @@ class TupleEncoder(RowEncoder):
         if self._keys.shared:
             key, key_valid = self._keys.encode(keys)
         else:
-            key, key_valid, columns = self._keys.travelling(keys)
+            key, key_valid, columns = self._keys.to_send(keys)
         ts, ts_valid = self.times(batch.column(self._config.time), at)
         rows = None if self._codec.rows is None else self._codec.rows.encode(batch)
         return SourceBatch(key, ts, self.ids(batch, at), key_valid, ts_valid, rows, columns)

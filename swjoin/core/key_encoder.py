@@ -253,7 +253,7 @@ class KeyEncoder:
         ]
         self.native = self._kinds == [INTEGER]
         self.dictionary = Dictionary(kinds=self._kinds)
-        self.shared = True  # by all rows of the run; otherwise keys travel as of `travelling`
+        self.shared = True  # by all rows of the run; otherwise keys travel as of `to_send`
 
     def encode(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """int64 keys of n rows, and which are valid (None: all); a null in any column makes the key null."""
@@ -264,10 +264,10 @@ class KeyEncoder:
 
     def hashed(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """As `encode`, but a key that is not its own code is a hash: equal for equal keys, and needs no dictionary."""
-        key, valid, _ = self.travelling(columns)
+        key, valid, _ = self.to_send(columns)
         return key, valid
 
-    def travelling(self, columns: list[pa.Array]) -> tuple[I64, Bool | None, Columns | None]:
+    def to_send(self, columns: list[pa.Array]) -> tuple[I64, Bool | None, Columns | None]:
         """As `hashed`, and the keys' byte strings, for `Dictionary.codes_of`; None for keys that are their own codes."""
         import pyarrow as pa
 

@@ -15,7 +15,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +62,7 @@ from swjoin.cluster.role import (
     SplitOpened,
     StopRequested,
     Write,
+    gateway_of,
     gateway_role,
     sink_role,
     slave_of,
@@ -123,6 +124,17 @@ def _progress_of(job: Job, sources: tuple[Source, ...], wanted: Wanted) -> Progr
     return Progress(wanted, None if None in totals else sum(filter(None, totals)))
 
 
+@dataclass
+class _Reads:
+    """What a gateway's host is to read. wanted: a stream, and one that may be read instead. to_open: splits. missing_rows: of
+    the open split of each stream, where their number is known."""
+
+    idle_detector: IdleDetector
+    wanted: tuple[int, int | None] | None = None
+    to_open: deque[OpenSplit] = field(default_factory=deque)
+    missing_rows: dict[int, int] = field(default_factory=dict)
+
+
 class GatewayHost(Host):
     """The gateway with its sources. Use as a context manager: sources are closed on the way out.
 
@@ -142,7 +154,7 @@ class GatewayHost(Host):
         """number: of the gateway. progress: that of the first one in the same process. log: of the first one alone; others tell
         the master."""
         super().__init__(gateway_role(number))
-        self.job, self.number = job, number
+        self.job = job
         self.instances = instances_of(job, 1)  # until `make`
         self.sources: tuple[Source, ...]
         self.where: Program | None = None
@@ -154,10 +166,7 @@ class GatewayHost(Host):
         self.ingest = open_flight(job, self.sources, self.names) if number == 0 else None
         self.checkpointer: GatewayCheckpointer | None = None
         self.first_read_s: float | None = None
-        self.wanted: tuple[int, int | None] | None = None  # a stream, and one that may be read instead
-        self._to_open: deque[OpenSplit] = deque()
-        self._missing_rows: dict[int, int] = {}  # of the open split of each stream, where their number is known
-        self._idle_detector = IdleDetector(job.config.time.idle_timeout_us)
+        self._reads = _Reads(IdleDetector(job.config.time.idle_timeout_us))
         self._late: LateSink | None = None
         self._spill = open_spill(job)
         for name, source in zip(self.names, self.sources, strict=True):
@@ -167,9 +176,17 @@ class GatewayHost(Host):
         self._watcher = watcher
         if self.ingest is not None and isinstance(watcher, MasterWatcher):
             self.ingest.status = partial(watcher.board.snapshot, math.inf)
-        self.performers |= {Read: self._want, OpenSplit: self._to_open.append, SetAside: self._set_aside}
+        self.performers |= {
+            Read: self._want,
+            OpenSplit: self._want_split,
+            SetAside: self._set_aside,
+        }
         if log is not None:
             self.performers[Log] = lambda effect: log(effect.event)
+
+    @property
+    def number(self) -> int:
+        return gateway_of(self.name)
 
     @property
     def names(self) -> Sequence[str]:
@@ -215,9 +232,7 @@ class GatewayHost(Host):
         """Make the gateway, at the start of its input. slave_count: of a plan, instances per stage. manifest: of the checkpoint
         that is to be restored. start: of a run with checkpoints."""
         self.clock = clock
-        self.wanted = None
-        self._to_open.clear()
-        self._idle_detector = IdleDetector(self.job.config.time.idle_timeout_us)
+        self._reads = _Reads(IdleDetector(self.job.config.time.idle_timeout_us))
         if self.checkpointer is not None and start is not None:
             self.checkpointer.begin(manifest, start.incarnation, partial(start.on_saved, self.name))
         target = late_target(self.job)
@@ -274,10 +289,10 @@ class GatewayHost(Host):
 
     def work(self) -> bool:
         """Open a split, or read, if the gateway wants a batch."""
-        if self._to_open:
-            self._open_split(self._to_open.popleft())
+        if self._reads.to_open:
+            self._open_split(self._reads.to_open.popleft())
             return True
-        if self.wanted is None:
+        if self._reads.wanted is None:
             return False
         self._read()
         return True
@@ -285,32 +300,32 @@ class GatewayHost(Host):
     def _open_split(self, effect: OpenSplit) -> None:
         source = self.sources[effect.stream]
         assert is_split(source), "a source without splits was dealt one"
-        self._missing_rows[effect.stream] = -1 if effect.split.rows < 0 else effect.split.rows - effect.skip
+        self._reads.missing_rows[effect.stream] = -1 if effect.split.rows < 0 else effect.split.rows - effect.skip
         self.deliver(SplitOpened(effect.stream, source.open_split(effect.split, effect.skip)))
 
     def patience_us(self) -> int:
         """How long the rank may wait: to the next timer or poll of idle sources. It resumes streams."""
         if self._resume_sources():
             return int(PATIENCE_S * 1e6)
-        if self.wanted is not None:  # a stream that has resumed is to be read now
+        if self._reads.wanted is not None:  # a stream that has resumed is to be read now
             return 0
         until_us = self.until_timer_us()
         return LONGEST_WAIT_US if until_us is None else min(until_us, _LONGEST_SLOT_WAIT_US)
 
     def _read(self) -> None:
         """Read the batch that the gateway wants; a source without rows for the idle timeout is idle instead."""
-        if self._idle_detector.any_idle:
+        if self._reads.idle_detector.any_idle:
             self._resume_sources()
         if self.first_read_s is None:
             self.first_read_s = time.monotonic()
-        assert self.wanted is not None
-        stream, instead = self.wanted
-        silent = self._idle_detector.of(stream, self.sources[stream])
+        assert self._reads.wanted is not None
+        stream, instead = self._reads.wanted
+        silent = self._reads.idle_detector.of(stream, self.sources[stream])
         if silent is not None and not silent:
             if instead is None or not self.sources[instead].ready(0.0):
                 return
             stream, silent = instead, None
-        self.wanted = None
+        self._reads.wanted = None
         if silent:
             self.deliver(SourceIdle(stream))
             return
@@ -320,8 +335,8 @@ class GatewayHost(Host):
             self.deliver(SourceEnded(stream))
         else:
             self.progress.advance(len(batch))
-            if self._missing_rows.get(stream, -1) >= 0:
-                self._missing_rows[stream] -= len(batch)
+            if self._reads.missing_rows.get(stream, -1) >= 0:
+                self._reads.missing_rows[stream] -= len(batch)
             if self._watcher is not None:
                 self._watcher.read(stream, batch)
             self.deliver(BatchRead(stream, batch))
@@ -333,14 +348,14 @@ class GatewayHost(Host):
 
     def _resume_sources(self) -> bool:
         """Deliver `SourceResumed` for idle streams that have rows again. False when no stream is idle."""
-        for stream in self._idle_detector.ended(self.sources):
+        for stream in self._reads.idle_detector.ended(self.sources):
             self.deliver(SourceResumed(stream))
-        return self._idle_detector.any_idle
+        return self._reads.idle_detector.any_idle
 
     def _check_all_read(self, stream: int) -> None:
         """RunFailed when a source ended early or late: the ledger would balance over a wrong answer."""
         if self.role.splits is not None:
-            missing = self._missing_rows.pop(stream, -1)
+            missing = self._reads.missing_rows.pop(stream, -1)
             if missing > 0:
                 raise RunFailed(
                     f"{self.names[stream]}: {missing} rows of a split are gone; the input changed while it was read"
@@ -352,8 +367,11 @@ class GatewayHost(Host):
 
     # ------------------------------------------------------------ performers
 
+    def _want_split(self, effect: OpenSplit) -> None:
+        self._reads.to_open.append(effect)
+
     def _want(self, effect: Read) -> None:
-        self.wanted = effect.stream, effect.instead
+        self._reads.wanted = effect.stream, effect.instead
 
     def _set_aside(self, effect: SetAside) -> None:
         if self._late is not None:

@@ -29,6 +29,7 @@ OFTEN = {
     "swjoin --version": r"^swjoin \d",
     f"bench --tiny --only {BENCH}": r"(?s)every answer checked.*master to a null slave.*slave to collector.*Where a tuple's",
     "bench kinds --tiny": r"\| anti \| [1-9]",
+    "bench gateways --tiny": r"(?s)\| 4 \| \d.*nothing held.*\| 4 \| \d",
     "bench sinks --tiny": r"(?s)\| 2 \| \d.*\| 4 \| \d",
     "bench stages --tiny": r"(?s)\| 2 \| \d.*\| 4 \| \d",
     "bench api --tiny": r"(?s)[1-9]\d* pairs, .*answer right in every turn.*\| swjoin\.join \|",

@@ -16,7 +16,6 @@ from swjoin.connectors.generator import bmodel
 from swjoin.connectors.generator import source as module
 from swjoin.connectors.generator.source import GeneratorSource
 from swjoin.connectors.source import SplitSource
-from swjoin.core import splits as core_splits
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.splits import Split
@@ -26,7 +25,7 @@ LEAST = 7  # rows of a range, so that small slots are cut
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_splits, "LEAST_ROWS", LEAST)
+    monkeypatch.setattr(module, "_LEAST_ROWS", LEAST)
     monkeypatch.setattr(module, "BATCH_ROWS", 200)
 
 

@@ -92,7 +92,7 @@ def test_rows_forgotten_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) ->
         gateways.append(gateway)
         restore(self, gateway, *more)
 
-    def forget(self: GatewayCheckpointer) -> None:
+    def forget(self: GatewayCheckpointer, kept: Any) -> None:
         for source, intake in zip(self._sources, gateways[-1].streams, strict=True):
             source.forget(intake.counts.tuples)  # type: ignore[attr-defined]
 

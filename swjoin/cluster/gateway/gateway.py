@@ -118,7 +118,6 @@ class Gateway:
         """ingress: intakes and mini-buffers to use instead of those for tuples. store: spills tuples to disk. feeds: edges to
         the stages of a plan. share: among several gateways."""
         share = share or Share()
-        self.number = share.number
         self.config = config
         self.slave_count = slave_count
         self.active = [SlaveId(s) for s in range(config.reorganization.active_slaves or slave_count)]
@@ -126,9 +125,6 @@ class Gateway:
         ingress = ingress or (ingress_of(config, layouts) if feeds is None else feeds.ingress())
         group_map = GroupMap(round_robin(config.cluster.partition_count, len(self.active)))
         self.streams, self.buffers = ingress.streams, ingress.buffers(HashPartition(group_map, slave_count))
-        self.splits = OpenSplits(self.streams) if share.dealt else None
-        self._several = config.gateway_count > 1
-        self._due_epoch = -1  # that another gateway wants
         self.order = ArrivalSequence.of(config.query)
         self.epoch = EpochIndex(-1)
         self.finished = False
@@ -140,16 +136,30 @@ class Gateway:
         self._sub_group = self._sub_groups - 1  # of the slot closed last
         self._plan = EpochPlan()  # of the distribution epoch `epoch`
         self._closing: _Closing | None = None  # the first slot of an epoch, which waits for the master's plan
-        self._first_slot: _Closing | None = None  # in asap pace with several gateways, as all slots of its epoch
         self._effects: list[Effect] = []  # of the slot that is being closed, and events for the run's log
         self._prefill = Prefill(self.streams, config.measure.prefill_us)
-        self.state = RunState(in_prefill=self._prefill.length_us > 0)
+        self.state = RunState(in_prefill=self._prefill.length_us > 0, gateway=share.number)
         self.slots = Slots(config, self.streams, self.buffers, self.state)
         self.overload = Overload(config, self.streams, self.buffers, self.slots, self._note, store)
         self._slots_closed = self._prefill.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
-        self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._prefill, self.state, self.splits)
+        splits = OpenSplits(self.streams) if share.dealt else None
+        self.reading = ReadScheduler(config, self.streams, self.slots, self.overload, self._prefill, self.state, splits)
         self.reading.restore(share.origin_us)
+
+    @property
+    def number(self) -> int:
+        return self.state.gateway
+
+    @property
+    def splits(self) -> OpenSplits | None:
+        """What it is dealt; None where it reads the whole input."""
+        return self.reading.splits
+
+    @property
+    def _several(self) -> bool:
+        """Whether it is one of several gateways."""
+        return self.config.gateway_count > 1
 
     def start(self, now_us: int = 0) -> list[Effect]:
         """Read the first rows; a restored gateway may have deliveries at once."""
@@ -226,7 +236,7 @@ class Gateway:
             case EpochPlan():
                 self._begin_epoch(message, now_us)
             case EpochDue(epoch):
-                self._due_epoch = epoch
+                self.state.due_epoch = epoch
             case GroupMoved(_, state_bytes, waited_us) if self.feeds is not None:
                 self.state.moving.finished.append((waited_us, state_bytes))  # it was routed to its consumer at once
             case GroupMoved(number, state_bytes):
@@ -362,18 +372,19 @@ class Gateway:
     @property
     def _due(self) -> bool:
         """Whether the slot is to be closed as it is: another gateway wants its epoch."""
-        return self._due_epoch > self.epoch
+        return self.state.due_epoch > self.epoch
 
     def _close_asap(self) -> bool:
-        if self._several and self._mid_epoch:  # at once: slaves wait for the slots of all gateways
-            self._closing = self._first_slot
+        if self._several and self._mid_epoch and self.slots.first is not None:  # at once: slaves wait for all gateways
+            self._closing = *self.slots.first, None
             return True
         end = self.slots.end(self.reading.origin_us, mid_epoch=self._mid_epoch)
         if end is None and self._due:
             end = END_OF_TIME_US
         if end is None:
             return False
-        self._closing = self._first_slot = end, self.slots.closed(end), None
+        self.slots.first = end, self.slots.closed(end)
+        self._closing = *self.slots.first, None
         return True
 
     @property
@@ -432,7 +443,7 @@ class Gateway:
         wanted = EpochWanted(self.epoch + 1, exhausted, everything, self.outbox.take_fed_bytes(), parked_bytes)
         if not self._several:
             return wanted
-        times_us = tuple(stream.watermark_us for stream in self.streams)
+        times_us = tuple(int(stream.watermark_us) for stream in self.streams)
         return replace(wanted, times_us=times_us, idle=not exhausted and all(s.idle or s.exhausted for s in self.streams))
 
     def _begin_epoch(self, plan: EpochPlan, now_us: int) -> None:

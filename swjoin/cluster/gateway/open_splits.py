@@ -75,7 +75,7 @@ class OpenSplits:
 
     def ask(self, stream: int) -> list[Effect]:
         """Ask for a split, unless the master knows that already."""
-        times_us = tuple(intake.watermark_us for intake in self._streams)
+        times_us = tuple(int(intake.watermark_us) for intake in self._streams)
         if self._open[stream] is not None or self._streams[stream].ended or self._asked[stream] == times_us:
             return []
         self._asked[stream] = times_us

@@ -22,7 +22,7 @@ _ARRIVING = 4  # in mini-buffer sizes, the most that may arrive with one slot
 
 
 class ReadScheduler:
-    """Schedules one read at a time. pending: the stream that is being read."""
+    """Schedules one read at a time. pending: the stream that is being read. splits: as given."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ReadScheduler:
         splits: OpenSplits | None = None,
     ) -> None:
         """splits: that this gateway is dealt; None: it reads the whole input."""
-        self._splits = splits
+        self.splits = splits
         self.pending: int | None = None
         self._origin_us: int | None = None
         self._streams, self._slots, self._overload = streams, slots, overload
@@ -94,7 +94,7 @@ class ReadScheduler:
 
     def _time_us(self, stream: StreamIntake) -> int:
         """The time from which a stream is read next."""
-        return stream.high_us if self._splits is None else self._splits.time_us(stream.stream)
+        return stream.high_us if self.splits is None else self.splits.time_us(stream.stream)
 
     def instead_of(self, stream: int) -> int | None:
         """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length or

@@ -27,6 +27,7 @@ class Slots:
         state: RunState,
     ) -> None:
         self.boundary_us = BEGIN_OF_TIME_US
+        self.first: tuple[int, tuple[int, ...]] | None = None  # of the epoch: deliver below this time, watermarks
         last = config.query.last
         self.size = EpochSize(
             max(1, config.cluster.epoch_tuples // config.gateway_count), sum(last) if last else config.query.bounds.retention_us

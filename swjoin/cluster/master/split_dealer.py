@@ -30,12 +30,12 @@ _LEAST_SPAN_US, _LEAST_LEAD_US = 1_000, 1_000_000
 
 @dataclass
 class _Stream:
-    """left: splits to deal, with rows to skip. begun: those before them that were read in part before a crash. dealt: count of
+    """left: splits to deal, with rows to skip. partial: those before them, read in part before a crash. dealt: count of
     splits, and of those of each gateway. open: of the split that each gateway reads, how many were dealt before it, and its
     least time. waiting: gateways that have asked, in their order, and what each was told last."""
 
     left: deque[tuple[Split, int]]
-    begun: deque[tuple[Split, int]] = field(default_factory=deque)
+    partial: deque[tuple[Split, int]] = field(default_factory=deque)
     dealt: int = 0
     dealt_to: Counter[RoleId] = field(default_factory=Counter)
     open: dict[RoleId, tuple[int, int]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class _Stream:
 
     @property
     def to_deal(self) -> deque[tuple[Split, int]]:
-        return self.begun or self.left
+        return self.partial or self.left
 
     @property
     def next_low_us(self) -> int:
@@ -112,7 +112,7 @@ class SplitDealer:
             stream.dealt_to[gateway] += 1
             return [Send(gateway, SplitDealt(number, astuple(split), skip))]
         notice = SplitDealt(number, before_us=split.before_us, low_us=split.low_us)
-        untold = [gateway for gateway, told in stream.waiting.items() if told != notice]
+        untold = [gateway for gateway, last in stream.waiting.items() if last != notice]
         stream.waiting |= dict.fromkeys(untold, notice)
         return [Send(gateway, notice) for gateway in untold]
 
@@ -134,10 +134,10 @@ class SplitDealer:
         return SplitDealer(splits, max(_LEAST_LEAD_US, config.lead_us), config.gateway_count)
 
     def plain_state(self) -> list[dict[str, Any]]:
-        """What is left to deal of every stream, ready for JSON: begun splits, and the first row after all that were dealt."""
+        """What is left to deal of every stream, ready for JSON: partial splits, and the first row after all that were dealt."""
         return [
             {
-                "begun": [[*astuple(split), skip] for split, skip in stream.begun],
+                "partial": [[*astuple(split), skip] for split, skip in stream.partial],
                 "next_row": stream.left[0][0].row + stream.left[0][1] if stream.left else ALL_ROWS,
             }
             for stream in self._streams
@@ -147,12 +147,12 @@ class SplitDealer:
         """Before anything is dealt. open_splits: by stream, those that gateways were reading: [fields of `Split`, rows
         read]."""
         for stream, state, opened, splits in zip(self._streams, states, open_splits, self._splits, strict=True):
-            begun = [(Split(*fields), skip) for *fields, skip in [*state["begun"], *opened]]
-            stream.begun = deque(sorted(begun, key=lambda part: part[0].row))
+            partial = [(Split(*fields), skip) for *fields, skip in [*state["partial"], *opened]]
+            stream.partial = deque(sorted(partial, key=lambda part: part[0].row))
             stream.left = deque(remaining(splits, state["next_row"]))
 
     def validate(self) -> None:
         for stream in self._streams:
-            rows = [split.row + skip for split, skip in [*stream.begun, *itertools.islice(stream.left, 1)]]
+            rows = [split.row + skip for split, skip in [*stream.partial, *itertools.islice(stream.left, 1)]]
             assert rows == sorted(rows), "splits out of their order"
             assert not stream.open.keys() & stream.waiting.keys(), "a gateway waits for a split while it reads one"

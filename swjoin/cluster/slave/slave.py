@@ -80,6 +80,7 @@ MOST_DELIVERIES = 64  # in the stream buffer, most of them empty; then the maste
 _TUPLE_NS, _COMPARISON_NS, _PAIR_NS = 30.0, 0.007, 8.0  # nominal work: only ratios matter, to compare partition-groups
 
 
+_QUERY = QueryId(0)
 _NO_RESULTS = GroupResults(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
 
 
@@ -112,7 +113,7 @@ class Slave:
             config, layouts, name=f"slave {slave}", where=where, in_order=in_order and not several
         )
         self.inbox = Inbox(config.gateway_count) if several and stage is None else None
-        self._keys = TextKeys(Dictionary()) if stage is None else stage.text_keys
+        keys = TextKeys(Dictionary()) if stage is None else stage.text_keys
         self.joined = [0, 0]
         self.produced = self.matches = 0
         self.epoch = EpochIndex(-1)
@@ -135,8 +136,7 @@ class Slave:
         self._exchange_due = False
         self._last_delivered = self._last_joined = False
         self._times = TimesMeasured()
-        self._query = QueryId(0)
-        self.mover = StateMover(slave, self._query, self.join, layouts, reorganization.chunk_bytes, self._keys)
+        self.mover = StateMover(slave, _QUERY, self.join, layouts, reorganization.chunk_bytes, keys)
         self._mover_turn = True
         self._promised_us = [(BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)] * config.gateway_count
         self._moved_last = False  # the last piece of work was a state movement's, not the join's
@@ -162,7 +162,7 @@ class Slave:
 
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: restore tuples that were joined before a crash, in the order of their delivery."""
-        delivery = self._keys.received(delivery) if self.stage is None else self.stage.packed(delivery)
+        delivery = self.mover.keys.received(delivery) if self.stage is None else self.stage.packed(delivery)
         self._check_numbers(delivery)
         self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
         self.join.restore(delivery)
@@ -299,10 +299,11 @@ class Slave:
             self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes) + self.stage.merger.waiting_bytes)
             return []
         self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
-        self._check_promise(gateway_of(sender), delivery)
+        gateway = 0 if self.inbox is None else gateway_of(sender)
+        self._check_promise(gateway, delivery)
         if self.inbox is None:
             return self._take(delivery, now_us)
-        self.inbox.add(gateway_of(sender), delivery)
+        self.inbox.add(gateway, delivery)
         effects: list[Effect] = []
         while (part := self.inbox.take()) is not None:
             effects += self._take(part, now_us)
@@ -310,7 +311,7 @@ class Slave:
 
     def _take(self, delivery: Delivery, now_us: int) -> list[Effect]:
         """Put a delivery, or a part of an epoch, into the stream buffer."""
-        delivery = self._keys.received(delivery)
+        delivery = self.mover.keys.received(delivery)
         self._buffer.append(delivery)
         self._buffered_bytes += delivery.nbytes
         waiting_bytes = 0 if self.inbox is None else self.inbox.bytes
@@ -466,7 +467,7 @@ class Slave:
             return []
         if self.stage is not None and not self.stage.is_last:
             return self.stage.emit(step.pairs, delivery)
-        labels = (self._query, self.id, self.epoch, False, False)
+        labels = (_QUERY, self.id, self.epoch, False, False)
         return self.results.send(ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation))
 
     def _account(self, work: Work) -> None:
@@ -549,7 +550,7 @@ class Slave:
         }
         self._times = TimesMeasured()
         metrics = np.array([values[name] for name in COLUMNS], np.float64)
-        labels = (self._query, self.id, delivery.epoch, True, delivery.last)
+        labels = (_QUERY, self.id, delivery.epoch, True, delivery.last)
         sums = (results, metrics, histogram, delivery.served, self.in_prefill)
         edges = None if self.stage is None else self.stage.ledger.received_rows()
         return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint, edges)

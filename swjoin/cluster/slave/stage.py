@@ -48,11 +48,14 @@ class StageInstance:
         self.join_cpu_us = self.peak_window_tuples = 0
         self._slave, self._instances = slave, instances
         self._keys = self.columns.new_keys()
-        self.text_keys = TextKeys(self._keys.dictionary)
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
         self._arrival_us = 0  # of the rows that come out now
+
+    @property
+    def text_keys(self) -> TextKeys:
+        return TextKeys(self._keys.dictionary)
 
     @property
     def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:

@@ -53,7 +53,7 @@ class StateMover:
         chunk_bytes: int,
         keys: TextKeys,
     ) -> None:
-        self._keys = keys
+        self.keys = keys
         self._slave, self._query, self._join = slave, query, join
         self._layouts, self._chunk_bytes = layouts, chunk_bytes
         self._leaving: dict[int, _Leaving] = {}  # by move
@@ -84,7 +84,7 @@ class StateMover:
         coming = self._coming.get(chunk.move)
         if coming is None or (coming.supplier, coming.group) != (chunk.supplier, chunk.group):
             raise RunFailed(f"slave {self._slave}: partition-group {chunk.group} came from slave {chunk.supplier} unasked")
-        coming.chunks.append(self._keys.received_state(chunk))
+        coming.chunks.append(self.keys.received_state(chunk))
 
     # ------------------------------------------------------------ between two deliveries
 
@@ -151,7 +151,7 @@ class StateMover:
     def _send(self, leaving: _Leaving, departure: OutgoingGroup, now_us: int) -> list[Effect]:
         move, group = leaving.move_id.move, leaving.move_id.group
         self._credits[move] -= 1
-        chunk = self._keys.sent_state(departure.next_chunk())
+        chunk = self.keys.sent_state(departure.next_chunk())
         effects: list[Effect] = [Send(slave_role(leaving.move_id.consumer), chunk)]
         if departure.done:
             del self._leaving[move], self._credits[move]

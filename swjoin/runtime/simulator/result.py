@@ -63,3 +63,7 @@ class Delays:
 
     def work_us(self, actor: int) -> int:
         return 1 + int(self._actor[actor] * self._random.exponential())
+
+    def gateway_count(self, most: int) -> int:
+        """Of a run that goes on after a crash."""
+        return int(self._random.integers(1, most + 1))

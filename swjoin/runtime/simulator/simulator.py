@@ -86,7 +86,7 @@ from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.blocking_sends import BlockingSends, Channels
 from swjoin.runtime.simulator.checkers import check_commits, check_ledger, check_owners, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
-from swjoin.runtime.simulator.storage import BatchSource, MemorySink, VirtualDisk
+from swjoin.runtime.simulator.storage import BatchSource, MemorySink, SideRows, VirtualDisk
 
 ACTORS = 3  # beside slaves, further gateways and further sinks
 _MOST_GATEWAYS = 4  # after a crash
@@ -162,7 +162,6 @@ class Simulation:
         self._job = Job(config, None, True, folder, None, "simulation")
         most_gateways = 1 if config.gateway_count == 1 else max(_MOST_GATEWAYS, config.gateway_count)
         self._sources_of = [self._open_sources(sources) for _ in range(most_gateways)]  # of every gateway
-        self._gateway_numbers = np.random.default_rng([seed, most_gateways])
         actors = self._actor_count(max([slave_count, *(n for _, n in crashes)]))
         actors += 2 * (max(most_gateways, config.sink_count) - 1)
         self._delays = Delays(np.random.default_rng(seed), actors)
@@ -173,9 +172,7 @@ class Simulation:
         self._steps: deque[str] = deque(maxlen=12)
         self._sinks = [MemorySink(number) for number in range(config.sink_count)]
         self._commits: list[list[int]] = [[] for _ in self._sinks]
-        self._side_rows: list[tuple[int, SourceBatch, str]] = []  # set aside before the last crash
-        self._side_new: list[list[tuple[int, SourceBatch, str]]] = []  # since then, by gateway
-        self._side_counts: dict[tuple[int, int], int] = {}  # of these, at the checkpoint that ends a generation, by gateway
+        self._side_rows = SideRows()
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the previous step
         self._changed: set[SlaveId] = set()  # slaves that handled an event in this step
@@ -252,8 +249,8 @@ class Simulation:
         """Make new roles, from the newest checkpoint if there is one."""
         config = self.config.fitted_to(slave_count)
         self._new_roles(slave_count)
-        self._side_new = [[] for _ in self.gateways]
-        self._side_counts.clear()
+        newest = None if self._master_checkpointer is None else self._master_checkpointer.folder.newest()
+        self._side_rows.begin(len(self.gateways), None if newest is None else newest.generation)
         self._make_hosts()
         self._before: Manifest | None = None  # the checkpoint from which the roles were restored
         master = self._master_checkpointer
@@ -298,7 +295,7 @@ class Simulation:
             reads: Performers = {
                 Read: partial(self._read_wanted, number),
                 OpenSplit: partial(self._open_split, number),
-                SetAside: partial(self._set_aside, self._side_new[number]),
+                SetAside: partial(self._set_aside, number),
                 Log: self._log,
             }
             if saves:
@@ -333,13 +330,8 @@ class Simulation:
             saves.close()
         self._gateway_checkpointers.clear()
         self.recoveries += 1
-        store = self._master_checkpointer
-        newest = None if store is None else store.folder.newest()
-        for number, rows in enumerate(self._side_new if newest is not None else ()):
-            assert newest is not None
-            self._side_rows += rows[: self._side_counts.get((newest.generation, number), 0)]
         if self.config.gateway_count > 1 or self._dealt:
-            count = int(self._gateway_numbers.integers(1, _MOST_GATEWAYS + 1))
+            count = self._delays.gateway_count(_MOST_GATEWAYS)
             self._job = replace(self._job, config=self.config.with_gateways(count))
         self._make_roles(slave_count)
         if self._channels.blocking is not None:
@@ -555,9 +547,8 @@ class Simulation:
     def _restart_clock(self, effect: RestartClock) -> None:
         self._clock_ahead_us = effect.clock_us - self.now_us
 
-    @staticmethod
-    def _set_aside(rows: list[tuple[int, SourceBatch, str]], effect: SetAside) -> None:
-        rows.append((effect.stream, effect.batch, effect.reason))
+    def _set_aside(self, gateway: int, effect: SetAside) -> None:
+        self._side_rows.add(gateway, effect.stream, effect.batch, effect.reason)
 
     def _log(self, effect: Log) -> None:
         self._events.append(effect.event)
@@ -572,7 +563,7 @@ class Simulation:
         self._sink_checkpointers[sink].save(effect.generation, effect.snapshot)
 
     def _save_gateway(self, number: int, effect: SavePart) -> None:
-        self._side_counts[effect.generation, number] = len(self._side_new[number])
+        self._side_rows.cut(number, effect.generation)
         self._gateway_checkpointers[number].save(effect.generation, effect.snapshot)
 
     def _release_input(self, number: int, _effect: ReleaseInput) -> None:
@@ -634,7 +625,7 @@ class Simulation:
             summary["digest"],
             {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
             Gateway.merged([gateway.summary() for gateway in self.gateways])["counts"],
-            [*self._side_rows, *(row for rows in self._side_new for row in rows)],
+            self._side_rows.all,
             steps,
             self._commits[0],
             self._events,

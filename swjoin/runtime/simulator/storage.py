@@ -116,6 +116,33 @@ def _times_of(batch: SourceBatch) -> list[int]:
     return times
 
 
+class SideRows:
+    """Rows that gateways set aside: stream, rows, reason. A crash takes those since the restored checkpoint."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, SourceBatch, str]] = []  # before the last crash
+        self._new: list[list[tuple[int, SourceBatch, str]]] = []  # since then, by gateway
+        self._counts: dict[tuple[int, int], int] = {}  # of these, at the checkpoint that ends a generation, by gateway
+
+    def begin(self, gateway_count: int, generation: int | None) -> None:
+        """New gateways; generation: that ends with the restored checkpoint."""
+        for number, rows in enumerate(self._new if generation is not None else ()):
+            self._kept += rows[: self._counts.get((generation or 0, number), 0)]
+        self._new = [[] for _ in range(gateway_count)]
+        self._counts.clear()
+
+    def add(self, gateway: int, stream: int, batch: SourceBatch, reason: str) -> None:
+        self._new[gateway].append((stream, batch, reason))
+
+    def cut(self, gateway: int, generation: int) -> None:
+        """The gateway saves its part of a checkpoint."""
+        self._counts[generation, gateway] = len(self._new[gateway])
+
+    @property
+    def all(self) -> list[tuple[int, SourceBatch, str]]:
+        return [*self._kept, *(row for rows in self._new for row in rows)]
+
+
 class BatchSource:
     """One stream's batches, in order."""
 
