@@ -126,6 +126,7 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
     produced, prefill = results.get("produced"), report.get("prefill")
     shown = [table(["stream", "read", "joined", "null key", "late", "shed", "unaccounted"], rows)]
     shown.append(table(["stream", "times"], report_ranges(report), text=True))
+    shown += _shares(report)
     if results.get("columns"):
         shown.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
     if "stages" in report:
@@ -136,6 +137,21 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
         shown.append(paragraph(f"History, counted apart: {prefill['pairs']:,} pairs, digest {prefill['digest']}."))
     if complaints:
         shown.append(paragraph(complaints))
+    return shown
+
+
+def _shares(report: dict[str, Any]) -> list[Html]:
+    """What each of several gateways has read, and each of several sinks has taken."""
+    shown, names = [], input_names(report)
+    gateways, sinks = report.get("gateways") or [], report.get("sinks") or []
+    if len(gateways) > 1:
+        total = max(1, sum(report["input"][name]["tuples"] for name in names))
+        counts = {part["gateway"]: [part["tuples"][name] for name in names] for part in gateways}
+        rows = [[f"gateway {g}", *(f"{c:,}" for c in read), f"{sum(read) / total:.1%}"] for g, read in counts.items()]
+        shown.append(table(["read by", *names, "share"], rows))
+    if len(sinks) > 1:
+        rows = [[f"sink {sink['sink']}", f"{sink['count']:,}", sink["digest"]] for sink in sinks]
+        shown.append(table(["taken by", "pairs", "digest"], rows))
     return shown
 
 
@@ -311,7 +327,9 @@ def _slaves(run_dir: Path) -> dict[str, list[str]]:
 def _ranks(page: Page, report: dict[str, Any], run_dir: Path) -> None:
     slaves = _slaves(run_dir)
     heads = ["rank", "host", "tuples joined", "pairs", "time in the join", "mean delay", "highest occupancy"]
-    roles = [(f"{rank} {r['role']}", r["role"], r["host"]) for rank, r in (report.get("ranks") or {}).items()]
+    roles = []
+    for rank, r in (report.get("ranks") or {}).items():  # a slave's rank may play gateways and sinks, too
+        roles.append((f"{rank} {r['role']}", next((part for part in r["role"].split(", ") if part in slaves), ""), r["host"]))
     if "stages" in report:  # a rank plays an instance of every stage, each of which is a slave
         roles = [(label, "", host) for label, _, host in roles]
         roles += [(f"slave {s}, {e['join']}", f"slave {s}", "") for e in report["stages"] for s in e.get("slaves", [])]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Fetch = Callable[[], dict[str, Any]]
 _PERIOD_S = 0.5
 _PATIENCE_S = 5.0
-_EVENTS, _KEYS, _SLAVES = 10, 8, 32  # at most so many lines
+_EVENTS, _KEYS, _GATEWAYS, _SLAVES = 10, 8, 16, 32  # at most so many lines
 _BAR = 14  # characters
 _COLOURS = ("blue", "dark_orange", "green", "magenta", "purple", "red", "cyan", "yellow")
 _PHASES = {"running": "green", "failed": "red"}
@@ -167,6 +167,8 @@ def frame(s: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
     parts: list[RenderableType] = [_head(s), "", _streams(s), ""]
+    if len(s["gateways"]) > 1:
+        parts += [_gateways(s["gateways"]), ""]
     if s["edges"]:
         for stage in s["stages"]:
             parts += [_stage(stage), _slaves([row for row in s["slaves"] if row["stage"] == stage["stage"]]), ""]
@@ -235,6 +237,26 @@ def _streams(s: dict[str, Any]) -> RenderableType:
         parts.append(line)
     parts.append(_totals(s))
     return Group(*parts)
+
+
+def _gateways(gateways: list[dict[str, Any]]) -> RenderableType:
+    """Several gateways: what each reads, and how far it is in every stream."""
+    streams = list(gateways[0]["streams"])
+    table = _table("gateway", "share", "tuples/s", "waiting", *(f"{name} watermark" for name in streams))
+    for row in gateways[:_GATEWAYS]:
+        share = "-" if row["share_ratio"] is None else f"{row['share_ratio']:.0%}"
+        counts = share, _count(row["tuples_per_s"]), size_text(row["waiting_bytes"])
+        table.add_row(str(row["gateway"]), *counts, *(_watermark(row["streams"][name]) for name in streams))
+    if len(gateways) > _GATEWAYS:
+        table.add_row(f"and {len(gateways) - _GATEWAYS} more")
+    return table
+
+
+def _watermark(stream: dict[str, Any]) -> str:
+    if stream["ended"]:
+        return "ended"
+    text = "-" if stream["watermark_us"] is None else f"{stream['watermark_us'] / 1e6:,.2f} s"
+    return text + (", waits for a split" if stream["waits_for_split"] else ", idle" if stream["idle"] else "")
 
 
 def _totals(s: dict[str, Any]) -> RenderableType:

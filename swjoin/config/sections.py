@@ -427,8 +427,8 @@ class ObserveConfig:
     """Monitoring of a run in progress. Off, and free of cost, unless a port is given.
 
     port: of the page, /status.json and /metrics on 127.0.0.1; 0: a free one, which is printed. interval_us: how often the roles
-    are sampled. hot_keys: so many of the most frequent keys of each stream, from a sample; 0: none. board: keep the status
-    also without a port, for other clients.
+    are sampled. hot_keys: so many of the most frequent keys of each stream, from a sample; 0: none, as with several gateways.
+    board: keep the status also without a port, for other clients.
     """
 
     port: int | None = None

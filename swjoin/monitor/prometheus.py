@@ -32,9 +32,9 @@ _SLAVE_GAUGES = {
     "active": ("swjoin_slave_active", "1 for an active slave, 0 for an inactive one."),
 }
 _BUFFERS = {
-    "waiting_bytes": ("swjoin_waiting_bytes", "Bytes that wait at the master."),
-    "spilled_bytes": ("swjoin_spilled_bytes", "Bytes that the master has spilled to disk."),
-    "parked_bytes": ("swjoin_parked_bytes", "Bytes that wait at the master for slaves whose stream buffer is full."),
+    "waiting_bytes": ("swjoin_waiting_bytes", "Bytes that wait at all gateways."),
+    "spilled_bytes": ("swjoin_spilled_bytes", "Bytes that gateways have spilled to disk."),
+    "parked_bytes": ("swjoin_parked_bytes", "Bytes that wait at gateways for slaves whose stream buffer is full."),
 }
 
 
@@ -55,6 +55,8 @@ def exposition(snapshot: dict[str, Any]) -> tuple[bytes, str]:
 def _metrics(snapshot: dict[str, Any]) -> Iterator[Metric]:
     yield from _run(snapshot["run"])
     yield from _streams({name: stream for name, stream in snapshot["streams"].items() if stream is not None})
+    if len(snapshot["gateways"]) > 1:
+        yield from _gateways(snapshot["gateways"])
     for key, (name, text) in _BUFFERS.items():
         yield from _gauge(name, text, (snapshot["buffers"] or {}).get(key))
     yield from _results(snapshot["results"] or {})
@@ -137,6 +139,22 @@ def _streams(streams: dict[str, dict[str, Any]]) -> Iterator[Metric]:
     }
     for name, (text, value) in gauges.items():
         yield from _gauges(name, text, "stream", [(n, value(s)) for n, s in streams.items()])
+
+
+def _gateways(gateways: list[dict[str, Any]]) -> Iterator[Metric]:
+    """Of each of several gateways."""
+    streams = [({"gateway": str(g["gateway"]), "stream": name}, of) for g in gateways for name, of in g["streams"].items()]
+    text = "Tuples that a gateway has read."
+    yield from _labelled("swjoin_gateway_tuples", text, [(labels, of["tuples"]) for labels, of in streams], counter=True)
+    times = [(labels, None if of["watermark_us"] is None else of["watermark_us"] / 1e6) for labels, of in streams]
+    yield from _labelled(
+        "swjoin_gateway_watermark_seconds", "No later tuple that a gateway reads has a time below this.", times
+    )
+    text = "1 for a gateway that waits until it is dealt a split."
+    waits = [(labels, of["waits_for_split"]) for labels, of in streams]
+    yield from _labelled("swjoin_gateway_waits_for_split", text, waits)
+    waiting = [(str(g["gateway"]), g["waiting_bytes"]) for g in gateways]
+    yield from _gauges("swjoin_gateway_waiting_bytes", "Bytes that wait at a gateway.", "gateway", waiting)
 
 
 def _labels_of(slave: dict[str, Any], *, of_plan: bool) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """Samples the roles of a run, from their own threads, once per interval.
 
-What: `MasterWatcher` beside the master's I/O, `CollectorWatcher` beside the collector's; `open_watcher`.
+What: `MasterWatcher` beside the I/O of master and first gateway, `GatewayWatcher` beside that of any other gateway,
+`CollectorWatcher` beside a sink's; `open_watcher`.
 Why: roles are pure, so their hosts report what passes (rows read, deliveries, slaves' reports, log events), one cheap call
-each; everything else is read from the roles' own counters when a sample is due.
-Stays out: what is made of the samples (`monitor.status_board`), how the collector's sample travels (`runtime`), presentation,
+each; everything else is read from the roles' own counters when a sample is due. Samples of all gateways together are the
+streams, buffers and ledger of the run.
+Stays out: what is made of the samples (`monitor.status_board`), how samples of other ranks travel (`runtime`), presentation,
 and the roles' commands: a watcher knows none of them.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from swjoin.config.run import RunConfig
 from swjoin.connectors.source import is_live
 from swjoin.core.batch import I64, STREAM_NAMES, SourceBatch
 from swjoin.core.data_messages import Delivery, GroupLoads, ResultChunk, RunEvent
-from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import StreamCounts
 from swjoin.core.metric_columns import COLUMNS
@@ -181,26 +183,110 @@ class _ReportedLoads:
         }
 
 
-class MasterWatcher:
-    """Fills a board from the thread of master and gateway.
+class GatewayWatcher:
+    """Samples of a gateway: plain values that travel as JSON.
 
-    Their hosts call `begin` with every new master, also after a recovery; `read`, `reported`, `loaded`, `delivered`,
-    `measuring_started` and `on_log_event` as these happen; `sample` when `due`; `end` after success, `close` always.
+    Its host calls `watch` with every new gateway, `read`, `reported` and `delivered` as these happen, `observe` in every round.
+    send_view: takes the samples; set by the runtime.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.send_view: Callable[[dict[str, Any]], None] = lambda view: None
+        self._streams: tuple[str, ...] = ()
+        self._interval_s = config.observe.interval_us / 1e6
+        self._due_s = 0.0
+        self._delivered = [0, 0]  # since `watch`, in a run without stages
+        self._before: list[int] = []  # that; tuples of each stream
+        self._complete = False  # the last sample was sent
+
+    def watch(self, gateway: Gateway, streams: Sequence[str]) -> None:
+        """A new gateway, perhaps restored from a checkpoint, before its first delivery. streams: their names, or those of the
+        sources of a plan."""
+        self._streams, self._delivered = tuple(streams), [0, 0]
+        self._before = [s.counts.tuples - _refused(s.counts) - gateway.waiting_tuples(s.stream) for s in gateway.streams]
+        self._due_s, self._complete = 0.0, False
+
+    def read(self, stream: int, batch: SourceBatch) -> None:
+        """A batch was read."""
+
+    def reported(self, slave: int, occupancy_ratio: float) -> None:
+        """A slave's report reached the gateway."""
+
+    def delivered(self, delivery: Delivery) -> None:
+        """The gateway sends a delivery."""
+        self._delivered[0] += len(delivery.left)
+        self._delivered[1] += len(delivery.right)
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._due_s
+
+    def observe(self, gateway: Gateway) -> None:
+        """Send a sample when one is due, and a last one when the gateway has ended."""
+        if not self._complete and (gateway.finished or self.due()):
+            self._due_s, self._complete = time.monotonic() + self._interval_s, gateway.finished
+            self.send_view(self.view_of(gateway))
+
+    def view_of(self, gateway: Gateway) -> dict[str, Any]:
+        """A sample."""
+        return {
+            "gateway": gateway.number,
+            "streams": {name: self._stream(gateway, i) for i, name in enumerate(self._streams)},
+            "buffers": {
+                "waiting_bytes": gateway.slots.waiting_bytes,
+                "capacity_bytes": gateway.config.cluster.mini_buffer_bytes,
+                "spilled_bytes": gateway.buffers.stored_bytes,
+                "held_tuples": gateway.buffers.held_tuples,
+            },
+            "edges": _edges(gateway),
+        }
+
+    def _stream(self, gateway: Gateway, stream: int) -> dict[str, Any]:
+        intake, counts = gateway.streams[stream], gateway.streams[stream].counts
+        waiting, delivered = gateway.waiting_tuples(stream), self._before[stream] + self._delivered_now(gateway, stream)
+        return {
+            "time_us": None if intake.high_us == BEGIN_OF_TIME_US else int(intake.high_us),
+            "watermark_us": _time_or_none(intake.watermark_us),
+            "idle": intake.idle,
+            "ended": intake.ended,
+            "waits_for_split": gateway.splits is not None and gateway.splits.waits(stream),
+            "ledger": {
+                "tuples": counts.tuples,
+                "null_key": counts.null_key,
+                "late": counts.late,
+                "shed": counts.shed,
+                "waiting": waiting,
+                "delivered": delivered,
+                "unaccounted": counts.tuples - _refused(counts) - waiting - delivered,
+            },
+        }
+
+    def _delivered_now(self, gateway: Gateway, stream: int) -> int:
+        """Tuples of a stream that the gateway has delivered since `watch`; over that edge of a source with the fewest."""
+        if gateway.feeds is None:
+            return self._delivered[stream]
+        ledger = gateway.feeds.outlet.ledger
+        edges = gateway.feeds.edges[stream]
+        return min(ledger.sent.get(edge, [0])[0] + ledger.null_keys.get(edge, 0) for edge in edges)
+
+
+class MasterWatcher(GatewayWatcher):
+    """Fills a board from the thread of master and first gateway.
+
+    Their hosts call `begin` with every new master, also after a recovery; `loaded`, `measuring_started` and `on_log_event` as
+    these happen; `take_gateway` with samples of other gateways; `sample` when `due`; `end` after success, `close` always.
     """
 
     def __init__(self, config: RunConfig, board: Board) -> None:
         """UserError when hot keys are wanted and the library for them is missing."""
+        super().__init__(config)
         self.board = board
         self.dashboard: _Dashboard | None = None
-        self._interval_s = config.observe.interval_us / 1e6
-        self._due_s = 0.0
-        self._capacity_bytes = config.cluster.mini_buffer_bytes
         self._checkpoints = config.checkpoint.enabled
-        wanted = config.observe.hot_keys if config.observe.enabled and board.streams == STREAM_NAMES else 0
+        shown = config.observe.enabled and board.streams == STREAM_NAMES
+        wanted = config.observe.hot_keys if shown and config.gateway_count == 1 else 0  # several have shares of the rows
         self._hot_keys = _HotKeySamples(wanted) if wanted else None
         self._roles: tuple[Master, Gateway] | None = None
-        self._delivered = [0, 0]  # by the gateway since `begin`, in a run without stages
-        self._before: list[int] = []  # that; tuples of each stream
+        self._others: dict[int, dict[str, Any]] = {}  # the last sample of every other gateway
         self._loads: list[_ReportedLoads] = []  # by stage
         self._prefilling = config.measure.prefill_us > 0
         self._ended = False
@@ -210,11 +296,14 @@ class MasterWatcher:
     def begin(self, master: Master, gateway: Gateway) -> None:
         """A new master and gateway, perhaps restored from a checkpoint, before the first delivery."""
         self._roles = master, gateway
-        self._delivered = [0, 0]
-        self._before = [s.counts.tuples - _refused(s.counts) - gateway.waiting_tuples(s.stream) for s in gateway.streams]
+        self._others = {}
+        self.watch(gateway, self.board.streams)
         self._loads = [_ReportedLoads(stage, controller) for stage, controller in enumerate(master.controllers)]
-        self._due_s = 0.0
         self.board.begin(self._phase)
+
+    def take_gateway(self, view: dict[str, Any]) -> None:
+        """A sample of another gateway; may be called from any thread."""
+        self._others[view["gateway"]] = view
 
     @property
     def _phase(self) -> str:
@@ -238,11 +327,6 @@ class MasterWatcher:
         """Of the slave's stage."""
         return self._loads[slave // self._loads[0].controller.slave_count]
 
-    def delivered(self, delivery: Delivery) -> None:
-        """The gateway sends a delivery."""
-        self._delivered[0] += len(delivery.left)
-        self._delivered[1] += len(delivery.right)
-
     def measuring_started(self) -> None:
         """Prefill is over."""
         self._prefilling = False
@@ -257,9 +341,6 @@ class MasterWatcher:
     def patience_s(self) -> float:
         """Longest wait of the master's loop before `due` must be asked again."""
         return self._interval_s
-
-    def due(self) -> bool:
-        return time.monotonic() >= self._due_s
 
     def sample(self, clock_us: int, sources: Sequence[Source]) -> None:
         """Put a sample of master and sources on the board. clock_us: of the run."""
@@ -277,23 +358,24 @@ class MasterWatcher:
             self._hot_keys.sample(sources, self.board)
 
     def _view(self, master: Master, gateway: Gateway, clock_us: int) -> dict[str, Any]:
-        streams = {name: self._stream(gateway, i) for i, name in enumerate(self.board.streams)}
+        others = sorted(list(self._others.values()), key=lambda view: int(view["gateway"]))
+        views = [self.view_of(gateway), *others]
+        streams = {name: _sum_of([view["streams"][name] for view in views]) for name in self.board.streams}
         loads = [stage.groups() for stage in self._loads]
         ledgers = {name: stream["ledger"] for name, stream in streams.items()}
+        total = sum(ledger["tuples"] for ledger in ledgers.values())
         return {
             "clock_s": clock_us / 1e6,
             "epoch": int(master.epoch),
             "active_slaves": sum(len(controller.active) for controller in master.controllers),
             "streams": streams,
+            "gateways": [_gateway(view, total) for view in views],
             "stages": [loads.stage(gateway) for loads in self._loads],
-            "edges": _edges(gateway),
+            "edges": [_edge(edges) for edges in zip(*(view["edges"] for view in views), strict=True)],
             "slaves": [slave for loads in self._loads for slave in loads.slaves()],
             "buffers": {
-                "waiting_bytes": gateway.slots.waiting_bytes,
-                "capacity_bytes": self._capacity_bytes,
-                "spilled_bytes": gateway.buffers.stored_bytes,
+                **{name: sum(view["buffers"][name] for view in views) for name in views[0]["buffers"]},
                 "parked_bytes": sum(master.controller.loads.parked_bytes.values()),
-                "held_tuples": gateway.buffers.held_tuples,
             },
             "moving": [move for loads in self._loads for move in loads.moving()],
             "moves": _moves(gateway),
@@ -304,35 +386,6 @@ class MasterWatcher:
                 "balanced": all(ledger["unaccounted"] == 0 for ledger in ledgers.values()),
             },
         }
-
-    def _stream(self, gateway: Gateway, stream: int) -> dict[str, Any]:
-        intake, counts = gateway.streams[stream], gateway.streams[stream].counts
-        waiting, delivered = gateway.waiting_tuples(stream), self._before[stream] + self._delivered_now(gateway, stream)
-        ledger = {
-            "tuples": counts.tuples,
-            "null_key": counts.null_key,
-            "late": counts.late,
-            "shed": counts.shed,
-            "waiting": waiting,
-            "delivered": delivered,
-            "unaccounted": counts.tuples - _refused(counts) - waiting - delivered,
-        }
-        return {
-            **{name: ledger[name] for name in ("tuples", "null_key", "late", "shed")},
-            "waiting_tuples": waiting,
-            "time_us": None if intake.high_us == BEGIN_OF_TIME_US else int(intake.high_us),
-            "idle": intake.idle,
-            "ended": intake.ended,
-            "ledger": ledger,
-        }
-
-    def _delivered_now(self, gateway: Gateway, stream: int) -> int:
-        """Tuples of a stream that the gateway has delivered since `begin`; over that edge of a source with the fewest."""
-        if gateway.feeds is None:
-            return self._delivered[stream]
-        ledger = gateway.feeds.outlet.ledger
-        edges = gateway.feeds.edges[stream]
-        return min(ledger.sent.get(edge, [0])[0] + ledger.null_keys.get(edge, 0) for edge in edges)
 
     def end(self, clock_us: int, sources: Sequence[Source]) -> None:
         """The run succeeded; the dashboard stays until `close`."""
@@ -351,6 +404,48 @@ class MasterWatcher:
 
 def _refused(counts: StreamCounts) -> int:
     return int(counts.null_key + counts.late + counts.shed)
+
+
+def _time_or_none(time_us: int) -> int | None:
+    """None before the first row and after the last one."""
+    return int(time_us) if BEGIN_OF_TIME_US < time_us < END_OF_TIME_US else None
+
+
+def _sum_of(streams: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A stream, of the samples of all gateways."""
+    ledger = {name: sum(stream["ledger"][name] for stream in streams) for name in streams[0]["ledger"]}
+    ended = all(stream["ended"] for stream in streams)
+    return {
+        **{name: ledger[name] for name in ("tuples", "null_key", "late", "shed")},
+        "waiting_tuples": ledger["waiting"],
+        "time_us": max((stream["time_us"] for stream in streams if stream["time_us"] is not None), default=None),
+        "idle": not ended and all(stream["idle"] or stream["ended"] for stream in streams),
+        "ended": ended,
+        "ledger": ledger,
+    }
+
+
+def _gateway(view: dict[str, Any], total: int) -> dict[str, Any]:
+    """A gateway among all. total: tuples that all have read."""
+    names = ("watermark_us", "idle", "ended", "waits_for_split")
+    ledgers = {name: stream["ledger"] for name, stream in view["streams"].items()}
+    return {
+        "gateway": view["gateway"],
+        "share_ratio": sum(ledger["tuples"] for ledger in ledgers.values()) / total if total else None,
+        "delivered": sum(ledger["delivered"] for ledger in ledgers.values()),
+        "waiting_bytes": view["buffers"]["waiting_bytes"],
+        "streams": {
+            stream: {"tuples": ledgers[stream]["tuples"], **{name: of[name] for name in names}}
+            for stream, of in view["streams"].items()
+        },
+    }
+
+
+def _edge(edges: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """An edge, of the samples of all gateways: rows that wait at any of them, epochs by which the farthest is ahead."""
+    waiting = [edge["waiting_rows"] for edge in edges if edge["waiting_rows"] is not None]
+    ahead = [edge["epochs_ahead"] for edge in edges if edge["epochs_ahead"] is not None]
+    return {**edges[0], "waiting_rows": sum(waiting) if waiting else None, "epochs_ahead": max(ahead, default=None)}
 
 
 def _edges(gateway: Gateway) -> list[dict[str, Any]]:

@@ -89,6 +89,11 @@ class _VersionedMap:
             self.version += 1
 
 
+def _gateway_name(view: dict[str, Any]) -> str:
+    """Of a gateway's tuples among the counts whose rates are kept."""
+    return f"of gateway {view['gateway']}"
+
+
 class Board:
     """The status of one run. All methods may be called from any thread."""
 
@@ -141,7 +146,9 @@ class Board:
         with self._lock:
             self._master, self._master_s = view, now_s
             self._map.take(owner)
-            self._master_rates.add(now_s, {name: view["streams"][name]["ledger"]["delivered"] for name in self.streams})
+            counts = {name: view["streams"][name]["ledger"]["delivered"] for name in self.streams}
+            counts |= {_gateway_name(of): of["delivered"] for of in view["gateways"]}
+            self._master_rates.add(now_s, counts)
             if not self._series or now_s - self._start_s - self._series[-1]["t_s"] >= HISTORY_STEP_S:
                 self._series.append(self._point(now_s))
 
@@ -206,6 +213,9 @@ class Board:
                     "recoveries": self._events.recoveries,
                 },
                 "streams": {name: self._stream(name) for name in self.streams},
+                "gateways": [
+                    {**of, "tuples_per_s": self._master_rates.of(_gateway_name(of))} for of in master.get("gateways", [])
+                ],
                 "buffers": master.get("buffers"),
                 "results": self._results(collector),
                 "delay_s": collector.get("delay_s"),

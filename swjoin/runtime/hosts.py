@@ -84,7 +84,7 @@ from swjoin.core.errors import RunFailed, Spelling, SwjoinError, UserError
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
-from swjoin.monitor.role_watchers import CollectorWatcher, MasterWatcher
+from swjoin.monitor.role_watchers import CollectorWatcher, GatewayWatcher, MasterWatcher
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.flight_serving import ServedResults, open_flight
 from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
@@ -147,7 +147,7 @@ class GatewayHost(Host):
         self,
         job: Job,
         progress: Wanted | Progress,
-        watcher: MasterWatcher | None,
+        watcher: GatewayWatcher | None,
         log: Callable[[RunEvent], None] | None,
         number: int = 0,
     ) -> None:
@@ -174,7 +174,7 @@ class GatewayHost(Host):
             _LOG.debug("%s: %s, rows: %s", name, type(source).__name__, rows)
         self.progress = progress if isinstance(progress, Progress) else _progress_of(job, self.sources, progress)
         self._watcher = watcher
-        if self.ingest is not None and watcher is not None:
+        if self.ingest is not None and isinstance(watcher, MasterWatcher):
             self.ingest.status = partial(watcher.board.snapshot, math.inf)
         self.performers |= {
             Read: self._want,
@@ -271,6 +271,13 @@ class GatewayHost(Host):
         if self.checkpointer is not None:
             self.checkpointer.restore(self.role, manifest, owner, active)
 
+    def show(self, send_view: Callable[[dict[str, Any]], None]) -> None:
+        """After `make` and `restore`, unless this is the first gateway: samples go to `send_view`, the first one now."""
+        if self._watcher is not None:
+            self._watcher.send_view = send_view
+            self._watcher.watch(self.role, self.names)
+            self._watcher.observe(self.role)
+
     def deliver(self, event: Event) -> None:
         if self._watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
             self._watcher.reported(slave_of(event.sender), event.message.occupancy_ratio)
@@ -336,6 +343,8 @@ class GatewayHost(Host):
 
     def observe(self) -> None:
         self.progress.reach(self.clock.now_us())
+        if self._watcher is not None and self.number > 0:
+            self._watcher.observe(self.role)
 
     def _resume_sources(self) -> bool:
         """Deliver `SourceResumed` for idle streams that have rows again. False when no stream is idle."""
@@ -398,8 +407,8 @@ class MasterHost(Host):
     """The master with the run's log, its checkpoints and its status board, and the gateways of the same process, the first of
     which is `gateway`. Use as a context manager: they are closed on the way out.
 
-    stop_wanted: whether the run is to stop with a checkpoint. on_observed: called after each update of the status board.
-    measured_s: when the prefill had been joined, on the monotonic clock.
+    stop_wanted: whether the run is to stop with a checkpoint. take_views: called before each update of the status board, with
+    samples of other ranks to take (`take_view`). measured_s: when the prefill had been joined, on the monotonic clock.
     """
 
     role: Master
@@ -410,7 +419,8 @@ class MasterHost(Host):
         self.job = job
         self.measured_s: float | None = None
         self.stop_wanted: Callable[[], bool] = lambda: False
-        self.on_observed: Callable[[], None] = lambda: None
+        self.take_views: Callable[[], None] = lambda: None
+        self._views: dict[int, dict[str, Any]] = {}  # the last sample of each gateway on another rank
         self._events: EventsFile | None = None
         self.watcher = open_job_watcher(job)
         with contextlib.ExitStack() as opened:  # a job that is refused leaves no dashboard behind
@@ -461,7 +471,8 @@ class MasterHost(Host):
     def make_gateways(self) -> None:
         """Make all further gateways, in the same process."""
         for number in range(1, self.job.config.gateway_count):
-            self.gateways.append(GatewayHost(self.job, self.gateway.progress, None, None, number))
+            watcher = None if self.watcher is None else GatewayWatcher(self.job.config)
+            self.gateways.append(GatewayHost(self.job, self.gateway.progress, watcher, None, number))
             if self.checkpointer is not None:
                 self.gateways[-1].keep_checkpoints(self.checkpointer.folder.path)
 
@@ -470,10 +481,27 @@ class MasterHost(Host):
         """When the first batch was read, on the monotonic clock."""
         return min((host.first_read_s for host in self.gateways if host.first_read_s is not None), default=None)
 
+    def take_view(self, view: dict[str, Any]) -> None:
+        """A sample of a sink or a gateway on another rank."""
+        if "gateway" in view:
+            self._views[view["gateway"]] = view
+            self.gateway.progress.advance(self.tuples_read - self.gateway.progress.done)
+        if self.watcher is not None:
+            (self.watcher.take_gateway if "gateway" in view else self.watcher.board.set_collector)(view)
+
     @property
     def tuples_read(self) -> int:
-        """By the gateways of this process."""
-        return sum(stream.counts.tuples for host in self.gateways for stream in host.role.streams)
+        """By all gateways, as far as their samples say."""
+        return sum(stream.counts.tuples for host in self.gateways for stream in host.role.streams) + self._in_views("tuples")
+
+    @property
+    def tuples_delivered(self) -> int:
+        """Tuples that have left the gateways, as far as their samples say."""
+        waiting = sum(host.role.waiting_tuples(stream.stream) for host in self.gateways for stream in host.role.streams)
+        return self.tuples_read - waiting - self._in_views("waiting")
+
+    def _in_views(self, name: str) -> int:
+        return sum(stream["ledger"][name] for view in self._views.values() for stream in view["streams"].values())
 
     def make_sinks(self, clock: RunClock, opened: contextlib.ExitStack) -> list[CollectorHost]:
         """All sinks in the same process, entered into `opened`."""
@@ -511,6 +539,7 @@ class MasterHost(Host):
         on_saved: receives the events of background threads, and the role that they are for.
         """
         self.clock = clock
+        self._views.clear()
         checkpointer, gateway, manifest, start = self.checkpointer, self.gateway, None, None
         if checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
@@ -534,6 +563,8 @@ class MasterHost(Host):
             gateway.progress.advance(self.tuples_read - gateway.progress.done)
         if self.watcher is not None:
             self.watcher.begin(self.role, gateway.role)
+            for host in self.gateways[1:]:
+                host.show(self.watcher.take_gateway)
 
     def deliver(self, event: Event) -> None:
         if self.watcher is not None and isinstance(event, Received) and isinstance(event.message, LoadReport):
@@ -553,9 +584,10 @@ class MasterHost(Host):
 
     def observe(self) -> None:
         """Update the status board when that is due. Called in every round of the rank's loop."""
+        if self.watcher is None or self.watcher.due():
+            self.take_views()
         if self.watcher is not None and self.watcher.due():
             self.watcher.sample(self.clock.now_us(), self.gateway.sources)
-            self.on_observed()
 
     def remove_checkpoints(self) -> None:
         """End monitoring and remove the checkpoints; called when the run is complete and its report is written."""

@@ -60,7 +60,7 @@ class Progress:
         self.wanted = wanted
         self._due_s = float("inf") if wanted is False else self.started_s + (PATIENCE_S if wanted is None else 0.0)
         self._display: _Display | None = None
-        self._lock = threading.Lock()
+        self._lock, self._counting = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -80,15 +80,18 @@ class Progress:
     def advance(self, tuples: float) -> None:
         """tuples: read since the last call; ignored by progress over time."""
         if self.unit == "tuples":
-            self._set(self.done + tuples)
+            with self._counting:
+                self.done += tuples
+            self._show_joining()
 
     def reach(self, now_us: int) -> None:
         """now_us: on the run's clock; ignored by progress over tuples."""
         if self.unit == "s":
-            self._set(now_us / 1e6)
+            self.done = now_us / 1e6
+            self._show_joining()
 
-    def _set(self, done: float) -> None:
-        self.done, self.text = done, "joining"
+    def _show_joining(self) -> None:
+        self.text = "joining"
         self._redraw()
 
     def compiling(self, kernels: int) -> None:

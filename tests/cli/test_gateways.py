@@ -9,7 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
@@ -82,6 +85,21 @@ def test_explain_says_how_inputs_are_read(path: Path, swjoin: Any, monkeypatch: 
     assert found["who does what"].startswith(
         "One process: master and gateway 0 in its main thread, a thread for each slave (2), one for each further gateway (1), "
     )
+
+
+def test_explain_says_why_a_file_is_read_whole(tmp_path: Path, swjoin: Any) -> None:
+    table = pa.table({"k": list(range(1000)), "t": list(range(1000))})
+    pq.write_table(table, tmp_path / "left.parquet", row_group_size=250)
+    csv.write_csv(table, tmp_path / "right.csv")
+    sides = {side: {"path": str(tmp_path / name)} for side, name in (("left", "left.parquet"), ("right", "right.csv"))}
+    options = {"on": "k", "left_time": "t", "right_time": "t", "time_unit": "s", "within": "1s"}
+    (tmp_path / "c.yaml").write_text(json.dumps({**sides, **options, "sink": {"kind": "count"}}))
+    said = _told(swjoin, tmp_path / "c.yaml", "--threads", 1, "--gateways", 2)["what comes in"]
+    assert "left has 4 splits; right is read by one gateway (" in said
+    assert "CSV" in said.split("right is read by one gateway (")[1].split(")")[0]
+    (tmp_path / "left.parquet").unlink()
+    said = _told(swjoin, tmp_path / "c.yaml", "--threads", 1, "--gateways", 2)["what comes in"]
+    assert "How 2 gateways share the inputs is not known yet: " in said
 
 
 def test_more_gateways_than_splits(path: Path, swjoin: Any) -> None:

@@ -133,6 +133,27 @@ def test_a_failed_run_says_why(swjoin: Any, tmp_path: Path) -> None:
     assert "Memory, estimated and used" not in page.headings
 
 
+def test_several_gateways_and_sinks(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
+    """A rank that plays a gateway besides its slave has the figures of its slave."""
+    report = json.loads((run_dir / "run.json").read_text())
+    assert "read by" not in reported(swjoin, run_dir, tmp_path / "one.html").text
+    tuples = {name: stream["tuples"] for name, stream in report["input"].items()}
+    half = {name: count // 2 for name, count in tuples.items()}
+    rest = {name: count - half[name] for name, count in tuples.items()}
+    more = {
+        "gateways": [{"gateway": 0, "tuples": half}, {"gateway": 1, "tuples": rest}],
+        "sinks": [{"sink": 0, "count": 1234567, "digest": "0a" * 8}, {"sink": 1, "count": 0, "digest": "0" * 16}],
+        "ranks": {str(rank): {"host": "h", "role": role} for rank, role in enumerate(RankMap(5, 2, 3).names)},
+    }
+    folder = changed(run_dir, tmp_path / "run", **more)
+    (folder / "metrics").symlink_to(run_dir / "metrics")
+    text = reported(swjoin, folder, tmp_path / "out.html").text
+    for words in (f"gateway 1 {rest['left']:,} {rest['right']:,} 50.0%", "sink 0 1,234,567 " + "0a" * 8):
+        assert words in " ".join(text.split()), words
+    assert "3 slave 1, gateway 2" in text
+    assert "thread of slave 1" not in text
+
+
 def test_text_is_never_markup(run_dir: Path, swjoin: Any, tmp_path: Path) -> None:
     evil = '<script>alert("x")</script><img src=http://example.org/x onerror=y>'
     config = json.loads((run_dir / "run.json").read_text())["config"]

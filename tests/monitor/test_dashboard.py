@@ -17,7 +17,18 @@ import pytest
 
 from swjoin.monitor.status_board import Board
 from swjoin.monitor.web import Server
-from tests.support.boards import Clock, Run, a_board, a_plan_board, collector_view, get, key, master_view, plain
+from tests.support.boards import (
+    Clock,
+    Run,
+    a_board,
+    a_plan_board,
+    collector_view,
+    gateways_view,
+    get,
+    key,
+    master_view,
+    plain,
+)
 from tests.support.limits import PROCESS_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -157,6 +168,30 @@ def test_the_stages_of_a_plan(browser: Any) -> None:
         assert "first → last, left" in text_of(browser, "#edges")
         assert text_of(browser, "#balanced").startswith("✓")
         assert "stage 1: group 1: slave 2 → 3" in text_of(browser, "#events")
+        assert [e["message"] for e in browser.get_log("browser")] == []
+    finally:
+        server.close()
+        browser.get("about:blank")
+
+
+def test_several_gateways(browser: Any) -> None:
+    clock = Clock()
+    board = a_board(clock)
+    for seconds in (0, 1):
+        clock.now += seconds
+        board.set_master(gateways_view(1000 + 500 * seconds), np.array([0, 0, 1, 1]))
+    server = Server(board.snapshot, 0)
+    try:
+        browser.get_log("browser")
+        browser.get(server.address)
+        until(lambda: all_of(browser, "#card-gateways:not([hidden])"), "the gateways")
+        cells = "return [...document.querySelectorAll('#gateways tr')].slice(1).map(r => [...r.cells].map(c => c.textContent))"
+        assert browser.execute_script(cells) == [
+            ["0", "50 %", "500", "2.0\u00a0KiB", "1.5 s", "1.5 s, waits for a split"],
+            ["1", "50 %", "500", "2.0\u00a0KiB", "ended", "\u2013"],
+        ]
+        assert "at the gateways" in text_of(browser, "#figure-waiting .note")
+        assert all_of(browser, "[id^=card-keys-]") == [], "keys are not sampled"
         assert [e["message"] for e in browser.get_log("browser")] == []
     finally:
         server.close()

@@ -360,10 +360,12 @@ def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, s
 
 @pytest.mark.mpi
 @pytest.mark.long
-def test_a_recovery_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gateways", [1, 3])
+def test_a_recovery_is_seen(gateways: int, tmp_path: Path) -> None:
+    """With three gateways, the rank that dies plays one of them, too."""
     workload = {"rate": 6000, "duration": "14s", "bias": 0.7, "domain": 20_000, "payload": "16B"}
     config = plain(checkpoint={"interval": "1s"}, workload=workload)
-    with Run(tmp_path, config, "-n", 5) as run:
+    with Run(tmp_path, config, "-n", 5, "--gateways", gateways) as run:
         address, deadline, killed = run.address, time.monotonic() + PROCESS_S, False
         phases, seen = set(), {"run": {"recoveries": 0}}
         while not seen["run"]["recoveries"] or seen["run"]["phase"] != "running" or not seen["results"]:
@@ -377,7 +379,9 @@ def test_a_recovery_is_seen(tmp_path: Path) -> None:
             time.sleep(0.02)
         report = run.report()
     assert len(seen["slaves"]) == 2
-    assert len(report["checkpoints"]["recoveries"]) == 1
+    (recovery,) = report["checkpoints"]["recoveries"]
+    assert 0 <= recovery["tuples"] <= sum(stream["tuples"] for stream in report["input"].values())
+    assert len(report["gateways"]) == len(seen["gateways"]) == gateways
     still = {**config, "reorganization": {}, "pace": "asap", "checkpoint": {}}
     assert (report["results"]["count"], report["results"]["digest"]) == unobserved(tmp_path / "still", still)
 

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -252,3 +253,24 @@ def test_messages_stand_above_the_bar() -> None:
     code, text = on_terminal("-c", program)
     assert code == 0
     assert re.search(r"joining \S+ 4 of 9 tuples [^\n]*\r\x1b\[2Kswjoin: a notice\r\n", text), text
+
+
+def test_several_threads_advance_one_bar() -> None:
+    """Gateways of one process share it."""
+    interval_s = sys.getswitchinterval()
+    shared = Progress(False, 80_000)
+
+    def read() -> None:
+        for _ in range(20_000):
+            shared.advance(1)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PROCESS_S)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert shared.done == 80_000

@@ -42,12 +42,14 @@ def master_view(tuples: int, **more: Any) -> dict[str, Any]:
         "time_us": 5_000_000,
     }
     stream |= {"idle": False, "ended": False, "ledger": ledger}
+    gateway = {"gateway": 0, "share_ratio": 1.0, "delivered": 2 * (tuples - 1), "waiting_bytes": 10, "streams": {}}
     slave = {"stage": 0, "active": True, "emptying": False, "groups": 2, "load_ratio": 0.5, "occupancy_ratio": 0.25}
     view = {
         "clock_s": 1.0,
         "epoch": 3,
         "active_slaves": 2,
         "streams": {"left": stream, "right": stream},
+        "gateways": [gateway],
         "stages": [{"stage": 0, "join": "join", "description": "", "slaves": [0, 1], "active_slaves": 2, "moves": 4}],
         "edges": [],
         "slaves": [{"slave": 0, **slave}, {"slave": 1, **slave}],
@@ -59,6 +61,20 @@ def master_view(tuples: int, **more: Any) -> dict[str, Any]:
         "ledger": {"streams": {"left": ledger, "right": ledger}, "balanced": True},
     }
     return {**view, **more}
+
+
+def gateways_view(tuples: int) -> dict[str, Any]:
+    """Of two gateways: one waits for a split of the right stream, the other one has read all of the left stream."""
+    stream = {"tuples": tuples, "watermark_us": 1_500_000, "idle": False, "ended": False, "waits_for_split": False}
+    left = {**stream, "watermark_us": None, "ended": True}
+    names = {"share_ratio": 0.5, "delivered": tuples, "waiting_bytes": 2048}
+    return master_view(
+        2 * tuples,
+        gateways=[
+            {"gateway": 0, **names, "streams": {"left": stream, "right": {**stream, "waits_for_split": True}}},
+            {"gateway": 1, **names, "streams": {"left": left, "right": {**stream, "watermark_us": None}}},
+        ],
+    )
 
 
 def collector_view(at_s: float, pairs: int) -> dict[str, Any]:

@@ -69,6 +69,10 @@ class OpenSplits:
         """Whether a row of this stream can be read."""
         return self._opened[stream]
 
+    def waits(self, stream: int) -> bool:
+        """Whether it has asked for a split, and has none."""
+        return self._asked[stream] is not None
+
     def ask(self, stream: int) -> list[Effect]:
         """Ask for a split, unless the master knows that already."""
         times_us = tuple(int(intake.watermark_us) for intake in self._streams)

@@ -35,13 +35,7 @@ from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, 
 
 if TYPE_CHECKING:
     from swjoin.checkpoint.store import Manifest
-    from swjoin.cluster.gateway.gateway import Gateway
     from swjoin.runtime.hosts import MasterHost
-
-
-def _delivered(gateway: Gateway) -> int:
-    """Tuples of both streams that have left the gateway."""
-    return sum(s.counts.tuples - gateway.waiting_tuples(s.stream) for s in gateway.streams)
 
 
 class _Transport(MpiTransport):
@@ -124,7 +118,7 @@ class MasterRank(Rank):
             self._failed_s = time.monotonic()
             if self._role_host is not None and self._role_host.watcher is not None:
                 self._role_host.watcher.board.enter("recovering")
-            self._delivered_then = 0 if self._role_host is None else _delivered(self._role_host.gateway.role)
+            self._delivered_then = 0 if self._role_host is None else self._role_host.tuples_delivered
 
     def run(self, channel: Channel) -> dict[str, Any]:
         role_host = self._role_host
@@ -135,7 +129,8 @@ class MasterRank(Rank):
         roles = HostedRoles([role_host, gateway], _Transport(self, channel, role_host))
         role_host.meter = gateway.meter = self.meter
         role_host.stop_wanted = self.stop_wanted
-        role_host.on_observed = partial(self._take_status, channel, role_host)
+        if role_host.watcher is not None or self.roles.gateways > 1:
+            role_host.take_views = partial(self._take_status, channel, role_host)
         roles.run()
         me = identity(ROOT, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, role_host)
@@ -212,8 +207,8 @@ class MasterRank(Rank):
 
     @staticmethod
     def _take_status(channel: Channel, role_host: MasterHost) -> None:
-        while role_host.watcher is not None and channel.probe(channel.any, STATUS):
-            role_host.watcher.board.set_collector(parse(channel.receive()))
+        while channel.probe(channel.any, STATUS):
+            role_host.take_view(parse(channel.receive()))
 
     def finish(self, report: dict[str, Any]) -> None:
         """Complete and publish the report; called when all outputs are written and closed."""
@@ -264,11 +259,13 @@ class MasterRank(Rank):
         setup = agree(channel, ROOT, start)
         if role_host.gateway.ingest is not None:
             role_host.gateway.ingest.relay_from(agree(channel, COLLECTOR_RANK, None)["results"])
+        for _ in range(1, self.roles.gateways):
+            role_host.take_view(parse(channel.wait(channel.any, STATUS)))
         if self.clock is None:
-            self._resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
+            self._resumed_tuples = role_host.tuples_read
         role_host.clock = role_host.gateway.clock = self.start_clock(channel, setup.get("clock_us"))
         if self._failed_s is not None:
-            replayed = self._delivered_then - _delivered(role_host.gateway.role)
+            replayed = self._delivered_then - role_host.tuples_delivered
             took_s = time.monotonic() - self._failed_s
             self._failed_s = None
             self.recoveries.append({"slaves": slave_count, "s": took_s, "tuples": replayed, "from": setup["manifest"]})

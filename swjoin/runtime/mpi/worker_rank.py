@@ -129,9 +129,10 @@ class WorkerRank(Rank):
             load_gateway_kernels(self.job.config, self._layouts)
 
     def _open_gateway(self, number: int) -> dict[str, Any]:
+        from swjoin.monitor.role_watchers import GatewayWatcher
         from swjoin.runtime.hosts import GatewayHost
 
-        self._gateways[number] = GatewayHost(self.job, False, None, None, number)
+        self._gateways[number] = GatewayHost(self.job, False, GatewayWatcher(self.job.config), None, number)
         return {}
 
     def _open_sink(self, number: int, *, again: bool = False) -> dict[str, Any]:
@@ -163,9 +164,15 @@ class WorkerRank(Rank):
         slaves = self._slaves(channel, setup)
         instances = instances_of(self.job, self.roles.slave_ranks)
         count = self.roles.slave_ranks if instances is None else instances.slave_count
+
+        def send_view(view: dict[str, Any]) -> None:
+            channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
+
+        for gateway in gateways:
+            gateway.show(send_view)
         for sink in sinks:
             sink.make(count, setup["manifest"], self.save)
-            sink.send_view = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
+            sink.send_view = send_view
             sink.ranks = rank_roles(self.roles, platform.node() if platform.node() == self._setup["host"] else "")
         if self.job.config.serve.listen is not None:  # once they are restored
             agree(channel, COLLECTOR_RANK, self._offer if channel.rank == COLLECTOR_RANK else None)
