@@ -1,6 +1,7 @@
 """Tuples as counts: the batches that the model sends through the production roles.
 
 What: `ModelBatch`, runs of tuples of one partition-group and one interval of time ("stretch"), for a `TupleBatch`;
+`ModelPairs`, a number of pairs;
 `KeyDistribution`, the distribution of a stream's tuples over time and partition-groups, and how often two of them are equal.
 Why: 10^9 tuples/s cannot be materialised, and need not be: the work of master, slaves and links depends on counts.
 Stays out: computing a distribution (`forecast.key_distribution`), joining (`forecast.model.join`).
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.core.batch import I64, TupleBatch
+from swjoin.core.batch import I64, Pairs, TupleBatch
 
 F64 = NDArray[np.float64]
 TUPLE_BYTES = 32  # key, time, id, arrival: as in `TupleBatch.nbytes`
@@ -70,6 +71,26 @@ class ModelBatch(TupleBatch):
         names = ("key", "ts", "stretch", "arrival_us", "arrival_end_us", "count")
         key, ts, stretch, arrival, arrival_end, count = (np.concatenate([getattr(p, n) for p in parts]) for n in names)
         return ModelBatch.of(key, ts, stretch, arrival, arrival_end, count, self.tuple_bytes)
+
+
+@dataclass(frozen=True)
+class ModelPairs(Pairs):
+    """Pairs without columns, whose digest is 0. pair_bytes: of one."""
+
+    count: int = 0
+    pair_bytes: int = 0
+
+    @staticmethod
+    def of(count: int, pair_bytes: int) -> ModelPairs:
+        none, ids = np.empty(0, np.int64), np.empty(0, np.uint64)
+        return ModelPairs(none, none, none, ids, ids, count=count, pair_bytes=pair_bytes)
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.pair_bytes
 
 
 @dataclass(frozen=True)

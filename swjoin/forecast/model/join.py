@@ -38,7 +38,7 @@ from swjoin.core.ids import (
     GroupId,
 )
 from swjoin.core.join_semantics import Bounds
-from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution, ModelBatch, overlap
+from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution, ModelBatch, ModelPairs, overlap
 from swjoin.forecast.model.windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Step, WindowMemory, Work
@@ -68,8 +68,12 @@ class ModelJoin:
     span_us: duration of a step that does the metered work, set by the runtime.
     """
 
-    def __init__(self, distribution: KeyDistribution, bounds: Bounds, sizes: WindowSizes, tuple_bytes: int) -> None:
+    def __init__(
+        self, distribution: KeyDistribution, bounds: Bounds, sizes: WindowSizes, tuple_bytes: int, pair_bytes: int = 0
+    ) -> None:
+        """pair_bytes: of a result row; 0: pairs are only counted."""
         self.distribution, self.bounds = distribution, bounds
+        self.pair_bytes = pair_bytes
         self.meter = Meter()
         self.span_us: Callable[[Meter], float] = lambda done: 0.0
         self._block_tuples, self._theta = sizes.block_tuples, sizes.theta_tuples
@@ -192,7 +196,7 @@ class ModelJoin:
         finished = stop == len(counts)
         if finished:
             self._close(work)
-        return Step(None, finished, tuples)
+        return Step(ModelPairs.of(pairs, self.pair_bytes) if self.pair_bytes else None, finished, tuples)
 
     def _record(self, work: ModelWork, piece: slice, pairs: int, now_us: int, span_us: float) -> None:
         weights, triangular = (np.concatenate([w[piece].sum(0) for w in part]) for part in (work.even, work.triangular))
