@@ -165,15 +165,13 @@ class Model:
         if mean <= 0:
             raise NotModelledError("the input has no tuples")
         prefill = -(-config.query.bounds.retention_us // t_d) * t_d
-        shared = costs.collector_byte_ns / config.sink_count  # as if one sink wrote as fast as all
-        costs = dataclasses.replace(costs, collector_byte_ns=shared)
         model = TimeConfig(config.time.model if config.pace == "realtime" else "event")
         workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (EPOCHS + 2) * t_d)
         steady = dataclasses.replace(
             config,
             queries=(dataclasses.replace(config.query, how="inner", where=None),),
             pace="realtime",
-            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d, sinks=1),
+            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d),
             workload=workload,
             time=model,
             measure=MeasureConfig(prefill_us=prefill, warm_up_us=2 * t_d),
@@ -216,18 +214,20 @@ class Model:
         pair_bytes = 0 if config.sink.kind == "count" else PAIR_BYTES + 2 * payload
         pairs = pairs_per_s(config, (1.0, 1.0), equal_keys(config, self.profile)) * self.pair_factor  # at one tuple/s
         master_ns = c.source_tuple_ns + c.source_byte_ns * payload + c.master_tuple_ns + c.master_byte_ns * nbytes
+        gateways, sinks = config.gateway_count, config.sink_count
+        feeder = "master" if gateways == 1 else "gateway"
         slave_pair_ns = c.slave_pair_ns + c.slave_result_byte_ns * pair_bytes
         stay_s = (max(0, bounds.upper_us) + max(0, -bounds.lower_us)) / 1e6
         linear = {  # share of each resource that two tuples per second take
-            "master CPU": 2 * master_ns / 1e9,
-            "master link": 2 * nbytes / c.link_bytes_per_s,
+            f"{feeder} CPU": 2 * master_ns / 1e9 / gateways,
+            f"{feeder} link": 2 * nbytes / c.link_bytes_per_s / gateways,
             "slaves": 2 * c.slave_tuple_ns / 1e9 / slaves,
             "module.window": stay_s * nbytes / (slaves * config.module.window_bytes),
             "host": 2 * (master_ns + c.slave_tuple_ns) / 1e9 / self.host_cores if self.host_cores else 0.0,
         }
         square = {  # share that their pairs take, which grow with the square of the rate
             "slaves": slave_pair_ns * pairs / 1e9 / slaves,
-            "collector": c.collector_byte_ns * pair_bytes * pairs / 1e9,
+            "collector" if sinks == 1 else "sinks": c.collector_byte_ns * pair_bytes * pairs / 1e9 / sinks,
         }
         found = [(1 / cost, name) for name, cost in linear.items() if cost > 0]
         found += [(cost**-0.5, name) for name, cost in square.items() if cost > 0]

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.ranks import COLLECTOR_RANK, FIRST_SLAVE, ROOT
 from swjoin.cluster.role import MASTER, gateway_role, sink_role, slave_role
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, to_plain
@@ -149,14 +150,16 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
     run = PlanSimulation(capacity, epochs)
     run.run()
     elapsed_us = max(1.0, run.time.now_us)
-    master, collector, *slaves = (rank.busy_us / elapsed_us for rank in run.ranks)
+    busy = [rank.busy_us / elapsed_us for rank in run.ranks]
+    master, collector, slaves = busy[ROOT], busy[COLLECTOR_RANK], busy[FIRST_SLAVE:][: capacity.width]
     cpu = work.gateway_cpu_s / work.gateway_s if work.gateway_s else 0.0
     used: dict[str, Any] = {
         "slaves": {"min": min(slaves), "mean": sum(slaves) / len(slaves), "max": max(slaves)},
         **{"master": master, "master_cpu": master * cpu, "master_link": master * (1 - cpu), "collector": collector},
     }
-    first = "master CPU" if used["master_cpu"] >= used["master_link"] else "master link"
-    candidates = {"slaves": max(slaves), first: master, "collector": collector}
+    feeder = "master" if config.gateway_count == 1 else "gateway"
+    first = f"{feeder} CPU" if used["master_cpu"] >= used["master_link"] else f"{feeder} link"
+    candidates = {"slaves": max(slaves), first: master, "collector" if config.sink_count == 1 else "sinks": collector}
     if run.cores.most:
         used["host"] = candidates["host"] = min(1.0, run.cores.busy_us / elapsed_us / run.cores.most)
     resource, most = _most(candidates)

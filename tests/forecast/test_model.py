@@ -335,6 +335,7 @@ def test_calibration_measures_every_cost() -> None:
     values = dataclasses.asdict(costs)
     may_be_zero = {"name", "slave_tuple_ns", "slave_visit_ns", "slave_growth_ns", "master_tuple_ns", "slave_pair_ns"}
     may_be_zero |= {"slave_comparison_ns", "slave_delivery_ns", "master_byte_ns", "message_ns"}  # each of a fit
+    may_be_zero.add("slave_sleep_ratio")  # a ratio of two noisy ratios
     assert all(value > 0 for name, value in values.items() if name not in may_be_zero), values
     assert costs.slave_delivery_ns + costs.slave_tuple_ns > 0
     assert any(line.startswith("slave, reference") for line in lines)

@@ -33,7 +33,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.key_distribution import key_distribution
-from swjoin.forecast.model.batch import TUPLE_BYTES, KeyDistribution
+from swjoin.forecast.model.batch import TUPLE_BYTES, KeyDistribution, Overlaps
 from swjoin.forecast.model.discrete_event import Cores, Usage, World
 from swjoin.forecast.model.join import ModelJoin
 from swjoin.forecast.model.master_input import ModelBuffers, ModelIntake, ModelSource, splits_of
@@ -138,6 +138,7 @@ class _ModelCluster:
         self._layout = _layout(config) if streams is None else None
         self._payload_bytes = generated_payload_bytes(config) if streams is None else streams.payload_bytes
         self._distribution = key_distribution(config) if streams is None else streams.distribution
+        self._overlaps = Overlaps(self._distribution.edges_us, config.query.bounds)
         splits, dealer = splits_of(self._distribution, span_us(config)), None
         if config.gateway_count > 1:
             dealer = SplitDealer.of(config, [splits, splits])
@@ -185,7 +186,8 @@ class _ModelCluster:
     def _slave(self, number: SlaveId) -> ModelSlave:
         config, module = self._config, self._config.module
         sizes = WindowSizes(module.block_tuples, module.theta_tuples, module.window_bytes)
-        join = ModelJoin(self._distribution, config.query.bounds, sizes, self._tuple_bytes, self._pair_bytes)
+        widths, parts = (self._tuple_bytes, self._pair_bytes), config.gateway_count
+        join = ModelJoin(self._distribution, self._overlaps, sizes, *widths, parts)
         role = Slave(number, config, (self._layout, self._layout), join)
         kept_bytes = self._payload_bytes if self._pair_bytes else 0
         return ModelSlave(self._rank(slave_role(number)), role, join, kept_bytes, self.hosts, self.map)
