@@ -44,8 +44,9 @@ usage() {
 ./run.sh bench live [session|sweep|delay]  a live session with deaths; the rate it sustains; delay over the distribution epoch
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
 ./run.sh bench observing     what it costs a run to be looked at
-./run.sh bench simulation    predicted against measured throughput and delay
+./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
 ./run.sh bench stages        a second join in a row, and four senders at one port, over one
+./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
 ./run.sh bench sinks         Parquet rows per second with 1, 2 and 4 sinks, each held to a sixteenth of a core (as root)
 ./run.sh bench plan          saturation and memory by swjoin plan against real runs
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
@@ -270,7 +271,7 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | kinds | live | observing | peers | plan | safety | simulation | sinks | small | spark | stages) shift ;;
+      adaptation | api | gateways | kinds | live | observing | peers | plan | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac

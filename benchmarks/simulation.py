@@ -6,9 +6,10 @@ same for all configurations. Every answer is compared with DuckDB's. Throughput 
 distribution epochs, as in the paper: a short run spends much of its time on starting, on memory used for the first time, and on
 its report.
 Why: a forecast needs a known error.
-Stays out: keeping the figures; they are printed.
+Stays out: keeping the figures; they are printed. Many gateways (`benchmarks.scale`, which this command runs as well).
 
-Usage: python -m benchmarks.simulation [--costs FILE] [--repeat N] [--only NAME ...] [--fit NAME] [--json FILE] [--tiny]
+Usage: python -m benchmarks.simulation [accuracy|scale] [--costs FILE] [--repeat N] [--only NAME ...] [--fit NAME] [--json FILE]
+[--tiny]
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks import parse
+from benchmarks import parse, scale
 from benchmarks.workloads.expected_results import expected
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
@@ -133,6 +134,7 @@ def fitted(costs: CostModel, name: str, rate: float, cores: int) -> CostModel:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("accuracy", "scale"), help="one of both parts alone")
     parser.add_argument("--costs", help="a preset or a file of swjoin calibrate (default: measure now)")
     parser.add_argument("--repeat", type=int, default=3, help="real runs per configuration; the median counts")
     parser.add_argument("--only", nargs="+", choices=CASES, metavar="NAME")
@@ -140,6 +142,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parse(parser, repeat=1, only=["1 slave", "3 slaves, real time"])
     costs: CostModel = calibrate(args.tiny, lambda line: None)[0] if args.costs is None else load_costs(args.costs)
+    if args.part != "scale":
+        accuracy(args, costs)
+    if args.part != "accuracy":
+        print()
+        scale.tables(costs, args.repeat, tiny=args.tiny)
+
+
+def accuracy(args: argparse.Namespace, costs: CostModel) -> None:
+    """Run and model every configuration."""
     cores = os.cpu_count() or 1
     print(f"costs: {costs}\n{cores} cores shared by all ranks\n", flush=True)
     print(

@@ -10,60 +10,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import parse
+from benchmarks.cpu_quota import held
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import sink_role
 from tests.tools.processes import LaunchedRun
 
 SINKS = (1, 2, 4)
 SLAVES = 2
-_PERIOD_US, _QUOTA_US = 16_000, 1_000
+_SHARE = 16  # of a core
 _LIMIT_S = 600.0
-
-
-def _group() -> Path:
-    """A new group of processes with a CPU quota. SystemExit where there can be none."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        if (root / "cgroup.controllers").exists():
-            group = root / f"swjoin-bench-{os.getpid()}-{time.monotonic_ns()}"
-            group.mkdir()
-            (group / "cpu.max").write_text(f"{_QUOTA_US} {_PERIOD_US}")
-        else:
-            group = root / "cpu" / f"swjoin-bench-{os.getpid()}-{time.monotonic_ns()}"
-            group.mkdir()
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(_QUOTA_US))
-    except OSError as error:
-        raise SystemExit(f"a CPU quota needs root and control groups of the kernel: {error}") from None
-    return group
-
-
-@contextmanager
-def _held(pids: list[int]) -> Iterator[None]:
-    """Each process has a sixteenth of a core."""
-    groups = [_group() for _ in pids]
-    try:
-        for group, pid in zip(groups, pids, strict=True):
-            (group / "cgroup.procs").write_text(str(pid))
-        yield
-    finally:
-        for group in groups:
-            deadline = time.monotonic() + 10
-            while group.exists() and time.monotonic() < deadline:
-                try:
-                    group.rmdir()
-                except OSError:
-                    time.sleep(0.1)
 
 
 def config_of(sinks: int, seconds: int, rate: int) -> dict[str, Any]:
@@ -88,7 +50,7 @@ def run(sinks: int, seconds: int, rate: int, folder: Path) -> tuple[float, int, 
     while not (out / "results").is_dir() and launched.process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     pids = launched.ranks()
-    with _held([pids[roles.rank_of(sink_role(sink))] for sink in range(sinks)]):
+    with held([pids[roles.rank_of(sink_role(sink))] for sink in range(sinks)], _SHARE):
         code = launched.end(_LIMIT_S)
     if code:
         raise SystemExit(f"{sinks} sinks: exit code {code}: {launched.said()}")

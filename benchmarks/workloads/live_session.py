@@ -17,9 +17,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from tests.tools.processes import ranks_of
+
+if TYPE_CHECKING:
+    from swjoin.connectors.flight.client import Client, Event, Start
 
 PIECE_US = 10_000  # of stream time in a message
 SCHEMA = "key: int64, ts: int64, id: int64, payload: binary, sent_us: int64"
@@ -44,7 +48,7 @@ class Session:
     """Settings of a session.
 
     rate_per_s: of each stream. window_us: W. ranks: MPI ranks; 0: one process.
-    kills: (`left`, `right` (producers), `consumer` or `slave`; the share of the session before it).
+    kills: (`left`, `right` (producers), `consumer`, `slave` or `collector`; the share of the session before it).
     settings: of the run, as of `--set`.
     """
 
@@ -171,8 +175,8 @@ def consume(address: str, out: Path, start_s: float) -> None:
     found: dict[int, list[tuple[int, int]]] = {}
     late: dict[int, list[Any]] = {}
     voids = 0
-    with connect(address) as client, client.results("start") as results:
-        for event in results.events():
+    with connect(address) as client:
+        for event in _all_events(client):
             if event.kind == "void":
                 voids += 1
                 found = {g: value for g, value in found.items() if g < event.generation}
@@ -195,6 +199,22 @@ def consume(address: str, out: Path, start_s: float) -> None:
         "seen_s": quantiles,
     }
     out.write_text(json.dumps(plain))
+
+
+def _all_events(client: Client) -> Iterator[Event]:
+    """The events of a run's results. When the collector has died, they go on at the next one from the last place."""
+    from swjoin.connectors.flight.client import ServerGoneError
+
+    place: Start = "start"
+    while True:
+        try:
+            with client.results(place) as results:
+                for event in results.events():
+                    place = event.place
+                    yield event
+            return
+        except ServerGoneError:
+            time.sleep(0.1)
 
 
 # ---------------------------------------------------------------- the session
@@ -236,9 +256,9 @@ class _Processes:
         self._start(name, [*words, str(self.folder), repr(self.start_s)], "benchmarks.workloads.live_session")
 
     def kill(self, name: str) -> None:
-        if name == "slave":
+        if name in ("slave", "collector"):
             ranks = ranks_of(self.run.pid)
-            victim = ranks[max(ranks)]
+            victim = ranks[sorted(ranks)[-1 if name == "slave" else 1]]  # the collector is the first that is left
             subprocess.run(["kill", "-9", str(victim)], check=True)
             return
         process = self.processes[name]

@@ -1,6 +1,6 @@
 """Arguments shared by several commands: ranks or threads, and values given once or per stream.
 
-What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `with_sinks`, `duration_of`, `size_of`, `one_or_two`,
+What: `given_ranks`, `check_slave_count`, `in_process_or_ranks`, `with_role_counts`, `duration_of`, `size_of`, `one_or_two`,
 `separate`, `chosen_engine`.
 Why: `-n 6` and `--threads 2` mean the same to every command, and are refused with the same words.
 Stays out: the parser (`cli.main`), the commands.
@@ -48,24 +48,25 @@ def check_slave_count(words: str, slaves: int) -> None:
         )
 
 
-def in_process_or_ranks(args: argparse.Namespace, sinks: int) -> tuple[RankMap | None, int]:
+def in_process_or_ranks(args: argparse.Namespace, config: RunConfig) -> tuple[RankMap | None, int]:
     """Which rank plays which roles, or None in one process; and how many slaves that gives."""
     from swjoin.runtime.in_process import default_slave_count
 
     size = given_ranks(args)
     if size is None:
         return None, args.threads or default_slave_count()
-    ranks = RankMap(size, sinks)
+    ranks = RankMap.of(config, size)
     return ranks, ranks.slave_ranks
 
 
-def with_sinks(config: RunConfig, sinks: int | None) -> RunConfig:
-    """The same run with so many sinks (--sinks); None: as configured. UserError when it writes no files of results."""
-    if sinks is None:
-        return config
-    if sinks > 1 and not config.sink.in_files:
-        raise UserError(f"--sinks {sinks}: this run writes no files of results; leave it out")
-    return config.with_sinks(sinks)
+def with_role_counts(config: RunConfig, args: argparse.Namespace) -> RunConfig:
+    """The same run with the numbers of --gateways and --sinks. UserError for numbers that it cannot have."""
+    sinks, gateways = args.sinks, args.gateways
+    if sinks is not None:
+        if sinks > 1 and not config.sink.in_files:
+            raise UserError(f"--sinks {sinks}: this run writes no files of results; leave it out")
+        config = config.with_sinks(sinks)
+    return config if gateways is None else config.with_gateways(gateways)
 
 
 def duration_of(text: str, option: str) -> int:

@@ -4,7 +4,7 @@ What: `setting_of(job, slaves)`; `explain(setting)` -> sections of sentences; `d
 Why: forty keys say what a run is; its author wants to read where tuples come from, where they go, and what happens when
 something goes wrong.
 Stays out: how much and how fast (`plan`), the parser (`cli.main`), what plans of several stages alone have
-(`cli.explain_plan`). Reads schemas, no data.
+(`cli.explain_plan`), splits (`cli.gateways`). Reads schemas, no data.
 
 A table of sections, each a function from what is known to sentences; a section without sentences is left out. A section or key
 that is not in the tables here (a source or a service that came later) is shown as it is spelled.
@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from swjoin.cli import explain_plan
-from swjoin.cli.common_args import given_ranks, in_process_or_ranks
+from swjoin.cli.common_args import given_ranks, in_process_or_ranks, with_role_counts
 from swjoin.cli.explain_plan import joints, shortened
+from swjoin.cli.gateways import fitted
 from swjoin.cli.summary import size_text
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
@@ -58,7 +59,8 @@ _KNOWN = {
 @dataclass(frozen=True)
 class Setting:
     """slaves: of a plan, instances per stage. ranks: None: threads of one process. columns: of the results; None: not known
-    (why: `unknown`). plan: of several stages, with its inputs; None: the join of two streams."""
+    (why: `unknown`). plan: of several stages, with its inputs; None: the join of two streams. reading: how several gateways
+    share the inputs, in sentences."""
 
     config: RunConfig
     slaves: int
@@ -67,6 +69,7 @@ class Setting:
     unknown: str = ""
     plan: Instances | None = None
     inputs: tuple[StreamConfig, ...] = ()
+    reading: tuple[str, ...] = ()
 
     @property
     def streams(self) -> dict[str, StreamConfig]:
@@ -127,10 +130,11 @@ def _source(config: RunConfig, stream: StreamConfig) -> tuple[str, str]:
         place = "a file" if len(stream.paths) == 1 and os.path.isfile(named) else "all their files, in path order"
         return named, f"{named}: {place} (Parquet, ORC, CSV, TSV, JSON lines or Arrow IPC)"
     schedule = "" if workload.schedule.kind == "constant" else f", {workload.schedule.kind} schedule"
+    maker = "the master" if config.gateway_count == 1 else "the gateways"
     drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""
     return (
         f"generator, {workload.rate_per_s:,.12g}/s",
-        f"made by the master: {workload.rate_per_s:,.12g} tuples/s for {_span(workload.duration_us)}{schedule}, keys of a "
+        f"made by {maker}: {workload.rate_per_s:,.12g} tuples/s for {_span(workload.duration_us)}{schedule}, keys of a "
         f"b-model (b = {workload.bias:g}) below {workload.domain:,}{drift}, {workload.payload_bytes} bytes of payload; "
         f"seed {config.seed}",
     )
@@ -151,6 +155,7 @@ def _inputs(s: Setting) -> list[str]:
             key = f"Key {', '.join(stream.key)}; time" if s.plan is None else "Time"
             text += f" {key} {stream.time}{unit}; {ids}."
         out.append(text)
+    out += s.reading
     if s.config.pace == "asap":
         out.append("Pace asap: streams are replayed as fast as the slaves join; the source waits for them.")
     else:
@@ -235,9 +240,10 @@ def _epochs(s: Setting) -> list[str]:
     else:
         length = f"Every {cluster.epoch_tuples:,} tuples, or a sixteenth of the windows if that is more,"
     if s.plan is not None:
-        return explain_plan.epochs(length)
+        return explain_plan.epochs(length, s.config.gateway_count)
     mode = "receives while it joins" if cluster.communication == "overlapped" else "asks for more when it has joined all it has"
-    out = [f"{length} the master sends each slave what has come for it (distribution epoch). A slave {mode}."]
+    sends = "the master sends" if s.config.gateway_count == 1 else "every gateway sends"
+    out = [f"{length} {sends} each slave what has come for it (distribution epoch). A slave {mode}."]
     if s.config.pace == "realtime":
         half = _span(cluster.distribution_epoch_us / 2)
         out.append(f"So a pair waits half an epoch ({half}) in the mean before it can be found.")
@@ -261,9 +267,10 @@ def _memory(s: Setting) -> list[str]:
     if s.plan is not None:
         return explain_plan.memory(s.plan)
     cluster, module = s.config.cluster, s.config.module
+    whose = "The master's mini-buffers" if s.config.gateway_count == 1 else "The mini-buffers of each gateway"
     return [
         f"Windows and payload of a slave: at most {size_text(module.window_bytes)}, or the run ends and says so. Its stream "
-        f"buffer: {size_text(module.stream_buffer_bytes)}. The master's mini-buffers: {size_text(cluster.mini_buffer_bytes)}.",
+        f"buffer: {size_text(module.stream_buffer_bytes)}. {whose}: {size_text(cluster.mini_buffer_bytes)}.",
         "State is given back when windows have passed. swjoin plan foretells the bytes of each rank.",
     ]
 
@@ -274,16 +281,15 @@ def _ranks(s: Setting) -> list[str]:
     stages = [f"One stage, the join, with {_plural(s.slaves, 'instance')} (the slaves).",
               "Edges: gateway to join, left and right, by the key's hash; join to collector."]  # fmt: skip
     if s.ranks is None:
-        sinks = "the collector" if s.config.sink_count == 1 else f"each of {s.config.sink_count} sinks"
-        threads = f"One process: the master in its main thread, a thread for each slave ({s.slaves}), one for {sinks}."
-        return [threads, *stages]
+        main, others = explain_plan.threads(s.config, "the master")
+        return [f"One process: {main} in its main thread, a thread for each slave ({s.slaves}), {others}.", *stages]
     last = s.slaves + 1
     names = "Rank 2 is the slave: keeps" if s.slaves == 1 else f"Ranks 2 to {last} are slaves 0 to {s.slaves - 1}: keep"
     out = [
         "Rank 0 is the master: reads, judges lateness, routes, decides moves, keeps the ledger. "
         "Rank 1 is the collector: merges and writes results and metrics.",
         f"{names} windows, find{'s' if s.slaves == 1 else ''} pairs.",
-        *explain_plan.further_sinks(s.ranks),
+        *explain_plan.further_roles(s.ranks),
         *stages,
     ]
     nodes = s.config.nodes
@@ -321,7 +327,7 @@ def _crash(s: Setting) -> list[str]:
     place = checkpoint.directory or "the run's directory"
     out = [f"Checkpoints {' or '.join(when)}, kept in {place}. Results up to each of them are final."]
     if not s.in_process and checkpoint.recover:
-        out.append("When a slave dies the others go back to the newest checkpoint and go on without it.")
+        out.append("When a rank but the master's dies, the others go back to the newest checkpoint and go on without it.")
     out.append("After the death of all, or a stop (SIGTERM, Ctrl-C), swjoin run --resume DIR goes on, on any number of ranks.")
     return out
 
@@ -370,6 +376,8 @@ def _services(s: Setting) -> list[str]:
             continue
         what = _SERVICES.get(field.name, f"section {field.name}")
         out.append(f"{what.capitalize()} ({_settings(value)}).")
+    if s.config.gateway_count > 1 and s.config.observe.hot_keys and s.config.observe.enabled:
+        out.append("Hot keys are not sampled with several gateways.")
     return out
 
 
@@ -405,7 +413,7 @@ def diagram(s: Setting) -> list[str]:
     sources = [f"{name}: {shortened(_source(config, stream)[0])}" for name, stream in s.streams.items()]
     sink = "count and digest" if config.sink.kind == "count" else f"results/*.{config.sink.kind}"
     if s.plan is not None:
-        return explain_plan.plan_diagram(s.plan, sources, sink, s.config.sink_count, in_process=s.in_process)
+        return explain_plan.plan_diagram(s.plan, sources, sink, in_process=s.in_process)
     left, right = sources
     role = (lambda rank, name: name) if s.in_process else (lambda rank, name: f"{rank} {name}")
     shown = list(range(s.slaves)) if s.slaves <= 4 else [0, 1, -1, s.slaves - 1]
@@ -414,8 +422,9 @@ def diagram(s: Setting) -> list[str]:
     source_width = max(len(left), len(right))
     middle = (len(boxes) - 1) // 2
     feeds = f"{left:<{source_width}} ─┬─", f"{right:<{source_width}} ─┘ "
-    sinks = "collector" if config.sink_count == 1 else f"{config.sink_count} sinks"
-    master, collector = f"▶ {role(0, 'master')} ", f"▶ {role(1, sinks)} ─▶ {sink}"
+    readers = role(0, "master") if config.gateway_count == 1 else f"{config.gateway_count} gateways"
+    writers = role(1, "collector") if config.sink_count == 1 else f"{config.sink_count} sinks"
+    master, collector = f"▶ {readers} ", f"▶ {writers} ─▶ {sink}"
     out = []
     for row, box in enumerate(boxes):
         if row == middle:
@@ -455,8 +464,9 @@ def result_columns(job: Job) -> tuple[list[tuple[str, str]] | None, str]:
     return [(field.name, str(field.type)) for field in schema], ""
 
 
-def setting_of(job: Job, slaves: int, ranks: RankMap | None) -> Setting:
-    """What there is to explain. UserError when the configuration needs more slaves, and for a plan that cannot be run."""
+def setting_of(job: Job, slaves: int, ranks: RankMap | None, reading: tuple[str, ...] = ()) -> Setting:
+    """What there is to explain. reading: as of `Setting`. UserError when the configuration needs more slaves, and for a plan
+    that cannot be run."""
     from swjoin.runtime.open import instances_of, open_plan_sources
 
     config = job.config
@@ -464,35 +474,37 @@ def setting_of(job: Job, slaves: int, ranks: RankMap | None) -> Setting:
     plan = instances_of(job, slaves)
     if plan is None:
         columns, unknown = (None, "") if config.sink.kind == "count" else result_columns(job)
-        return Setting(config, slaves, ranks, columns, unknown)
+        return Setting(config, slaves, ranks, columns, unknown, reading=reading)
     for source in open_plan_sources(job, plan.logical, plan.columns.read):
         source.close()
-    return setting_of_plan(job, plan, ranks)
+    return setting_of_plan(job, plan, ranks, reading)
 
 
-def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None) -> Setting:
+def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None, reading: tuple[str, ...] = ()) -> Setting:
     """What there is to explain of a job with this plan."""
     from swjoin.runtime.open import plan_output
 
     columns = None if job.config.sink.kind == "count" else [(c.name, str(c.type)) for c in plan_output(plan).schema]
-    return Setting(job.config, plan.width, ranks, columns, "", plan, job.inputs)
+    return Setting(job.config, plan.width, ranks, columns, "", plan, job.inputs, reading)
 
 
 def run_explain(args: argparse.Namespace) -> int:
     given_ranks(args)  # wrong numbers are told first
     job = load_job(find_resource(args.config), args.overrides, "explain")
+    given = with_role_counts(job.config, args)
+    job, reading = fitted(dataclasses.replace(job, config=given))
     config = job.config
-    ranks, slaves = in_process_or_ranks(args, config.sink_count)
+    ranks, slaves = in_process_or_ranks(args, config)
     if ranks is None and args.threads is None:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))
-    setting = setting_of(job, slaves, ranks)
+    setting = setting_of(job, slaves, ranks, reading)
     said = explain(setting)
     if args.json:
         columns = None if setting.columns is None else [{"name": n, "type": t} for n, t in setting.columns]
         size = None if ranks is None else ranks.size
         plain = {"slaves": slaves, "ranks": size, "sections": said, "columns": columns, "diagram": diagram(setting)}
-        print(json.dumps(plain | {"config": to_plain(config), **job.plan_keys}, indent=2, ensure_ascii=False))
+        print(json.dumps(plain | {"config": to_plain(given), **job.plan_keys}, indent=2, ensure_ascii=False))
         return 0
     print("\n".join(diagram(setting)))
     for title, sentences in said.items():

@@ -1,24 +1,25 @@
 """What `explain` says of a plan of several stages: its diagram, stages, edges, and who plays what.
 
-What: `plan_diagram`, and a function per section: `stages`, `edges`, `epochs`, `memory`, `roles`; `further_sinks`.
+What: `plan_diagram`, and a function per section: `stages`, `edges`, `epochs`, `memory`, `roles`; `further_roles`, `threads`.
 Why: a plan has any number of sources and stages, so its diagram is a line for every edge.
 Stays out: sections that plans share with joins of two streams (`cli.explain`), the lines of stages and edges (`plan.stages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swjoin.cli.summary import size_text
 from swjoin.cluster.exchange import EPOCHS_AHEAD, PART_BYTES, PART_ROWS, PARTS_AHEAD
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
-from swjoin.cluster.role import sink_role
+from swjoin.cluster.role import RoleId, gateway_role, sink_role
+from swjoin.config.run import RunConfig
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Edge, Stage, describe_edge, describe_stage
 
-_SINKS = 6  # of which explain says the ranks
+_ROLES = 6  # further gateways and sinks whose ranks are listed
 _SHOWN = 34  # characters of a path, and of the columns of an edge, in the diagram
 
 
@@ -45,9 +46,11 @@ def _ranks(instances: Instances, *, in_process: bool) -> str:
 # ---------------------------------------------------------------- the diagram
 
 
-def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, sinks: int = 1, *, in_process: bool) -> list[str]:
+def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, *, in_process: bool) -> list[str]:
     """Sources and the gateway; then a line for every edge, those to one stage together. sources: a few words each."""
+    gateways, sinks = instances.config.gateway_count, instances.config.sink_count
     gateway, collector = ("master and gateway", "collector") if in_process else ("0 master and gateway", "1 collector")
+    gateway = gateway if gateways == 1 else f"{gateways} gateways"
     collector = collector if sinks == 1 else f"{sinks} sinks"
     wide, middle = max(map(len, sources)), (len(sources) - 1) // 2
     out = []
@@ -112,43 +115,61 @@ def _load(instances: Instances, edge: Edge) -> str:
     return f"carries {', '.join([*always, *(f'{name} {kind}' for name, kind in _carried(instances, edge))])}"
 
 
-def epochs(length: str) -> list[str]:
+def epochs(length: str, gateways: int) -> list[str]:
     """length: of a distribution epoch, as the beginning of a sentence."""
+    end = "the gateway ends" if gateways == 1 else "every gateway ends"
     return [
-        f"{length} the gateway ends a distribution epoch on all of its edges. Every sender sends each instance a final part "
-        "with its watermark, also when it has no rows. An instance joins parts as they come, and ends the epoch when the final "
-        "part of every sender has come."
+        f"{length} {end} a distribution epoch on all of its edges. Every sender sends each instance a final part with its "
+        "watermark, also when it has no rows. An instance joins parts as they come, and ends the epoch when the final part of "
+        "every sender has come."
     ]
 
 
 def memory(instances: Instances) -> list[str]:
     cluster, module = instances.config.cluster, instances.config.module
+    whose = "The gateway's mini-buffers" if instances.config.gateway_count == 1 else "The mini-buffers of each gateway"
     senders = max(len({role for _, role in instances.senders_to(stage)}) for stage in instances.stages.stages)
     return [
-        f"Windows and payload of an instance: at most {size_text(module.window_bytes)}, or the run ends and says so. The "
-        f"gateway's mini-buffers: {size_text(cluster.mini_buffer_bytes)}.",
+        f"Windows and payload of an instance: at most {size_text(module.window_bytes)}, or the run ends and says so. {whose}: "
+        f"{size_text(cluster.mini_buffer_bytes)}.",
         f"Credit: an instance grants each of its senders ({senders} at most) {EPOCHS_AHEAD} epochs and {PARTS_AHEAD} parts, of "
         f"about {PART_ROWS:,} rows or {size_text(PART_BYTES)} at most; a sender without credit waits.",
         "State is given back when windows have passed.",
     ]
 
 
-def further_sinks(ranks: RankMap) -> list[str]:
-    """Who plays the sinks but the first one, which is rank 1's."""
-    if ranks.sinks == 1:
-        return []
-    players = [f"sink {sink} is on rank {ranks.rank_of(sink_role(sink))}" for sink in range(1, min(ranks.sinks, _SINKS + 1))]
-    rest = "" if ranks.sinks - 1 <= _SINKS else ", and so on"
-    return [f"{ranks.sinks} sinks share the results, a file or more each: sink 0 is the collector, {', '.join(players)}{rest}."]
+def further_roles(ranks: RankMap) -> list[str]:
+    """Who plays the gateways and sinks but the first ones, which are those of ranks 0 and 1."""
+
+    def played(name: str, count: int, role: Callable[[int], RoleId]) -> str:
+        players = [f"{name} {number} is on rank {ranks.rank_of(role(number))}" for number in range(1, min(count, _ROLES + 1))]
+        return ", ".join(players) + ("" if count - 1 <= _ROLES else ", and so on")
+
+    said = []
+    if ranks.gateways > 1:
+        text = f"{ranks.gateways} gateways read and route, each what it is dealt: gateway 0 is on rank 0"
+        said.append(f"{text}, {played('gateway', ranks.gateways, gateway_role)}.")
+    if ranks.sinks > 1:
+        text = f"{ranks.sinks} sinks share the results, a file or more each: sink 0 is the collector"
+        said.append(f"{text}, {played('sink', ranks.sinks, sink_role)}.")
+    return said
+
+
+def threads(config: RunConfig, main: str) -> tuple[str, str]:
+    """Of one process: who plays in its main thread, and in further threads but those of slaves. main: with one gateway."""
+    gateways, sinks = config.gateway_count, config.sink_count
+    last = "one for the collector" if sinks == 1 else f"one for each of {sinks} sinks"
+    if gateways == 1:
+        return main, last
+    return "master and gateway 0", f"one for each further gateway ({gateways - 1}), {last}"
 
 
 def roles(instances: Instances, ranks: RankMap | None) -> list[str]:
-    width, sinks = instances.width, instances.config.sink_count
+    width = instances.width
     if ranks is None:
-        threads = "a thread" if width == 1 else f"{width} threads"
-        last = "the collector" if sinks == 1 else f"each of {sinks} sinks"
-        return [f"One process: master and gateway in its main thread, {threads} with an instance of every stage, one for "
-                f"{last}."]  # fmt: skip
+        count = "a thread" if width == 1 else f"{width} threads"
+        main, others = threads(instances.config, "master and gateway")
+        return [f"One process: {main} in its main thread, {count} with an instance of every stage, {others}."]
     plays = (
         "Rank 2 plays the instance of every stage" if width == 1 else f"Ranks 2 to {width + 1} play the instances: rank 2 + i "
     )
@@ -157,5 +178,5 @@ def roles(instances: Instances, ranks: RankMap | None) -> list[str]:
         "Rank 0 is the master (plans epochs, moves and checkpoints) and the gateway (reads, judges lateness, routes). Rank 1 "
         "is the collector: writes results and metrics.",
         f"{plays}: keeps windows, finds pairs, sends its rows to the next stages.",
-        *further_sinks(ranks),
+        *further_roles(ranks),
     ]

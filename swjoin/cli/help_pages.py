@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-_RANKS = "-n --hostfile --threads --sinks"
+_RANKS = "-n --hostfile --threads --gateways --sinks"
 _CONNECTION = "--token-file --root-certificate"
 _GRPC = "grpc://127.0.0.1:8815"
 _TRIPS = "trips.csv payments.csv --on user --left-time started --right-time paid"
@@ -24,7 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "matching": "--within --lower --upper --exclusive --last --how --where",
         "rows": "--max-out-of-order --sort --late --left-id --right-id",
         "output": "-o --format --columns --report",
-        "execution": "-n --threads --sinks --memory --epoch --pace --partitions --theta --communication",
+        "execution": "-n --threads --gateways --sinks --memory --epoch --pace --partitions --theta --communication",
     },
     "run": {"configuration": "--set --resume", "execution": _RANKS, "output and monitoring": "--out --dashboard"},
     "serve": {
@@ -51,13 +51,13 @@ GROUPS: dict[str, dict[str, str]] = {
         "output": "--out",
     },
     "plan": {
-        "run": "-n --threads --set",
+        "run": "-n --threads --gateways --sinks --set",
         "inputs of files": "--rate --row",
         "cost model": "--costs --host-cores",
         "number of slaves for a rate": "--target-rate --target-delay --most-slaves",
         "output": "--json",
     },
-    "explain": {"run": "-n --threads --set", "output": "--json"},
+    "explain": {"run": "-n --threads --gateways --sinks --set", "output": "--json"},
     "init": {"columns of the inputs": "--on --left-time --right-time --time-unit --assume-timezone", "matching": "--within"},
     "doctor": {"checks": "-n --hostfile --dir --limit", "output": "--json"},
 }

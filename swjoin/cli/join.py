@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, cast
 
-from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of, with_sinks
+from swjoin.cli.common_args import duration_of, given_ranks, one_or_two, separate, size_of, with_role_counts
 from swjoin.cli.run import shown_progress, start_job, typed_command
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, side_units
 from swjoin.config.connectors import TextConfig
@@ -126,7 +126,7 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         module=ModuleConfig(**module),
         sink=SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
     )
-    return with_sinks(config, args.sinks)
+    return with_role_counts(config, args)
 
 
 def run_join(args: argparse.Namespace) -> int:

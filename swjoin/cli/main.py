@@ -156,7 +156,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
     )
     _add_threads(p)
-    _add_sinks(p)
+    _add_role_counts(p)
     p.add_argument(
         "-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, count, or - for a pipe"
     )
@@ -168,7 +168,8 @@ def _add_threads(p: argparse.ArgumentParser) -> None:
     p.add_argument("--threads", metavar="N", type=int, help="slaves in one process (default: one per core but one, at most 4)")
 
 
-def _add_sinks(p: argparse.ArgumentParser) -> None:
+def _add_role_counts(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--gateways", metavar="N", type=int, help="how many gateways read the inputs, split by split (default 1)")
     p.add_argument("--sinks", metavar="M", type=int, help="how many sinks write results, a file or more each (default 1)")
 
 
@@ -190,7 +191,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
     _add_ranks(p)
     p.add_argument("--hostfile", metavar="F", help="with -n: ranks on these hosts (HOST slots=N per line); all share --out")
     _add_threads(p)
-    _add_sinks(p)
+    _add_role_counts(p)
     p.add_argument("--out", metavar="DIR", help="directory of the run (default: a new one in runs; runs/latest leads to it)")
     add_dashboard(p)
 
@@ -341,6 +342,7 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
     p.add_argument("config", metavar="CONFIG.yaml|RUN", help=CONFIG_OR_RUN)
     _add_ranks(p)
     _add_threads(p)
+    _add_role_counts(p)
     _add_overrides(p)
     p.add_argument(
         "--rate", metavar="R|L,R", help="tuples per second of each stream of files, or of each source of an earlier run's plan"
@@ -363,6 +365,7 @@ def _add_explain(p: argparse.ArgumentParser) -> None:
     p.add_argument("config", metavar="CONFIG.yaml|DIR", help=f"{CONFIG}; or an earlier run: its directory or its run.json")
     _add_ranks(p)
     _add_threads(p)
+    _add_role_counts(p)
     _add_overrides(p)
     p.add_argument("--json", action="store_true", help="print JSON instead of words")
 

@@ -15,13 +15,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from swjoin.cli.common_args import given_ranks, in_process_or_ranks, one_or_two, size_of
+from swjoin.cli.common_args import given_ranks, in_process_or_ranks, one_or_two, size_of, with_role_counts
+from swjoin.cli.gateways import fitted
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.plan_stages import StagesForecast, stages_excess, stages_lines
 from swjoin.cli.summary import size_text, table_lines
 from swjoin.cluster.ranks import RankMap
-from swjoin.cluster.role import sink_role, slave_role
+from swjoin.cluster.role import slave_role
 from swjoin.config.job import Job, load_job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
@@ -63,16 +64,17 @@ def _start_bytes(roles: list[str]) -> list[int | None]:
     """What processes in these roles take before the first tuple, measured on this machine."""
     from swjoin.diagnostics.startup_memory import measure
 
-    kinds = ["collector" if role.startswith("sink") else role.split()[0].rstrip(",") for role in roles]
+    alike = {"sink": "collector", "gateway": "master"}
+    kinds = [alike.get(kind := role.split()[0].rstrip(","), kind) for role in roles]
     distinct = sorted(set(kinds))
     with ThreadPoolExecutor(len(distinct)) as pool:
         found = dict(zip(distinct, pool.map(measure, distinct), strict=True))
     return [found[kind] for kind in kinds]
 
 
-def plan_json(plan: MemoryEstimate, roles: list[str], starts: list[int | None], sinks: int) -> dict[str, Any]:
+def plan_json(plan: MemoryEstimate, roles: list[str], starts: list[int | None], config: RunConfig) -> dict[str, Any]:
     """What --json prints: the plan, and all of each rank."""
-    grown = rank_bytes(plan, len(roles), sinks)
+    grown = rank_bytes(plan, len(roles), config)
     ranks = {
         str(i): {
             "role": role,
@@ -91,38 +93,39 @@ def _columns(start: int | None, parts: tuple[float, float, float, float], role: 
     return [role, "unknown" if start is None else cells[0], *cells[1:], size_text(total)]
 
 
-def plan_lines(plan: MemoryEstimate, ranks: RankMap | None, starts: list[int | None], sinks: int) -> list[str]:
-    """The table: a line for every rank, or of many slaves for the heaviest and the lightest, and for every sink of its own."""
+def plan_lines(plan: MemoryEstimate, ranks: RankMap | None, starts: list[int | None], config: RunConfig) -> list[str]:
+    """The table: a line for every rank, or of many slaves for the heaviest and the lightest."""
 
     def of(slave: SlaveEstimate) -> tuple[float, float, float, float]:
         return slave.block_bytes + slave.directory_bytes, slave.payload_bytes, slave.buffer_bytes, slave.other_bytes
 
-    master = (0.0, 0.0, plan.master.buffer_bytes, plan.master.other_bytes)
-    collector = (0.0, 0.0, 0.0, plan.collector_bytes)
-    every = (0.0, 0.0, 0.0, sinks * plan.collector_bytes)
+    def others(gateways: int, sinks: int) -> tuple[float, float, float, float]:
+        other = gateways * plan.master.other_bytes + sinks * plan.collector_bytes
+        return 0.0, 0.0, gateways * plan.master.buffer_bytes, other
+
+    gateways, sinks = config.gateway_count, config.sink_count
     table = [["", "at start", "windows", "payload", "buffers", "other", "in all"]]
     many = len(plan.slaves) > _MOST_LINES
     ordered = sorted(plan.slaves, key=lambda s: s.window_bytes)
     shown = [ordered[-1], ordered[0]] if many else list(plan.slaves)
     if ranks is None:
-        parts = [master, every, *(of(s) for s in plan.slaves)]
+        parts = [others(gateways, sinks), *(of(s) for s in plan.slaves)]
         table += [_columns(0, of(s), f"thread of slave {s.slave}") for s in shown]
         writers = "thread of the collector" if sinks == 1 else f"threads of {sinks} sinks"
-        table += [_columns(0, master, "thread of the master"), _columns(0, every, writers)]
+        readers = "thread of the master" if gateways == 1 else f"threads of {gateways} gateways"
+        table += [_columns(0, others(gateways, 0), readers), _columns(0, others(0, sinks), writers)]
         sums = [sum(part[i] for part in parts) for i in range(4)]
         table.append(_columns(starts[0], (sums[0], sums[1], sums[2], sums[3]), "the process"))
     else:
-        table += [_columns(starts[0], master, "0 master"), _columns(starts[1], collector, "1 collector")]
         names = {shown[0].slave: " (heaviest)", shown[-1].slave: " (lightest)"} if many else {}
-        for s in shown:
-            rank = ranks.rank_of(slave_role(s.slave))
-            label, more = f"{rank} {ranks.name_of(rank)}{names.get(s.slave, '')}", len(ranks.sinks_of(rank))
-            windows, payload, buffers, other = of(s)
-            table.append(_columns(starts[rank], (windows, payload, buffers, other + more * plan.collector_bytes), label))
-        for sink in range(1, sinks):
-            rank = ranks.rank_of(sink_role(sink))
-            if ranks.slave_of(rank) is None:
-                table.append(_columns(starts[rank], collector, f"{rank} sink {sink}"))
+        slaves = {ranks.rank_of(slave_role(s.slave)): s for s in shown}
+        for rank in [0, 1, *slaves, *(rank for rank in range(2, ranks.size) if ranks.slave_of(rank) is None)]:
+            label, parts = f"{rank} {ranks.name_of(rank)}", [others(len(ranks.gateways_of(rank)), len(ranks.sinks_of(rank)))]
+            if rank in slaves:
+                label += names.get(slaves[rank].slave, "")
+                parts.append(of(slaves[rank]))
+            windows, payload, buffers, other = (sum(part[i] for part in parts) for i in range(4))
+            table.append(_columns(starts[rank], (windows, payload, buffers, other), label))
     lines = [f"{'known from':<17} {plan.origin}", *table_lines(table)]
     heaviest = plan.heaviest
     lines.append(
@@ -161,7 +164,8 @@ def run_plan(args: argparse.Namespace) -> int:
     given_ranks(args)  # wrong numbers are told first
     path = find_resource(args.config)
     job = load_job(path, args.overrides, "plan")
-    ranks, slaves = in_process_or_ranks(args, job.config.sink_count)
+    job, _ = fitted(dataclasses.replace(job, config=with_role_counts(job.config, args)))
+    ranks, slaves = in_process_or_ranks(args, job.config)
     if job.plan is not None:
         return _plan_stages(StagesForecast.of(args, job, path, slaves), as_json=args.json)
     config = job.config
@@ -172,10 +176,10 @@ def run_plan(args: argparse.Namespace) -> int:
     roles = ["in-process"] if ranks is None else ranks.names
     starts = _start_bytes(roles)
     if not args.json:
-        print("\n".join(plan_lines(plan, ranks, starts, config.sink_count)), flush=True)
+        print("\n".join(plan_lines(plan, ranks, starts, config)), flush=True)
     estimate = estimate_memory(config, slaves, profile)
     if args.json:
-        plain = plan_json(plan, roles, starts, config.sink_count)
+        plain = plan_json(plan, roles, starts, config)
         print(json.dumps({**plain, **estimate.plain, "notes": [*plain["notes"], *estimate.notes]}, indent=2))
     else:
         print("\n".join(estimate.lines()))

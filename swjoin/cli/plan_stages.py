@@ -131,7 +131,9 @@ class StagesForecast:
                 "busiest_stage": profile.stages[stage_loads.index(max(stage_loads))].stage.join.name,
             },
             "target": target,
-            "notes": [f"{SAME_DATA}; pairs grow with the product of both inputs' rates"],
+            "notes": [
+                f"{SAME_DATA}; pairs grow with the product of both inputs' rates",
+            ],
         }
 
 

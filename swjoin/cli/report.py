@@ -222,7 +222,7 @@ def _safety(page: Page, report: dict[str, Any]) -> None:
         heads = sorted({key for recovery in found["recoveries"] for key in recovery})
         parts.append(table(heads, [[recovery.get(h, "") for h in heads] for recovery in found["recoveries"]]))
     else:
-        parts.append(paragraph("No recoveries: no slave died.", soft=True))
+        parts.append(paragraph("No recoveries: no rank died.", soft=True))
     page.section("Checkpoints and recoveries", *parts)
 
 

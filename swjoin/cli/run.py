@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-from swjoin.cli.common_args import given_ranks, hostfile, with_sinks
+from swjoin.cli.common_args import given_ranks, hostfile, with_role_counts
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain, load_config
 from swjoin.config.run import RunConfig
@@ -87,11 +87,11 @@ def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
         job = resumed_job(named(Path(args.resume)))
-        job = dataclasses.replace(job, config=with_sinks(observed(job.config, args.dashboard), args.sinks))
+        job = dataclasses.replace(job, config=with_role_counts(observed(job.config, args.dashboard), args))
         return start_job(job, ranks, args, hosts)
     if config is None:
         raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
-    config = observed(with_sinks(config, args.sinks), args.dashboard)
+    config = observed(with_role_counts(config, args), args.dashboard)
     settings = config
 
     def start(out: Path) -> int:

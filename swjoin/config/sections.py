@@ -385,7 +385,7 @@ class CheckpointConfig:
 
     interval_us: a checkpoint at the first distribution epoch that ends so long after the last one began, on the run's clock.
     epochs: or after so many distribution epochs; 0: not by this measure. directory: where; None: `checkpoints` in the run's
-    directory. On several hosts all must see it. recover: with MPI ranks, go on without a slave that died (needs
+    directory. On several hosts all must see it. recover: with MPI ranks, go on without a rank that died (needs
     fault tolerance of the MPI library); otherwise the run ends and can be resumed.
     """
 

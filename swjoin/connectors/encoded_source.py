@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class EncodedSource:
-    """where: the stream as error messages name it. rows: number of rows read so far, which is the next row's position."""
+    """where: the stream as error messages name it. rows: position of the next row, the number of rows read unless they are read
+    in splits."""
 
     rows_total: int | None = None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -208,14 +208,3 @@ def _pieces(zone: str, day: int) -> list[tuple[int, int, int]]:
 
     first = day * _DAY_S
     return [(at, *offsets(at)) for at in [first, *changes(first, first + _DAY_S - 1)]]
-
-
-def local_as_us(value: Any, kind: pa.DataType, zone: str | None) -> float:
-    """One timestamp or date, such as a file's statistics hold, in microseconds; an ambiguous local time is its first
-    occurrence."""
-    import pyarrow as pa
-
-    time = pa.array([value], kind)
-    if zone is not None and zoned(kind) is False:
-        time = instants(time, zone, lambda wrong, what: None)
-    return float(time.cast(pa.timestamp("us", getattr(time.type, "tz", None)))[0].value)

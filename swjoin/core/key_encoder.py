@@ -268,8 +268,7 @@ class KeyEncoder:
         return key, valid
 
     def travelling(self, columns: list[pa.Array]) -> tuple[I64, Bool | None, Columns | None]:
-        """As `hashed`, and beside the hashes the keys' byte strings, for `Dictionary.codes_of`; None for keys that are their own
-        codes."""
+        """As `hashed`, and the keys' byte strings, for `Dictionary.codes_of`; None for keys that are their own codes."""
         import pyarrow as pa
 
         columns, valid = _valid(columns)

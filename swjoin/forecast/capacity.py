@@ -6,7 +6,7 @@ Why: before a run is submitted: which rate can it sustain, and how many ranks do
 runs (`monitor.sustainability.sustained`), so forecasts and measurements can be compared.
 Stays out: costs (`forecast.costs`), running the model (`forecast.model.run`), memory (`forecast.memory`), printing (`cli`).
 
-A modelled run: realtime pace, prefilled windows, then EPOCHS distribution epochs in steady state. Partition-groups are not
+A modelled run: realtime pace, prefilled windows, then some distribution epochs in steady state. Partition-groups are not
 moved, and nodes keep their initial speed. Rates are per stream; the mean where the two streams differ.
 """
 
@@ -44,7 +44,7 @@ from swjoin.operators.join_step import PAIR_BYTES
 EPOCHS = 16  # distribution epochs that are measured
 PRECISION = 1.04  # lowest rate that is not sustained / highest sustained rate
 MOST_SLAVES = 128  # more take minutes: they are left to `swjoin simulate`
-_SEARCHED_SLAVES = 12  # for more, the rate is derived from the utilisation of the busiest resource
+_SEARCHED = 12  # slaves, times gateways; for more, the rate is derived from the utilisation of the busiest resource
 _MOST_PROBES = 14
 _MARGIN = 10.0  # a target above the reachable rate times this is not modelled: runs are short, and rows may be read ahead
 
@@ -155,8 +155,8 @@ class Model:
     notes: tuple[str, ...] = field(default=())
 
     @staticmethod
-    def of(config: RunConfig, costs: CostModel, host_cores: int, profile: InputProfile) -> Model:
-        """NotModelledError when the model does not cover such runs."""
+    def of(config: RunConfig, costs: CostModel, host_cores: int, profile: InputProfile, epochs: int = EPOCHS) -> Model:
+        """epochs: that are measured. NotModelledError when the model does not cover such runs."""
         if config.query.last is not None:
             raise NotModelledError("count windows are not in the cost model")
         t_d = config.cluster.distribution_epoch_us or SHORT_EPOCH_US
@@ -166,7 +166,7 @@ class Model:
             raise NotModelledError("the input has no tuples")
         prefill = -(-config.query.bounds.retention_us // t_d) * t_d
         model = TimeConfig(config.time.model if config.pace == "realtime" else "event")
-        workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (EPOCHS + 2) * t_d)
+        workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (epochs + 2) * t_d)
         steady = dataclasses.replace(
             config,
             queries=(dataclasses.replace(config.query, how="inner", where=None),),
@@ -292,19 +292,20 @@ def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...
 # ---------------------------------------------------------------- the highest sustained rate
 
 
-def sustainable_rate(model: Model, slaves: int, known: Outcome) -> SustainableRate:
-    """The highest rate per stream that `slaves` sustain, within PRECISION. known: the outcome at any rate.
+def sustainable_rate(model: Model, slaves: int, known: Outcome, precision: float | None = None) -> SustainableRate:
+    """The highest rate per stream that `slaves` sustain. known: the outcome at any rate.
 
-    For many slaves: the rate at which the busiest resource is fully used, extrapolated from one further run.
+    Within `precision`, which is PRECISION for few slaves. For many, and without one given: the rate at which the busiest
+    resource is fully used, extrapolated from one further run.
     """
-    if slaves > _SEARCHED_SLAVES:
+    if precision is None and slaves * model.config.gateway_count > _SEARCHED:
         once = model.run_at(slaves, max(1.0, 0.8 * known.rate_per_s / max(1e-4, known.utilisation)))
         rate = once.rate_per_s / max(1e-4, once.utilisation)
         return SustainableRate(rate, None, once.resource)
     low: Outcome | None = known if known.sustained else None
     high: Outcome | None = None if known.sustained else known
     for _ in range(_MOST_PROBES):
-        if low is not None and high is not None and high.rate_per_s <= PRECISION * low.rate_per_s:
+        if low is not None and high is not None and high.rate_per_s <= (precision or PRECISION) * low.rate_per_s:
             break
         probed = model.run_at(slaves, _next(low, high))
         if probed.sustained:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from swjoin.config.run import RunConfig, StreamConfig, WorkloadConfig
+from swjoin.config.run import RunConfig, WorkloadConfig
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, level_count, rate_factor
 from swjoin.connectors.source import Source
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, SourceBatch
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import group_of, hash_key
+from swjoin.core.ids import END_OF_TIME_US
 from swjoin.core.kernel_cache import kernel
 from swjoin.forecast.key_distribution import mass_tables, mass_up_to
 from swjoin.forecast.model.batch import F64
@@ -269,27 +270,18 @@ def _sample(source: Source) -> list[SourceBatch]:
     return [batch for batch in (source.read() for _ in range(_SAMPLE_BATCHES)) if batch is not None]
 
 
-def _statistics(source: FileSource, config: StreamConfig) -> Iterator[tuple[float, float, int]]:
+def _statistics(source: FileSource) -> Iterator[tuple[float, float, int]]:
     """First time, last time and rows of every row group, from Parquet metadata. NotEstimableError without them."""
-    import pyarrow as pa
-
-    from swjoin.connectors.files.formats import fragments, read_schema
     from swjoin.connectors.files.inputs import file_format
-    from swjoin.connectors.times import local_as_us
 
-    scale = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}[config.time_unit or "us"]
-    for path in source.files:
-        if file_format(path) != "Parquet":
-            raise NotEstimableError(f"{path}: only Parquet metadata have rows and times; give the rate with --rate")
-        kind = read_schema(path).field(config.time).type
-        for part in fragments(path, config.time):
-            if not part.rows:
-                continue
-            if part.times is None:
-                raise NotEstimableError(f"{path}: has no statistics of column {config.time}; give the rate with --rate")
-            integers = pa.types.is_integer(kind)
-            low, high = (float(v) * scale if integers else local_as_us(v, kind, config.assume_timezone) for v in part.times)
-            yield low, high, part.rows
+    if file_format(source.files[0]) != "Parquet":
+        raise NotEstimableError(f"{source.files[0]}: only Parquet metadata have rows and times; give the rate with --rate")
+    splits = source.splits(2 * END_OF_TIME_US)
+    if splits is None:
+        raise NotEstimableError(f"{source.why_whole}; give the rate with --rate")
+    for split in splits:
+        if split.low_us <= split.high_us:  # has a row with a time
+            yield float(split.low_us), float(split.high_us), split.rows
 
 
 def _thinned(groups: list[tuple[float, float, int]], most: int = 1000) -> list[tuple[float, float, int]]:
@@ -318,8 +310,7 @@ def file_profile(config: RunConfig, *, with_rates: bool, open_sources: Callable[
     """
     sources: Any = open_sources()
     try:
-        stream_configs = (config.left, config.right)
-        groups = [list(_statistics(s, c)) for s, c in zip(sources, stream_configs, strict=True)] if with_rates else [[], []]
+        groups = [list(_statistics(source)) for source in sources] if with_rates else [[], []]
         samples = [_sample(source) for source in sources]
     finally:
         for source in sources:

@@ -387,6 +387,8 @@ def _notes(config: RunConfig, profile: InputProfile, slave_count: int) -> tuple[
         notes.append(f"{config.cluster.partition_count} partition-groups keep as many slaves busy at most")
     if config.left.path is not None and carries_payload(config) and any(profile.tail_bytes):
         notes.append("columns of variable length count twice: their buffers double when they grow")
+    if config.gateway_count > 1:
+        notes.append(f"each of {config.gateway_count} gateways is estimated as if it read all tuples")
     if profile.coded:
         notes.append("the master's dictionary of keys is not included")
     return tuple(notes)

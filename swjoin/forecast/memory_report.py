@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import slave_role
 from swjoin.config.job import Job
+from swjoin.config.run import RunConfig
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.open import open_job_sources
 
@@ -67,19 +68,21 @@ def add_plan(report: dict[str, Any], job: Job) -> None:
         found["payload"]["predicted"] = round(slave.payload_bytes)
         found["buffer"]["predicted"] = round(slave.buffer_bytes)
     memory["master"]["buffer"]["predicted"] = round(estimate.master.buffer_bytes)
-    for rank, growth in zip(
-        memory["ranks"].values(), rank_bytes(estimate, len(memory["ranks"]), job.config.sink_count), strict=True
-    ):
+    for rank, growth in zip(memory["ranks"].values(), rank_bytes(estimate, len(memory["ranks"]), job.config), strict=True):
         if rank["start"] is not None:
             rank["predicted"] = rank["start"] + round(growth)
 
 
-def rank_bytes(plan: MemoryEstimate, rank_count: int, sinks: int = 1) -> list[float]:
-    """Growth of each rank, or of the one process. Inactive slaves do not grow."""
+def rank_bytes(plan: MemoryEstimate, rank_count: int, config: RunConfig) -> list[float]:
+    """Growth of each rank, or of the one process. Inactive slaves do not grow; every gateway grows as one alone would."""
     if rank_count == 1:
-        return [plan.master.nbytes + sinks * plan.collector_bytes + sum(s.nbytes for s in plan.slaves)]
-    ranks = RankMap(rank_count, sinks)
-    found = [plan.master.nbytes, *(len(ranks.sinks_of(rank)) * plan.collector_bytes for rank in range(1, rank_count))]
+        others = config.gateway_count * plan.master.nbytes + config.sink_count * plan.collector_bytes
+        return [others + sum(s.nbytes for s in plan.slaves)]
+    ranks = RankMap.of(config, rank_count)
+    found = [
+        len(ranks.gateways_of(rank)) * plan.master.nbytes + len(ranks.sinks_of(rank)) * plan.collector_bytes
+        for rank in range(rank_count)
+    ]
     for slave in plan.slaves:
         found[ranks.rank_of(slave_role(slave.slave))] += slave.nbytes
     return found

@@ -120,7 +120,7 @@ def _run(run: dict[str, Any]) -> Iterator[Metric]:
     yield from _gauge("swjoin_clock_seconds", "The run's clock.", run["clock_s"])
     yield from _gauge("swjoin_distribution_epoch", "Number of the current distribution epoch.", run["epoch"])
     yield from _gauge("swjoin_active_slaves", "Degree of declustering.", run["active_slaves"])
-    yield from _counter("swjoin_recoveries", "Recoveries from the death of slaves.", run["recoveries"])
+    yield from _counter("swjoin_recoveries", "Recoveries from the death of ranks.", run["recoveries"])
 
 
 def _streams(streams: dict[str, dict[str, Any]]) -> Iterator[Metric]:

@@ -37,7 +37,7 @@ from swjoin.cluster.gateway.gateway import Gateway, Share
 from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.master.split_dealer import SplitDealer, span_us
+from swjoin.cluster.master.split_dealer import SplitDealer
 from swjoin.cluster.messages import LoadReport, Report
 from swjoin.cluster.role import (
     MASTER,
@@ -81,7 +81,7 @@ from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_p
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, Spelling, SwjoinError, UserError
 from swjoin.core.hashing import digest_pairs
-from swjoin.core.splits import WHOLE, Split
+from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
 from swjoin.monitor.role_watchers import CollectorWatcher, MasterWatcher
 from swjoin.runtime.clock import RunClock
@@ -90,6 +90,7 @@ from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
 from swjoin.runtime.idle_sources import PATIENCE_S, IdleDetector
 from swjoin.runtime.open import (
     compile_job_where,
+    input_splits,
     instances_of,
     open_job_sink,
     open_job_sources,
@@ -98,6 +99,7 @@ from swjoin.runtime.open import (
     open_spill,
     plan_output,
     row_place,
+    usable_gateways,
 )
 from swjoin.runtime.progress import Progress, Wanted
 from swjoin.runtime.run_report import partial_report, publish
@@ -191,7 +193,7 @@ class GatewayHost(Host):
     def splits(self) -> list[list[Split]]:
         """The inputs in splits."""
         config = self.job.config if self.instances is None else self.instances.config_of_gateway
-        return [_splits_of(source, span_us(config)) for source in self.sources]
+        return input_splits(config, self.sources)
 
     def close(self, error: BaseException | None, *, complete: bool) -> None:
         """complete: the run has ended, and is not to be resumed."""
@@ -370,11 +372,6 @@ def deals(job: Job, manifest: Manifest | None) -> bool:
     return (job.config.gateway_count > 1 and not job.config.live) or dealt_before(manifest)
 
 
-def _splits_of(source: Source, span: int) -> list[Split]:
-    found = source.splits(span) if is_split(source) else None
-    return [WHOLE] if found is None else found
-
-
 def _origin_of(source: Source) -> int | None:
     return source.origin_us() if is_split(source) else None
 
@@ -438,11 +435,10 @@ class MasterHost(Host):
         config = self.job.config
         if config.gateway_count == 1 or config.live:
             return
-        most = max(map(len, self.gateway.splits()))
-        if most < config.gateway_count:
-            _LOG.warning("%d gateways: the inputs have %d splits at most, so as many are used", config.gateway_count, most)
-            self.job = replace(self.job, config=config.with_gateways(max(1, most)))
-            self.gateway.job = self.job
+        used = usable_gateways(config, self.gateway.splits())
+        if used < config.gateway_count:
+            _LOG.warning("%d gateways: the inputs have %d splits at most, so as many are used", config.gateway_count, used)
+            self.gateway.job = self.job = replace(self.job, config=config.with_gateways(used))
 
     def make_gateways(self) -> None:
         """Make all further gateways, in the same process."""

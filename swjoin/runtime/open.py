@@ -1,6 +1,7 @@
 """Opens the inputs and outputs of a job: sources, sink, spill folder, watcher.
 
-What: `open_job_sources`, `open_plan_sources`, `instances_of`, `plan_output`, `open_job_sink`, `open_spill`, `open_job_watcher`.
+What: `open_job_sources`, `open_plan_sources`, `input_splits`, `usable_gateways`, `instances_of`, `plan_output`,
+`open_job_sink`, `open_spill`, `open_job_watcher`.
 Why: all runtimes open them in the same way.
 Stays out: the job itself (`config.job`).
 """
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.cluster.instances import Instances
+from swjoin.cluster.master.split_dealer import span_us
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
-from swjoin.config.run import SORT_NEEDS_FILES
+from swjoin.config.run import SORT_NEEDS_FILES, RunConfig
 from swjoin.config.sections import check
+from swjoin.connectors.source import is_split
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError
+from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
 from swjoin.plan.plain import plan_from_plain
 
@@ -121,6 +125,17 @@ def _check_plan_times(plan: logical.LogicalPlan, sources: Mapping[str, ColumnsSo
         reaching[node.name] = tuple(dict.fromkeys(names))
         for left, right in combinations(reaching[node.name], 2):
             check_times(sources[left].time, sources[right].time)
+
+
+def input_splits(config: RunConfig, sources: Sequence[Source]) -> list[list[Split]]:
+    """The inputs in splits; one that a gateway has to read whole is one. config: of the gateways."""
+    found = (source.splits(span_us(config)) if is_split(source) else None for source in sources)
+    return [[WHOLE] if splits is None else splits for splits in found]
+
+
+def usable_gateways(config: RunConfig, splits: Sequence[Sequence[Split]]) -> int:
+    """How many gateways have something to read."""
+    return max(1, min(config.gateway_count, max(map(len, splits))))
 
 
 def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | None:

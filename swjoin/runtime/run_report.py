@@ -50,7 +50,7 @@ class RunOutcome:
 
     master, gateways, slaves, sinks: summaries of the roles, in the order of their numbers. ranks: one {rank, host, role,
     start_rss_bytes, peak_rss_bytes} each. prefill_s: duration of the prefill, if there was one. machine: see
-    `monitor.host_load`. restored: the checkpoint from which these slaves continued. recoveries: after deaths of slaves.
+    `monitor.host_load`. restored: the checkpoint from which these slaves continued. recoveries: after deaths of ranks.
     stopped: with a checkpoint, before the end. columns: of the result rows; None when results are only counted. plan: of a
     run of a plan.
     """

@@ -23,7 +23,7 @@ SHIPPED = sorted((ROOT / "mpi_configs").glob("*.yaml"))
 
 
 def setting_of(config: RunConfig, slaves: int, *, in_process: bool) -> Setting:
-    ranks = None if in_process else RankMap.of_width(slaves, config.sink_count)
+    ranks = None if in_process else RankMap.of_width(slaves, config.sink_count, config.gateway_count)
     return setting_of_job(Job(config, None, False, None, None, "explain"), slaves, ranks)
 
 

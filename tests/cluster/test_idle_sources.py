@@ -16,7 +16,7 @@ import pytest
 
 from swjoin.checkpoint.manifest import check_gateway_state, check_master_state
 from swjoin.cluster.gateway.intake import StreamIntake
-from swjoin.cluster.role import BatchRead, SavePart, SourceIdle, StopRequested
+from swjoin.cluster.role import BatchRead, SavePart, Snapshot, SourceIdle, StopRequested
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.files.read_ahead import ReadAhead
@@ -218,10 +218,10 @@ def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
     master, gateway = sorted((c.snapshot for c in commands if isinstance(c, SavePart)), key=lambda part: len(part.tuples))
     plain = [json.loads(json.dumps(part.plain)) for part in (master, gateway)]
     check_master_state(Path("x"), plain[0], 0, 0, 4)
-    check_gateway_state(Path("x"), plain[1], 0, 4, 2)
+    check_gateway_state(Path("x"), 0, plain[1], 0, 4, 2)
     other = FirstRank(config, 1)
     other.master.restore(plain[0], 0)
-    other.gateway.restore(plain[1], gateway.tuples)
+    other.gateway.restore([plain[1]], [Snapshot(plain[1], gateway.tuples)])
     other.start()
     other.handle(BatchRead(0, rows([-5, 3])), 300)
     assert other.gateway.streams[0].counts.late == 0  # nothing had been promised

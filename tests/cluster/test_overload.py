@@ -14,7 +14,7 @@ import pytest
 from swjoin.cluster.gateway.overload import Overload
 from swjoin.cluster.gateway.selectivity import MatchEstimates
 from swjoin.cluster.gateway.tuple_queue import Pending, StoreFullError
-from swjoin.cluster.role import BatchRead, SavePart, SourceEnded, StopRequested
+from swjoin.cluster.role import BatchRead, SavePart, Snapshot, SourceEnded, StopRequested
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, PayloadRows, RowLayout, SourceBatch, TupleBatch
@@ -239,7 +239,8 @@ def test_a_restored_master_keeps_spilled_tuples_on_disk_and_slaves_get_what_they
     assert rank.gateway.buffers.stored_bytes > 10 << 20
     other = first_rank("two")
     other.master.restore(json.loads(json.dumps(master.plain)), 100_000 * slots)
-    other.gateway.restore(json.loads(json.dumps(saved.plain)), saved.tuples)
+    plain = json.loads(json.dumps(saved.plain))
+    other.gateway.restore([plain], [Snapshot(plain, saved.tuples)])
     buffers = other.gateway.buffers
     buffers.validate()
     assert buffers.nbytes < 40 << 20  # a piece of each stream

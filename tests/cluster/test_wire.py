@@ -12,8 +12,10 @@ import pytest
 from swjoin.cluster.messages import (
     CheckpointDurable,
     EpochClosed,
+    EpochDue,
     EpochPlan,
     EpochWanted,
+    EventNoted,
     Granted,
     GroupMoved,
     LoadReport,
@@ -22,11 +24,14 @@ from swjoin.cluster.messages import (
     PartSaved,
     PrefillJoined,
     Report,
+    SplitDealt,
+    SplitWanted,
     StateRequest,
     StopReading,
 )
 from swjoin.cluster.role import GATEWAY, slave_role
 from swjoin.cluster.wire import (
+    CONTROL_TAG,
     FORMATS,
     RESULTS,
     address,
@@ -34,12 +39,13 @@ from swjoin.cluster.wire import (
     pack,
     pack_delivery,
     pack_results,
+    unpack_control,
     unpack_delivery,
     unpack_results,
 )
 from swjoin.core.batch import BOTH, LEFT, RIGHT, Pairs, PayloadRows, TupleBatch
 from swjoin.core.columns import Columns
-from swjoin.core.data_messages import Delivery, GroupResults, MoveEnd, ResultChunk, Route
+from swjoin.core.data_messages import Delivery, GroupResults, MoveEnd, ResultChunk, Route, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
 
@@ -133,7 +139,9 @@ def test_a_damaged_frame_is_refused_or_still_whole(kind: str) -> None:
 
 def test_every_message_has_a_format_of_its_own() -> None:
     assert set(FORMATS) == set(get_args(Message))
-    assert len({form.tag for form in FORMATS.values()}) == len(FORMATS)
+    data = [form.tag for kind, form in FORMATS.items() if kind in (Delivery, ResultChunk, StateChunk, LoadReport)]
+    assert len({*data, CONTROL_TAG}) == 5
+    assert {form.tag for form in FORMATS.values()} == {*data, CONTROL_TAG}, "control messages keep their order among each other"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +155,14 @@ def test_every_message_has_a_format_of_its_own() -> None:
         LoadReport(0.5),
         MoveEnd(3, GroupId(1), SlaveId(2), True, 10, 640, 5, 9),
         EpochWanted(3, True, False, (0, 64), (128, 0)),
-        EpochPlan(7, (0, 1, 2), (2,), True, False, 4, True, True, ((5, 9, 0, 1), (6, 3, 1, 0))),
+        EpochWanted(3, True, False, (0, 64), (128, 0), (-5, 1 << 62), True),
+        EpochPlan(7, (0, 1, 2), (2,), True, False, 4, True, True, ((5, 9, 0, 1), (6, 3, 1, 0)), (7, -8)),
+        EpochDue(7),
+        EventNoted((1, 2, "idle", -1, -1, -1, 0, 0, 0, 0.5, "left (gateway 1)", -1)),
+        SplitWanted(1, 3, (5, -6)),
+        SplitDealt(1, (100, 50, -5, 5, -(1 << 62)), 7),
+        SplitDealt(0, before_us=3, low_us=4),
+        SplitDealt(0, ended=True),
         EpochPlan(),
         EpochClosed(7, (-(1 << 62), 5)),
         GroupMoved(5, 4096, 17),
@@ -161,6 +176,8 @@ def test_small_messages_come_out_as_they_went_in(message: Message) -> None:
     form = FORMATS[type(message)]
     frame = form.pack(message)
     assert form.unpack(frame) == message
+    if form.tag == CONTROL_TAG:
+        assert unpack_control(frame) == message
     for length in range(0, len(frame), 7):
         with pytest.raises(RunFailed):
             form.unpack(frame[:length].copy())

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin
-from swjoin.connectors.files.formats import fragments, read_batches, read_schema
+from swjoin.connectors.files.formats import read_batches, read_schema
 from swjoin.core.errors import UserError
 from swjoin.duckdb.verify import verify
 from tests.support.in_process import run
@@ -165,24 +165,3 @@ def test_json_lines_that_do_not_fit(tmp_path: Path) -> None:
     assert swjoin.count([empty, whole], whole, **TIMES) == swjoin.count(whole, whole, **TIMES)
     other = lines(tmp_path / "other.jsonl", {"more": 1, "at": "2026-01-01T00:00:01Z"})
     assert swjoin.count([whole, other], whole, **TIMES).ledger.left.null_key == 1, "a field may be missing in any row"
-
-
-def test_fragments_know_their_rows_and_times(tmp_path: Path) -> None:
-    def described(path: Path) -> list[tuple[int, int | None, Any]]:
-        return [(part.index, part.rows, part.times) for part in fragments(path, "at")]
-
-    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=80)
-    times = TABLE["at"].to_pylist()
-    parts = [(0, 80, (times[0], times[79])), (1, 80, (times[80], times[159])), (2, 40, (times[160], times[199]))]
-    assert described(tmp_path / "a.parquet") == parts
-    pq.write_table(TABLE, tmp_path / "b.parquet", row_group_size=150, write_statistics=False)
-    assert described(tmp_path / "b.parquet") == [(0, 150, None), (1, 50, None)]
-    with pa.ipc.new_file(str(tmp_path / "a.arrow"), TABLE.schema) as writer:
-        writer.write_table(TABLE, 120)
-    assert described(tmp_path / "a.arrow") == [(0, 120, None), (1, 80, None)]
-    for kind in ("csv", "orc"):
-        found = described(write(tmp_path / f"a.{kind}"))
-        assert [index for index, _, _ in found] == list(range(len(found)))
-    (tmp_path / "c.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"c.parquet: cannot be read as Parquet: "):
-        fragments(tmp_path / "c.parquet", "at")

@@ -197,18 +197,21 @@ def test_offsets_come_from_the_checkpoint(cluster: MockCluster, tmp_path: Path, 
 
 @pytest.mark.mpi
 @pytest.mark.long
-def test_a_slave_dies_and_the_topics_are_read_again(cluster: MockCluster, tmp_path: Path, start: Start) -> None:
+@pytest.mark.parametrize("victim", ["slave", "collector"])
+def test_a_rank_dies_and_the_topics_are_read_again(victim: str, cluster: MockCluster, tmp_path: Path, start: Start) -> None:
+    """The collector dies, and another rank goes on sending the results: each is there once."""
     streams = Streams.of(3, 6000)
-    config = config_of(topics_of(cluster, "mpi", streams), sink_of(cluster, "mpi"), checkpoint={"epochs": 2})
+    config = config_of(topics_of(cluster, victim, streams), sink_of(cluster, victim), checkpoint={"epochs": 2})
     (tmp_path / "c.yaml").write_text(json.dumps(config))
     process = start(tmp_path / "c.yaml", "--out", tmp_path / "run", "-n", "4")
     wait_for_checkpoint(process, tmp_path / "run")
     ranks = ranks_of(process.pid)
-    os.kill(ranks[max(ranks)], signal.SIGKILL)
+    os.kill(ranks[max(ranks) if victim == "slave" else 1], signal.SIGKILL)
     whole(process)
     report = report_of(tmp_path / "run")
     assert (report["results"]["count"], report["results"]["digest"]) == streams.answer()
-    assert sent(cluster, "mpi")[0] == streams.answer()
+    assert sent(cluster, victim)[0] == streams.answer()
+    assert len(report["checkpoints"]["recoveries"]) == 1
 
 
 # ---------------------------------------------------------------- directories

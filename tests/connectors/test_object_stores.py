@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin
+from swjoin.config.run import StreamConfig
 from swjoin.connectors.files.formats import edges_checksum
 from swjoin.connectors.files.inputs import file_size, find_files
+from swjoin.connectors.files.source import open_columns_source
 from swjoin.core.errors import UserError
 from swjoin.duckdb.verify import verify
 from tests.conftest import ROOT
@@ -66,6 +68,32 @@ def test_a_join_equals_the_local_one(pattern: str, stored: tuple[Path, str]) -> 
     answer = swjoin.join(*local, **TIMES)
     assert answer.num_rows > 40
     assert swjoin.join(*remote, **TIMES).equals(answer)
+
+
+def test_splits_are_the_local_ones(stored: tuple[Path, str]) -> None:
+    folder, options = stored
+    sources = [
+        open_columns_source(StreamConfig(path, (), "ts", time_unit="us"), ["key", "day"])
+        for path in (f"s3://bucket/data/trips?{options}", str(folder / "trips"))
+    ]
+    remote, local = [source.splits(1_000) for source in sources]
+    assert local is not None
+    assert [split.high_us for split in local] == [49, 99, 149]
+    assert remote == local
+    for split in local[::-1]:
+        found = []
+        for source in sources:
+            assert source.open_split(split, 20) == split.low_us + 19
+            batch = source.read()
+            assert batch is not None
+            assert batch.columns is not None
+            found.append((batch.id.tolist(), batch.ts.tolist(), batch.columns.batch.to_pydict()))
+            assert source.read() is None
+        assert found[0] == found[1]
+        assert found[0][0] == list(range(split.row + 20, split.row + 50))
+    assert [source.origin_us() for source in sources] == [0, 0]
+    for source in sources:
+        source.close()
 
 
 @pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])

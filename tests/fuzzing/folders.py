@@ -32,7 +32,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from swjoin.checkpoint.delivery_log import replay
-from swjoin.checkpoint.store import CheckpointStore
+from swjoin.checkpoint.store import CheckpointStore, read_gateway
 from swjoin.cli.run import resumed_job
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
@@ -82,13 +82,18 @@ def _read_alone(folder: Path) -> None:
     manifest = checkpoints.newest()
     assert manifest is not None, "resumed_job has found one"
     gateway, owned = manifest.gateways[0], np.ones(job.config.cluster.partition_count, np.bool_)
-    checkpoints.read_gateway(manifest)
+    read_gateway(checkpoints.path, gateway)
     marks = {"keys.lengths": gateway["keys"][1], "keys.bytes": gateway["keys"][2]} if gateway["keys"][0] else {}
-    marks |= {"late.rows": gateway["late"]} if job.config.time.late == "side" else {}
+    marks |= {gateway["late"]["name"]: gateway["late"]["mark"]} if job.config.time.late == "side" else {}
     for name, mark in {**marks, "metrics.rows": manifest.plain["sinks"][0]["metrics"]}.items():
         AppendedFile(checkpoints.path / name, mark).close()
     for _ in replay(checkpoints.path, manifest.segments, owned, manifest.alive_us):
         pass
+
+
+def _late_rows(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The files of late rows of a checkpoint."""
+    return [gateway["late"] for gateway in manifest["gateways"] if gateway["late"] is not None]
 
 
 def _streams(folder: Path, n: int, *, strings: bool) -> dict[str, Any]:
@@ -237,7 +242,7 @@ class CheckpointTarget:
         """Of the newest checkpoint, the manifest first."""
         plain = json.loads(stopped.newest.read_text())
         names = [stopped.newest.name, plain["gateways"][0]["frames"]["name"], *(s["name"] for s in plain["segments"])]
-        names += ["keys.lengths", "keys.bytes", "late.rows", "metrics.rows"]
+        names += ["keys.lengths", "keys.bytes", "metrics.rows", *(late["name"] for late in _late_rows(plain))]
         return [p for name in names if (p := self.case / "checkpoints" / name).exists()]
 
     def _spoil_file(self, random: Random, stopped: _Stopped) -> str:
@@ -308,7 +313,7 @@ class CheckpointTarget:
     def _spoil_appended(self, random: Random, stopped: _Stopped) -> str:
         """A file that grows, with the right length and checksum in the manifest."""
         plain = json.loads(stopped.newest.read_text())
-        marks = {"metrics.rows": plain["sinks"][0]["metrics"], "late.rows": plain["gateways"][0]["late"]}
+        marks = {"metrics.rows": plain["sinks"][0]["metrics"], **{late["name"]: late["mark"] for late in _late_rows(plain)}}
         marks |= {"keys.lengths": plain["gateways"][0]["keys"][1], "keys.bytes": plain["gateways"][0]["keys"][2]}
         name = random.choice([n for n in marks if (self.case / "checkpoints" / n).exists()])
         path = self.case / "checkpoints" / name

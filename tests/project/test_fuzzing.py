@@ -397,12 +397,12 @@ def test_a_message_that_loses_a_number_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_a_reader_that_loses_a_row_is_caught(target: type, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     batches = FileSource._batches
 
-    def losing(self: FileSource) -> Iterator[Any]:
-        for index, batch in batches(self):
-            yield index, batch.slice(0, max(1, batch.num_rows - 1))
+    def losing(self: FileSource, *what: Any) -> Iterator[Any]:
+        for index, batch, positions in batches(self, *what):
+            yield index, batch.slice(0, max(1, batch.num_rows - 1)), positions
 
     monkeypatch.setattr(FileSource, "_batches", losing)
-    monkeypatch.setattr(source, "_rows_total", lambda paths: None)
+    monkeypatch.setattr(source, "_row_groups", lambda found: None)
     assert len(_findings(target(), tmp_path, count)) == 3
 
 

@@ -793,6 +793,16 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.long
+def test_consumers_follow_the_results_to_another_rank(tmp_path: Path) -> None:
+    """The collector is killed, twice: both consumers go on from their places at the rank that has the results then."""
+    kills = (("collector", 0.3), ("collector", 0.6))
+    played = run_session(Session(5_000, 12_000_000, ranks=5, kills=kills, checkpoint_us=1_000_000), tmp_path)
+    assert played.complaints() == []
+    assert played.recoveries == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.long
 @pytest.mark.quiet
 @pytest.mark.timeout(LONG_S)
 def test_a_long_session(tmp_path: Path) -> None:

@@ -46,12 +46,15 @@ def _in_pieces(
     slaves: list[int],
     times: list[int],
     sinks: Sequence[int] | None = None,
+    gateways: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Stop again and again, each time going on with other numbers of slaves and sinks; the last time to the end."""
+    """Stop again and again, each time going on with other numbers of slaves, sinks and gateways; the last time to the end."""
     report: dict[str, Any] = {"complete": False}
     for i, (count, after) in enumerate(zip(slaves, [*times, 10**9], strict=True)):
         _stopping(monkeypatch, after)
-        report = _run(config if sinks is None else config.with_sinks(sinks[i]), out, count, resumes=i > 0)
+        mine = config if sinks is None else config.with_sinks(sinks[i])
+        mine = mine if gateways is None else mine.with_gateways(gateways[i])
+        report = _run(mine, out, count, resumes=i > 0)
         if report["complete"]:
             break
         assert report["resumable"]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workloads.expected_results import digest_of_files
-from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.ranks import COLLECTOR_RANK, RankMap
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.generator.bmodel import slot_count, slot_tuples
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
@@ -27,7 +27,7 @@ from swjoin.runtime.simulator.result import SimulationError
 from tests.tools.oracle import answer
 from tests.tools.processes import FIRST_SLAVE, LaunchedRun, kill
 
-KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "recovering")
+KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "both", "recovering")
 _LIMIT_S = 90.0
 
 
@@ -36,7 +36,7 @@ class FaultScenario:
     """A run and its fault.
 
     kind: `slave`, `slaves` (two), `everybody` (SIGKILL to all ranks and the launcher), `stop` (a request to stop), `master`,
-    `collector`, or `recovering` (a slave during the recovery from another one's death).
+    `collector`, `both` (the collector and a slave), or `recovering` (a slave during the recovery from another one's death).
     at_s: time of the fault in the run. gap_s: between two deaths. again: ranks of the resumed run.
     """
 
@@ -119,13 +119,14 @@ def _inject(scenario: FaultScenario, cluster: LaunchedRun) -> None:
         cluster.kill_all()
     elif scenario.kind == "stop":
         kill(cluster.process.pid, int(random.choice([signal.SIGTERM, signal.SIGINT])))
-    elif scenario.kind in ("master", "collector"):
-        cluster.kill([0 if scenario.kind == "master" else 1])
+    elif scenario.kind == "master":
+        cluster.kill([0])
     else:
-        cluster.kill(slaves[:1])
-        if scenario.kind != "slave" and len(slaves) > 2:
-            time.sleep(scenario.gap_s if scenario.kind == "slaves" else float(random.uniform(0, 0.08)))
-            cluster.kill(slaves[1:2])
+        victims = [COLLECTOR_RANK, *slaves] if scenario.kind in ("collector", "both") else slaves
+        cluster.kill(victims[:1])
+        if scenario.kind in ("slaves", "both", "recovering") and len(slaves) > 2:
+            time.sleep(float(random.uniform(0, 0.08)) if scenario.kind == "recovering" else scenario.gap_s)
+            cluster.kill(victims[1:2])
 
 
 def run_with_faults(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def run_with_faults(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> 
     report = _report(out)
     if code == 2:
         raise SimulationError(f"refused: {cluster.said()}")
-    survivable = scenario.kind in ("slave", "slaves", "recovering")
+    survivable = scenario.kind in ("slave", "slaves", "collector", "both", "recovering")
     if survivable and (code or not report.get("complete")):
         raise SimulationError(f"{scenario.kind}: exit code {code}: {cluster.said()}")
     if scenario.kind == "stop" and code:

@@ -471,7 +471,7 @@ def run_killed(seed: int, kinds: tuple[str, ...], table: Path | None, rows: list
 def recovery_lines(rows: list[dict[str, Any]]) -> list[str]:
     """Durations of recoveries and their replayed tuples; durations until all ranks of a failed run had ended."""
     recoveries = [r for row in rows if row["checkpoints"] for r in row["checkpoints"]["recoveries"]]
-    ended = [row["ended_s"] for row in rows if row["kind"].split(",")[0] in ("master", "collector")]
+    ended = [row["ended_s"] for row in rows if row["kind"].split(",")[0] == "master"]
     lines = []
     if recoveries:
         duration_s, tuples = ([r[name] for r in recoveries] for name in ("s", "tuples"))
@@ -480,7 +480,7 @@ def recovery_lines(rows: list[dict[str, Any]]) -> list[str]:
             f"{len(duration_s)} recoveries: {seconds}; tuples replayed: median {np.median(tuples):.0f}, most {max(tuples)}"
         )
     if ended:
-        lines.append(f"{len(ended)} deaths of master or collector: all ended within {min(ended):.2f} to {max(ended):.2f} s")
+        lines.append(f"{len(ended)} deaths of the master: all ended within {min(ended):.2f} to {max(ended):.2f} s")
     return lines
 
 

@@ -140,6 +140,7 @@ class Gateway:
         self._sub_group = self._sub_groups - 1  # of the slot closed last
         self._plan = EpochPlan()  # of the distribution epoch `epoch`
         self._closing: _Closing | None = None  # the first slot of an epoch, which waits for the master's plan
+        self._first_slot: _Closing | None = None  # in asap pace with several gateways, as all slots of its epoch
         self._effects: list[Effect] = []  # of the slot that is being closed, and events for the run's log
         self._prefill = Prefill(self.streams, config.measure.prefill_us)
         self.state = RunState(in_prefill=self._prefill.length_us > 0)
@@ -364,12 +365,15 @@ class Gateway:
         return self._due_epoch > self.epoch
 
     def _close_asap(self) -> bool:
+        if self._several and self._mid_epoch:  # at once: slaves wait for the slots of all gateways
+            self._closing = self._first_slot
+            return True
         end = self.slots.end(self.reading.origin_us, mid_epoch=self._mid_epoch)
-        if self._several and (self._mid_epoch or (end is None and self._due)):
-            end = END_OF_TIME_US  # in all further slots, too: no slot of an epoch ends before an earlier one
+        if end is None and self._due:
+            end = END_OF_TIME_US
         if end is None:
             return False
-        self._closing = end, self.slots.closed(end), None
+        self._closing = self._first_slot = end, self.slots.closed(end), None
         return True
 
     @property

@@ -299,10 +299,11 @@ class Slave:
             self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes) + self.stage.merger.waiting_bytes)
             return []
         self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
-        self._check_promise(gateway_of(sender), delivery)
+        gateway = 0 if self.inbox is None else gateway_of(sender)
+        self._check_promise(gateway, delivery)
         if self.inbox is None:
             return self._take(delivery, now_us)
-        self.inbox.add(gateway_of(sender), delivery)
+        self.inbox.add(gateway, delivery)
         effects: list[Effect] = []
         while (part := self.inbox.take()) is not None:
             effects += self._take(part, now_us)

@@ -1,17 +1,18 @@
 """File formats: Parquet, ORC, CSV, TSV, JSON lines and Arrow IPC, selected by extension, as Arrow batches.
 
-What: `fragments`, `read_schema`, `common_schema`, `read_batches`, `refuse_mixed_times`, `describe_row`, `row_count`,
-`edges_checksum`.
+What: `read_schema`, `common_schema`, `read_batches`, `completed`, `open_ipc`, `refuse_mixed_times`, `describe_row`,
+`row_count`, `edges_checksum`.
 Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
 checked here, before the rows reach kernels without checks.
 Stays out: finding files (`connectors.files.inputs`); text (`connectors.files.csv_format`, `connectors.files.json_format`);
+parts of files (`connectors.files.fragments`);
 keys, times, payload, reading ahead (`connectors.files.source`).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +110,12 @@ def _schema_of(path: File) -> tuple[pa.Schema, bool]:
         return json_schema(path)
     if kind == "ORC":
         return orc.ORCFile(open_input(path)).schema, True
-    with _open_ipc(path) as reader:
+    with open_ipc(path) as reader:
         return reader.schema, True
 
 
-def _open_ipc(path: File) -> Any:
+def open_ipc(path: File) -> Any:
+    """A reader of a file's record batches: those of a file with a footer by their index, those of a stream one by one."""
     import pyarrow as pa
 
     with open_stream(path) as file:
@@ -124,16 +126,22 @@ def _open_ipc(path: File) -> Any:
 def read_batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
     """Batches of one file with these columns. schema: their types. rows: of a batch, about (Parquet). skip: number of rows to
     skip (Parquet)."""
-    partition = partition_of(path)
-    own = [name for name in columns if name not in partition]
+    own = [name for name in columns if name not in partition_of(path)]
     with refusing(path):
         for batch in _batches(path, schema, own, rows, skip):
-            yield _with_partition(batch, partition, columns) if partition else batch
+            yield completed(batch, path, schema, columns)
 
 
-def _with_partition(batch: pa.RecordBatch, partition: Mapping[str, pa.Scalar], columns: list[str]) -> pa.RecordBatch:
+def completed(batch: pa.RecordBatch, path: File, schema: pa.Schema, columns: list[str]) -> pa.RecordBatch:
+    """A batch of a file with the columns that its folders give, and with the schema's types for columns of the type null, which
+    have no values."""
     import pyarrow as pa
 
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_null(field.type) and not pa.types.is_null(kind := schema.field(field.name).type):
+            batch = batch.set_column(index, field.with_type(kind), pa.nulls(batch.num_rows, kind))
+    if not (partition := partition_of(path)):
+        return batch
     found = [pa.repeat(partition[n], batch.num_rows) if n in partition else batch.column(n) for n in columns]
     return pa.RecordBatch.from_arrays(found, columns)
 
@@ -152,7 +160,7 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
                 skip -= file.metadata.row_group(groups.pop(0)).num_rows
             for batch in file.iter_batches(rows, row_groups=groups, columns=columns):
                 if skip < batch.num_rows:
-                    yield _with_types(batch, schema).slice(skip)
+                    yield batch.slice(skip)
                 skip = max(0, skip - batch.num_rows)
     elif kind == "CSV":
         yield from csv_batches(path, schema, columns)
@@ -161,9 +169,9 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
     elif kind == "ORC":
         file = orc.ORCFile(open_input(path))
         for stripe in range(file.nstripes):
-            yield _with_types(file.read_stripe(stripe, columns).select(columns), schema)
+            yield file.read_stripe(stripe, columns).select(columns)
     else:
-        with _open_ipc(path) as reader:
+        with open_ipc(path) as reader:
             batches = (
                 (reader.get_batch(i) for i in range(reader.num_record_batches))
                 if isinstance(reader, pa.RecordBatchFileReader)
@@ -172,17 +180,7 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
             for batch in batches:
                 chosen = batch.select(columns)
                 chosen.validate(full=True)  # Arrow does not check the lengths and offsets of a file
-                yield _with_types(chosen, schema)
-
-
-def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the schema's types for columns of the type null, which have no values."""
-    import pyarrow as pa
-
-    for index, field in enumerate(batch.schema):
-        if pa.types.is_null(field.type) and not pa.types.is_null(kind := schema.field(field.name).type):
-            batch = batch.set_column(index, field.with_type(kind), pa.nulls(batch.num_rows, kind))
-    return batch
+                yield chosen
 
 
 def describe_row(path: File, row: int) -> str:
@@ -197,50 +195,6 @@ def refuse_mixed_times(path: File, schema: pa.Schema, name: str) -> None:
 
     if file_format(path) == "CSV" and schema.names.count(name) == 1 and pa.types.is_string(schema.field(name).type):
         refuse_mixed_zones(path, name)
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A part of a file that can be read alone: a row group of Parquet, a record batch of Arrow IPC, a stripe of ORC, or a
-    whole file of another format.
-
-    index: its position in the file. rows: None where only reading tells. times: least and greatest value of the time column
-    as the footer has them; None without.
-    """
-
-    file: File
-    index: int
-    rows: int | None = None
-    times: tuple[Any, Any] | None = None
-
-
-def fragments(file: File, time: str) -> list[Fragment]:
-    """The fragments of a file, in order. time: the time column. UserError when the file cannot be read."""
-    import pyarrow as pa
-    import pyarrow.orc as orc
-    import pyarrow.parquet as pq
-
-    kind = file_format(file)
-    with refusing(file):
-        if kind == "Parquet":
-            return list(_row_groups(file, pq.read_metadata(open_input(file)), time))
-        if kind == "ORC":
-            stripes = orc.ORCFile(open_input(file))
-            return [Fragment(file, i, stripes.nrows if stripes.nstripes == 1 else None) for i in range(stripes.nstripes)]
-        if kind == "Arrow IPC":
-            with _open_ipc(file) as reader:
-                if isinstance(reader, pa.RecordBatchFileReader):
-                    return [Fragment(file, i, reader.get_batch(i).num_rows) for i in range(reader.num_record_batches)]
-        return [Fragment(file, 0)]
-
-
-def _row_groups(file: File, metadata: Any, time: str) -> Iterator[Fragment]:
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        columns = (group.column(i) for i in range(group.num_columns))
-        found = next((column.statistics for column in columns if column.path_in_schema == time), None)
-        times = None if found is None or not found.has_min_max else (found.min, found.max)
-        yield Fragment(file, index, group.num_rows, times)
 
 
 def row_count(path: File) -> int:

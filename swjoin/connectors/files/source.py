@@ -1,9 +1,10 @@
-"""File source: Parquet, CSV or Arrow IPC; files of an input; read in batches, in bounded memory.
+"""File source: Parquet, CSV or Arrow IPC; files of an input; read in batches, in bounded memory, all or in splits.
 
 What: `open_sources(left, right) -> (FileSource, FileSource, KeyEncoder)`, both sides of a join; `open_columns_source(config,
 columns) -> ColumnsSource`, an input of a plan; `describe_columns(config)`, what such an input has.
 Why: any defect of a user's files becomes one line that names the file.
-Stays out: encoding rows (`connectors.row_encoder`), null keys and late rows (`cluster.gateway.intake`).
+Stays out: encoding rows (`connectors.row_encoder`), which rows are splits (`connectors.files.splits`), null keys and late rows
+(`cluster.gateway.intake`).
 
 A background thread reads up to two batches ahead; Arrow releases the GIL while it decodes. It sorts, too, where that is asked
 for (`connectors.files.time_order`).
@@ -13,10 +14,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,14 +34,18 @@ from swjoin.connectors.files.formats import (
     refuse_mixed_times,
     row_count,
 )
+from swjoin.connectors.files.fragments import OpenFile, open_fragments, row_group_counts
 from swjoin.connectors.files.inputs import File, InputFiles, file_format, find_files, refusing
 from swjoin.connectors.files.read_ahead import ReadAhead
+from swjoin.connectors.files.splits import SplitInput, SplitReader, greatest_us
 from swjoin.connectors.files.time_order import TimeOrder
 from swjoin.connectors.row_encoder import StreamColumns, describe_input, describe_streams, settle_input, settle_types
 from swjoin.connectors.source import BATCH_ROWS
-from swjoin.core.batch import I64, SourceBatch
+from swjoin.core.batch import I64, Bool, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.splits import Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,15 +72,22 @@ class FileSource(EncodedSource):
         self.untyped = described.untyped
         self.unread = found.unread
         self.files = found.files
-        self.rows_total: int | None = _rows_total(found)
+        counts = _row_groups(found)
+        self.rows_total: int | None = None if counts is None else sum(map(sum, counts))
         self._schema, self._describer = described.schema, described.file
         self._columns = view.columns
         self._sorts, self._closed = sort, threading.Event()
         self._starts: list[int] = []  # by file: position of its first row
-        self._skipped_files = self._skip = 0  # files, and rows of the file after them, that are not read
+        self._skipped = (0, 0)  # files, and rows of the file after them, or of the sorted rows, that are not read
         self._ahead: ReadAhead | None = None
+        self._reader = SplitReader(
+            SplitInput(self.files, self._columns, view.time, self._encoder.times, self._open_file, counts)
+        )
+        self._in_splits = False  # whether the rows of a split are read
 
     def read(self) -> SourceBatch | None:
+        if self._in_splits:
+            return self._read_split()
         while (item := self._reading().next()) is not None:
             index, batch, positions = item
             if positions is None:
@@ -85,13 +97,25 @@ class FileSource(EncodedSource):
                     return self.encode(batch, positions)
         return None
 
+    def _read_split(self) -> SourceBatch | None:
+        batch = self._reader.next()
+        if batch is None:
+            return None
+        with refusing(self.files[self._file_of(self.rows)]):
+            found = self.encode(batch)
+        self._reader.passed(found.ts, found.ts_valid)
+        return found
+
     def ready(self, patience_s: float) -> bool:
-        return self._reading().ready(patience_s)
+        return (self._reader if self._in_splits else self._reading()).ready(patience_s)
 
     def _reading(self) -> ReadAhead:
         if self._ahead is None:
-            in_order = functools.partial(self._in_order, self._closed, self._skip)
-            self._ahead = ReadAhead(in_order if self._sorts else self._batches)
+            self._ahead = ReadAhead(
+                partial(self._in_order, self._closed, self._skipped[1])
+                if self._sorts
+                else partial(self._batches, self._columns, *self._skipped)
+            )
         return self._ahead
 
     def _start(self, index: int, row: int) -> None:
@@ -101,12 +125,10 @@ class FileSource(EncodedSource):
 
     def seek(self, row: int) -> None:
         """Parquet files are read from the row's row group on; other formats, and rows that are sorted, from the start."""
-        self.close()
-        self._closed = threading.Event()
-        self._ahead, self.rows, self._starts = None, 0, []
-        self._skipped_files, self._skip = 0, 0
+        self._reader.close()
+        self._restart()
         if self._sorts:
-            self.rows = self._skip = row
+            self.rows, self._skipped = row, (0, row)
             return
         counts = [row_count(path) for path in self.files] if file_format(self.files[0]) == "Parquet" else []
         for count in counts:
@@ -114,10 +136,10 @@ class FileSource(EncodedSource):
                 break
             self._starts.append(self.rows)
             self.rows += count
-            self._skipped_files += 1
-        if counts and self._skipped_files < len(counts):
+        if counts:
+            self._skipped = len(self._starts), row - self.rows
+        if len(self._starts) < len(counts):
             self._starts.append(self.rows)
-            self._skip = row - self.rows
             self.rows = row
         elif self.rows < row and not counts:
             while self.rows < row:
@@ -126,13 +148,98 @@ class FileSource(EncodedSource):
         if self.rows != row:
             raise self._changed(row)
 
+    def _restart(self) -> None:
+        """Read all rows next, from the first one on."""
+        if self._ahead is not None:
+            self._closed.set()
+            self._ahead.close()
+            self._closed = threading.Event()
+        self._ahead, self._in_splits, self.rows, self._starts, self._skipped = None, False, 0, [], (0, 0)
+
     def _changed(self, row: int) -> RunFailed:
         return RunFailed(f"{self.where}: row {row} is not where it was; the input has changed")
+
+    # ------------------------------------------------------------ splits
+
+    @property
+    def why_whole(self) -> str | None:
+        """As of `SplitSource`."""
+        return "rows are sorted by time" if self._sorts else self._reader.why_whole
+
+    def splits(self, reach_us: int) -> list[Split] | None:
+        """As of `SplitSource`. UserError when a file cannot be read."""
+        if self.why_whole is not None:
+            return None
+        self._starts = self._reader.file_starts
+        return self._reader.splits(reach_us)
+
+    def open_split(self, split: Split, skip: int = 0) -> int:
+        """As of `SplitSource`. RunFailed when there are fewer rows."""
+        if split.rows < 0:
+            return self._open_whole(split.row + skip)
+        self._restart()
+        self._in_splits, self.rows, self._starts = True, split.row + skip, self._reader.file_starts
+        return self._reader.open(split, skip)
+
+    def _open_whole(self, row: int) -> int:
+        """Continue at this row, to the end. Returns the greatest time of the rows before it."""
+        high_us = BEGIN_OF_TIME_US
+        if file_format(self.files[0]) == "Parquet" and not self._sorts:
+            rest = row
+            for ts, valid in self._times() if row else ():
+                high_us = max(high_us, greatest_us(ts[:rest], None if valid is None else valid[:rest]))
+                rest -= len(ts)
+                if rest <= 0:
+                    break
+            self.seek(row)
+            return high_us
+        self._reader.close()
+        self._restart()
+        while self.rows < row:
+            item = self._reading().next()
+            if item is None:
+                raise self._changed(row)
+            index, batch, positions = item
+            if positions is None:
+                self._start(index, self.rows)
+            count = min(batch.num_rows, row - self.rows)
+            at = np.arange(self.rows, self.rows + count) if positions is None else positions[:count]
+            with refusing(self.files[index]):
+                high_us = max(high_us, greatest_us(*self._encoder.times(batch.column(self.config.time).slice(0, count), at)))
+            self.rows += count
+            if count < batch.num_rows:
+                self._reading().put_back((index, batch.slice(count), None if positions is None else positions[count:]))
+        return high_us
+
+    def origin_us(self) -> int | None:
+        """As of `SplitSource`."""
+        firsts = (ts if valid is None else ts[valid] for ts, valid in self._times())
+        if self._sorts:
+            return min((int(ts.min()) for ts in firsts if len(ts)), default=None)
+        return next((int(ts[0]) for ts in firsts if len(ts)), None)
+
+    def _times(self) -> Iterator[tuple[I64, Bool | None]]:
+        """Times of all rows in the order of the files, and which rows have one; no other column is decoded."""
+        row = 0
+        for index, batch, _ in self._batches([self.config.time]):
+            self._start(index, row)
+            with refusing(self.files[index]):
+                yield self._encoder.times(batch.column(self.config.time), np.arange(row, row + batch.num_rows))
+            row += batch.num_rows
+
+    def _open_file(self, index: int) -> OpenFile:
+        """For splits: a file, checked as others are."""
+        path = self.files[index]
+        if path != self._describer:
+            self._check_schema(path)
+        return open_fragments(path, self._schema, self.config.time)
+
+    # ------------------------------------------------------------ batches of all files
 
     def _in_order(self, closed: threading.Event, skip: int) -> Iterator[tuple[int, pa.RecordBatch, I64]]:
         """The rows in order of time from the one at position `skip` of that order on, with their positions in the files."""
         rows, sorted_rows = 0, TimeOrder()
-        for index, batch, _ in self._batches():
+        for index, batch, _ in self._batches(self._columns):
             if closed.is_set():
                 return
             self._start(index, rows)
@@ -149,15 +256,15 @@ class FileSource(EncodedSource):
             if len(positions):
                 yield self._file_of(int(positions[0])), batch, positions
 
-    def _batches(self) -> Iterator[tuple[int, pa.RecordBatch, None]]:
-        for index, path in enumerate(self.files[self._skipped_files :], self._skipped_files):
+    def _batches(self, columns: list[str], files: int = 0, skip: int = 0) -> Iterator[tuple[int, pa.RecordBatch, None]]:
+        """files, skip: that are left out, and rows of the file after them (Parquet)."""
+        for index, path in enumerate(self.files[files:], files):
             if path != self._describer:
                 self._check_schema(path)
             if self.untyped:
                 continue
-            skip = self._skip if index == self._skipped_files and not self._sorts else 0
-            _LOG.debug("%s: reading columns %s", path, ", ".join(self._columns))
-            for batch in read_batches(path, self._schema, self._columns, BATCH_ROWS, skip):
+            _LOG.debug("%s: reading columns %s", path, ", ".join(columns))
+            for batch in read_batches(path, self._schema, columns, BATCH_ROWS, skip if index == files else 0):
                 for start in range(0, max(1, batch.num_rows), BATCH_ROWS):
                     yield index, batch.slice(start, BATCH_ROWS), None
 
@@ -185,6 +292,7 @@ class FileSource(EncodedSource):
 
     def close(self) -> None:
         self._closed.set()
+        self._reader.close()
         if self._ahead is not None:
             self._ahead.close()
 
@@ -200,11 +308,12 @@ class ColumnsSource(FileSource):
         self.time = view.time
 
 
-def _rows_total(found: InputFiles) -> int | None:
+def _row_groups(found: InputFiles) -> list[list[int]] | None:
+    """By file, rows of each row group, where the format has them."""
     if found.format != "Parquet":
         return None
     try:
-        return sum(row_count(path) for path in found.files)
+        return [row_group_counts(path) for path in found.files]
     except UserError:
         return None  # reading the file will raise it
 

@@ -395,6 +395,7 @@ class Client:
         try:
             reader = self._client_of(what).do_get(ticket, self._options)
         except _ERRORS as error:
+            self._clients.pop(what, None)  # the collector may have died, and go on elsewhere
             raise _as_error(error) from None
         return ResultIterator(reader, start if isinstance(start, ConsumerOffset) else ConsumerOffset())
 

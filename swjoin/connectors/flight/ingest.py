@@ -70,6 +70,7 @@ class FlightIngest:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
+        self._relayed = ""  # the collector's endpoint
         self.status: Callable[[], Metadata] = dict
         self.late = ResultLog(late_schema(), _LATE_BYTES, 0.0, lossy=True)
         endpoint = self.endpoint = Endpoint(config)
@@ -105,7 +106,10 @@ class FlightIngest:
         self.late.write(pa.record_batch(columns, schema=self.late.schema))
 
     def relay_from(self, location: str) -> None:
-        """Relay results and metrics from the collector's endpoint."""
+        """Relay results and metrics from the collector's endpoint, which is elsewhere after the death of its rank."""
+        if location == self._relayed:
+            return
+        self._relayed = location
         client = flight.FlightClient(location, **client_tls(self._config))
         options = flight.FlightCallOptions(headers=_headers(self._config))
         for info in client.list_flights(options=options):
@@ -357,18 +361,22 @@ def _relay(client: Any, options: Any, schema: pa.Schema, request: Metadata, cont
 
 def _relayed(client: Any, options: Any, request: Metadata, context: Any) -> Iterator[tuple[pa.RecordBatch, Metadata]]:
     """Batches from the collector. Reading one at a time passes back-pressure on to the collector."""
-    reader = client.do_get(flight.Ticket(json.dumps(request).encode()), options)
+    reader = None
     try:
+        reader = client.do_get(flight.Ticket(json.dumps(request).encode()), options)
         while not context.is_cancelled():
             try:
                 chunk = reader.read_chunk()
             except StopIteration:
                 return
             yield chunk.data, json.loads(chunk.app_metadata.to_pybytes())
+    except flight.FlightUnavailableError as error:  # its rank has died, and another one takes over
+        raise flight.FlightUnavailableError(plain_text(error)) from None
     except flight.FlightError as error:
         raise RunFailed(plain_text(error)) from None
     finally:
-        reader.cancel()
+        if reader is not None:
+            reader.cancel()
 
 
 def plain_text(error: BaseException) -> str:

@@ -162,7 +162,8 @@ class Cores:
 
 @dataclass
 class Usage:
-    """Time of a role, microseconds: CPU, link, waiting for a receiver, and the extra time of a slower node."""
+    """Time of a role, microseconds: CPU, link (its own, and waiting for that of a receiver), waiting for a receiver to take
+    notice, and the extra time of a slower node."""
 
     cpu_us: float = 0.0
     link_us: float = 0.0
@@ -209,7 +210,7 @@ class World:
 class Message:
     """A message between two ranks. arrive: called when it is there. sender, receiver: usage of the roles at both ends. then:
     the sending rank waits for the end of a large message, and continues with this; None: it goes on at once. since_us: when it
-    was sent. spinning: the waiting rank, on a shared core."""
+    was sent. spinning: the waiting rank, on a shared core. behind: the receiver takes another message first."""
 
     nbytes: float
     arrive: Action
@@ -218,6 +219,7 @@ class Message:
     then: Action | None = None
     since_us: float = 0.0
     spinning: Task | None = None
+    behind: bool = False
 
 
 class Actor:
@@ -326,6 +328,7 @@ class Actor:
             queue = self._queues[to] = deque()
         queue.append(message)
         if len(queue) == 1:
+            message.behind = to._receiving
             to.call(partial(self._transfer, to))
 
     def _send_small(self, to: Actor, message: Message) -> None:
@@ -364,7 +367,9 @@ class Actor:
         transfer_us = world.costs.link_latency_us + world.wire_us(message.nbytes)
         if message.then is not None:
             world.cores.stop(message.spinning)
-            message.sender.waiting_us += world.time.now_us - message.since_us
+            waited_us = world.time.now_us - message.since_us
+            message.sender.link_us += waited_us if message.behind else 0.0
+            message.sender.waiting_us += 0.0 if message.behind else waited_us
         message.sender.link_us += transfer_us
         message.receiver.link_us += transfer_us
         for actor in (self, to):

@@ -26,7 +26,7 @@ _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
 
 
 class PeerLostError(RunFailed):
-    """A slave's rank has died; the others continue without it."""
+    """A rank has died; the others continue without it."""
 
 
 class PeerFailedError(RunFailed):

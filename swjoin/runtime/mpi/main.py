@@ -2,8 +2,8 @@
 
 What: `run_rank(job, progress)`, called on every rank of an mpirun.
 Why: a real cluster. The master serves the slaves in a fixed order, each after it has reported, so that both sides of every
-large message are present when it is sent (paper section IV: no any-time, any-to-any messages). When a slave dies and the MPI
-library reports it, the others continue from the newest checkpoint without it.
+large message are present when it is sent (paper section IV: no any-time, any-to-any messages). When a rank other than
+the first dies and the MPI library reports it, the others continue from the newest checkpoint without it.
 Stays out: the work of each rank (`runtime.mpi.master_rank`, `worker_rank`).
 
 A waiting rank sleeps between probes instead of spinning in MPI, so that more ranks than cores do not starve each other, and so

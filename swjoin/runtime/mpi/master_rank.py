@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.checkpoint.store import first_epoch_of
 from swjoin.cluster.messages import LoadReport, Message
-from swjoin.cluster.ranks import ROOT
+from swjoin.cluster.ranks import COLLECTOR_RANK, ROOT
 from swjoin.cluster.role import gateway_role, sink_role
 from swjoin.cluster.wire import CONTROL_TAG, FORMATS
 from swjoin.config.job import Job
@@ -109,11 +109,10 @@ class MasterRank(Rank):
         roles = self.take_gateways(channel, setup["gateways"])
         for gateway in range(1, roles.gateways):
             agree(channel, roles.rank_of(gateway_role(gateway)), None)
-        results, *_ = [agree(channel, roles.rank_of(sink_role(sink)), None)["results"] for sink in range(roles.sinks)]
+        for sink in range(roles.sinks):
+            agree(channel, roles.rank_of(sink_role(sink)), None)
         assert self._role_host is not None
         first = self._role_host.gateway
-        if first.ingest is not None:
-            first.ingest.relay_from(results)
         if first.instances is None:
             load_gateway_kernels(self.job.config, first.layouts, first.progress.compiling)
         else:
@@ -263,6 +262,8 @@ class MasterRank(Rank):
             }
 
         setup = agree(channel, ROOT, start)
+        if role_host.gateway.ingest is not None:
+            role_host.gateway.ingest.relay_from(agree(channel, COLLECTOR_RANK, None)["results"])
         if self.clock is None:
             self._resumed_tuples = sum(s.counts.tuples for s in role_host.gateway.role.streams)
         role_host.clock = role_host.gateway.clock = self.start_clock(channel, setup.get("clock_us"))

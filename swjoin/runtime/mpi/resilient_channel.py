@@ -1,7 +1,7 @@
 """A channel that survives the death of ranks.
 
-What: `ResilientChannel`, whose calls raise `PeerLostError` after the death of a slave; `next_attempt` starts a new attempt
-with the surviving ranks; `library_survives`.
+What: `ResilientChannel`, whose calls raise `PeerLostError` after the death of any rank but the first; `next_attempt` starts a
+new attempt with the surviving ranks; `library_survives`.
 Why: with User Level Failure Mitigation, surviving ranks can still exchange messages, so no process has to restart. Rank 0
 detects a death, informs the survivors, and continues when all have answered.
 Stays out: the work of an attempt (`runtime.mpi.rank`), the library's own way of shrinking a communicator.
@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.cluster.ranks import LEAST_RANKS, ROOT
 from swjoin.core.errors import RunFailed
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-ROOT = 0
-_COLLECTOR = 1
 _TAGS = 32  # tags of one attempt
 _RECOVER, _END, _READY, _ARRIVED, _GO, _TEXT = 0, 1, 28, 29, 30, 31  # the first two are independent of attempts
 _SPIN_NS = 50_000  # time for which an unfinished send is polled without a pause
 _PAUSE_S = 50e-6
 _FAREWELL_S = 5.0
+_LOST = "a rank has died"
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -46,9 +46,9 @@ def library_survives() -> bool:
 
 
 class ResilientChannel(Channel):
-    """A channel whose ranks are renumbered in every attempt: 0 and 1 stay, slaves keep their order.
+    """A channel whose ranks are renumbered in every attempt: rank 0 stays, the others keep their order.
 
-    Raises RunFailed when rank 0, rank 1 or the last slave has died: then the run cannot continue.
+    Raises RunFailed when rank 0 has died, or too few ranks are left: then the run cannot continue.
     """
 
     def __init__(self, comm: MPI.Comm, mend: str) -> None:
@@ -140,7 +140,7 @@ class ResilientChannel(Channel):
                     if self.comm.Iprobe(source=ROOT, tag=self._tag(tag)):
                         return
                     if self.comm.Iprobe(source=ROOT, tag=_RECOVER):
-                        raise PeerLostError("a slave has died")
+                        raise PeerLostError(_LOST)
                 except self.mpi.Exception:
                     return  # rank 0 has left
                 self.sleep()
@@ -165,9 +165,8 @@ class ResilientChannel(Channel):
             raise error
         self.comm.Ack_failed(self.comm.size)  # otherwise no message from any rank could be received
         gone = self._failed()
-        if ROOT in gone or _COLLECTOR in gone:
-            names = [name for rank, name in ((ROOT, "master"), (_COLLECTOR, "collector")) if rank in gone]
-            raise RunFailed(f"the {' and the '.join(names)} died; {self._mend}")
+        if ROOT in gone:
+            raise RunFailed(f"the master died; {self._mend}")
         self._death_detected |= bool(gone & (set(self._world) if self._needed is None else self._needed))
 
     def _failed(self) -> set[int]:
@@ -178,10 +177,10 @@ class ResilientChannel(Channel):
     def check(self) -> None:
         """PeerLostError when rank 0 has detected a death: every rank then calls `next_attempt`."""
         if self._me == ROOT and self._death_detected:
-            raise PeerLostError("a slave has died")
+            raise PeerLostError(_LOST)
         try:
             if self._me != ROOT and self.comm.Iprobe(source=ROOT, tag=_RECOVER):
-                raise PeerLostError("a slave has died")
+                raise PeerLostError(_LOST)
         except self.mpi.Exception as error:
             self._note_death(error)
         try:
@@ -241,8 +240,8 @@ class ResilientChannel(Channel):
             self._death_detected = False
             gone = self._failed()
             self._world = [rank for rank in range(self.comm.size) if rank not in gone]
-            if len(self._world) < 3:
-                raise RunFailed(f"all slaves died; {self._mend}")
+            if len(self._world) < LEAST_RANKS:
+                raise RunFailed(f"too few ranks are left ({len(self._world)} of at least {LEAST_RANKS}); {self._mend}")
             self.attempt += 1
             message = np.frombuffer(json.dumps({"attempt": self.attempt, "ranks": self._world}).encode(), np.uint8)
             for rank in self._world[1:]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swjoin.cluster.messages import Message
-from swjoin.cluster.ranks import ROOT
+from swjoin.cluster.ranks import COLLECTOR_RANK, ROOT
 from swjoin.cluster.role import gateway_role, sink_role, slave_role
 from swjoin.config.job import Job
 from swjoin.core.batch import RowLayout
@@ -114,7 +114,7 @@ class WorkerRank(Rank):
             reads = partial(self._open_gateway, gateway) if gateway in roles.gateways_of(channel.rank) else None
             agree(channel, roles.rank_of(gateway_role(gateway)), reads)
         for sink in range(roles.sinks):
-            opens = partial(self._open_sink, channel, sink) if sink in mine else None
+            opens = partial(self._open_sink, sink) if sink in mine else None
             agree(channel, roles.rank_of(sink_role(sink)), opens)
         self._load_kernels(reads=bool(self._gateways), joins=roles.slave_of(channel.rank) is not None)
 
@@ -134,8 +134,8 @@ class WorkerRank(Rank):
         self._gateways[number] = GatewayHost(self.job, False, None, None, number)
         return {}
 
-    def _open_sink(self, channel: Channel, number: int) -> dict[str, Any]:
-        """Where consumers find its results, if they do."""
+    def _open_sink(self, number: int, *, again: bool = False) -> dict[str, Any]:
+        """Open a sink. again: another rank had it, which has died; its outputs exist."""
         from swjoin.connectors.output_columns import OutputColumns
         from swjoin.runtime.hosts import CollectorHost
 
@@ -146,9 +146,9 @@ class WorkerRank(Rank):
                 f"they reach each other, with certificate, private_key and token_file, or give both the same host"
             )
         plan = OutputColumns.from_bytes(base64.b64decode(setup["plan"]))
-        role_host = self._sinks[number] = CollectorHost(self.job, plan, RunClock(), number=number)
-        role_host.ranks = rank_roles(self.roles, host if host == setup["host"] else "")
-        return {"results": None if role_host.offered is None else role_host.offered.location}
+        job = dataclasses.replace(self.job, resumes=self.job.resumes or again)
+        self._sinks[number] = CollectorHost(job, plan, RunClock(), number=number)
+        return {}
 
     def lost(self, text: str) -> None:
         """After a death of another rank; `run` follows, on a new channel."""
@@ -166,6 +166,9 @@ class WorkerRank(Rank):
         for sink in sinks:
             sink.make(count, setup["manifest"], self.save)
             sink.send_view = lambda view: channel.send_later(np.frombuffer(json.dumps(view).encode(), np.uint8), ROOT, STATUS)
+            sink.ranks = rank_roles(self.roles, platform.node() if platform.node() == self._setup["host"] else "")
+        if self.job.config.serve.listen is not None:  # once they are restored
+            agree(channel, COLLECTOR_RANK, self._offer if channel.rank == COLLECTOR_RANK else None)
         clock = self.start_clock(channel, setup.get("clock_us"))
         hosts = [SlaveHost(slave, self.job.config.fitted_to(self.roles.slave_ranks), clock) for slave in slaves]
         for host, checkpointer in zip(hosts, self._checkpointers, strict=False):
@@ -192,7 +195,10 @@ class WorkerRank(Rank):
             self._sinks.pop(number).__exit__(RunFailed, error, None)
         for number in mine:
             if number not in self._sinks:
-                self._open_sink(channel, number)
+                try:
+                    self._open_sink(number, again=True)
+                except UserError as error:
+                    raise RunFailed(f"sink {number} cannot go on: {error}; {self.job.next_step(channel.size)}") from None
         return [self._sinks[number] for number in mine]
 
     def _gateways_of(self, channel: Channel, setup: dict[str, Any]) -> list[GatewayHost]:
@@ -217,6 +223,11 @@ class WorkerRank(Rank):
             if start is not None:
                 host.restore(manifest, np.array(setup["owner"], np.int64), setup["active"])
         return [self._gateways[number] for number in mine]
+
+    def _offer(self) -> dict[str, Any]:
+        """Where consumers find the results now: at the first sink."""
+        offered = self._sinks[0].offered
+        return {"results": None if offered is None else offered.location}
 
     def _slaves(self, channel: Channel, setup: dict[str, Any]) -> list[Any]:
         """This rank's slave, or its instance of every stage of a plan, restored."""

@@ -6,14 +6,15 @@ Why: slow memory growth, files left behind and drifting counts show only in a lo
 Stays out: the run's shape and the machine's capacity (`tests.tools.soak.capacity`), the verdict on memory
 (`tests.tools.soak.memory_growth`), the figure (`plots.soak`), short runs by the dozen (`tests.tools.random_runs`).
 
-The job survives the death of a slave. When only two slaves are left, or when the master, the collector or all processes are
-killed, or a stop is requested, the run ends and is resumed on a random number of ranks. FOLDER has the run in `run`, the output
-of each part, `memory.parquet`, `checkpoints.json` and `soak.json`.
+The job survives the death of a slave or of the collector. When only two slaves are left, or when the master or all processes
+are killed, or a stop is requested, the run ends and is resumed on a random number of ranks. FOLDER has the run in `run`, the
+output of each part, `memory.parquet`, `checkpoints.json` and `soak.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.resources import load_figures
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.runtime.simulator.result import SimulationError
-from tests.tools.processes import FIRST_SLAVE, MARK, LaunchedRun, kill, left_of, mapped_of, memory_of
+from tests.tools.processes import MARK, LaunchedRun, kill, left_of, mapped_of, memory_of
 from tests.tools.soak.capacity import SHARE_OF_DISK, Shape, find_capacity, result_bytes
 from tests.tools.soak.memory_growth import Sample, Samples, growth
 
-ENDING = ("master", "collector", "stop", "everybody")
-SLAVE_SHARE = 0.8  # of the kills, while there are enough slaves
+SURVIVED = ("slave", "collector")
+ENDING = ("master", "stop", "everybody")
+SURVIVED_SHARE, COLLECTOR_SHARE = 0.8, 0.15  # of the kills, while there are enough slaves; of the former
 FEWEST_SLAVES = 2
 FEWEST_RANKS, MOST_RANKS = 4, 7
 _SAMPLE_S, _MAPPED_S = 1.0, 5.0
@@ -52,14 +54,16 @@ _QUIET_S = 60.0  # a run without a checkpoint for this time, and two intervals, 
 
 
 def draw_kill(random: np.random.Generator, slaves: int) -> str:
-    """What is killed: mostly a slave; with only two slaves left, a process whose death ends the run."""
-    if slaves > FEWEST_SLAVES and random.random() < SLAVE_SHARE:
-        return "slave"
+    """What is killed: mostly a slave, at times the collector; with only two slaves left, a process whose death ends the run."""
+    if slaves > FEWEST_SLAVES and random.random() < SURVIVED_SHARE:
+        return "collector" if random.random() < COLLECTOR_SHARE else "slave"
     return str(random.choice(ENDING))
 
 
-def role_of(rank: int) -> str:
-    return ("master", "collector")[rank] if rank < FIRST_SLAVE else "slave"
+def roles_of(ranks: Iterable[int]) -> dict[int, str]:
+    """The roles of the ranks that are left: the first one after the master's has the collector."""
+    names = itertools.chain(("master", "collector"), itertools.repeat("slave"))
+    return dict(zip(sorted(ranks), names, strict=False))
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class Soak:
         if missing:
             raise SimulationError(f"part {number}: results {missing[:5]} were visible before, and are missing")
         kind = None if last is None else last.kind
-        if code == 2 or (code and kind not in ("master", "collector", "everybody")):
+        if code == 2 or (code and kind not in ("master", "everybody")):
             raise SimulationError(f"part {number}: exit code {code} after {kind or 'nothing'}: {run.said()}")
         if not code and kind != "stop" and not report.get("complete"):
             raise SimulationError(f"part {number}: ended by itself after {kind or 'nothing'}: {run.said()}")
@@ -180,7 +184,7 @@ class Soak:
             if now >= killed_s + self.every_s and self._may_kill(part):
                 killed_s = now
                 killed = self._kill(run, part)
-                if killed is not None and killed.kind != "slave":
+                if killed is not None and killed.kind in ENDING:
                     return killed
             time.sleep(_ROUND_S)
         return None
@@ -190,13 +194,14 @@ class Soak:
     def _sample(self, run: LaunchedRun, part: int, with_maps: bool) -> int:
         """Add a row for each rank; returns the number of living slaves."""
         ranks, now = run.ranks(), self.now_s
-        slaves = sum(rank >= FIRST_SLAVE for rank in ranks)
+        roles = roles_of(ranks)
+        slaves = sum(role == "slave" for role in roles.values())
         for rank, pid in sorted(ranks.items()):
             memory = memory_of(pid)
             if memory is not None:
                 mapped = mapped_of(pid) if with_maps else None
                 maps = (0, 0) if mapped is None else (mapped.proportional_bytes, mapped.reserved_bytes)
-                row = (now, part, rank, role_of(rank), pid, slaves)
+                row = (now, part, rank, roles[rank], pid, slaves)
                 self.samples.add(Sample(*row, memory.resident_bytes, memory.anonymous_bytes, *maps))
         return slaves
 
@@ -232,13 +237,13 @@ class Soak:
     def _kill(self, run: LaunchedRun, part: int) -> Kill | None:
         """Kill a process, or all; None when the run has just ended."""
         ranks = run.ranks()
-        slaves = sorted(rank for rank in ranks if rank >= FIRST_SLAVE)
-        if len(ranks) < 3:
+        roles = roles_of(ranks)
+        slaves = [rank for rank, role in roles.items() if role == "slave"]
+        if not slaves:
             return None
         kind = draw_kill(self._random, len(slaves))
-        rank = {"master": 0, "collector": 1}.get(kind, -1)
-        if kind == "slave":
-            rank = int(self._random.choice(slaves))
+        victims = [rank for rank, role in roles.items() if role == kind]
+        rank = int(self._random.choice(victims)) if victims else -1
         killed = Kill(self.now_s, part, kind, rank, len(slaves))
         if kind == "everybody":
             run.kill_all()
@@ -247,7 +252,7 @@ class Soak:
         else:
             run.kill([rank])
         self.kills.append(killed)
-        target = f"rank {rank} ({role_of(rank)})" if rank >= 0 else kind
+        target = f"rank {rank} ({roles[rank]})" if rank >= 0 else kind
         self.say(f"{killed.time_s:6.0f} s  {'SIGTERM' if kind == 'stop' else 'SIGKILL'}: {target}; {len(slaves)} slaves lived")
         return killed
 
@@ -420,7 +425,7 @@ def run_soak(args: argparse.Namespace, shape: Shape, every_s: float, say: Callab
         line = f"memory of the {role.line(args.bound / 100)}"
         say(line)
         wrong += [line] if role.flat(args.bound / 100) is False else []
-    counts = {kind: sum(s.kind == kind for s in soak.kills) for kind in ("slave", *ENDING)}
+    counts = {kind: sum(s.kind == kind for s in soak.kills) for kind in (*SURVIVED, *ENDING)}
     say(f"{len(soak.kills)} kills ({', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}), {len(soak.parts)} parts")
     say(f"left in shared memory: {left['shared_memory_files']} files, {left['shared_memory_bytes'] / 2**20:.1f} MiB; removed")
     more |= {"left": left, "results": report["results"], "ledger": report["ledger"], "answer": answer, "wrong": wrong}

@@ -1,0 +1,95 @@
+"""Tuples per second over the number of gateways: where they are the bottleneck, and where nothing is held.
+
+What: `python -m benchmarks.gateways`: a join on MPI ranks with 1, 2 and 4 gateways, each on a rank of its own held to a
+thirty-second of a core by the kernel's CPU quota; and the same numbers, not held, with four gateways over one at the same total
+rate. The numbers in turns, count and digest checked in every run.
+Why: one gateway reads and routes so many tuples, whatever the number of slaves; several shall take as many times as many, and
+cost little where one would do.
+Stays out: other bottlenecks (`benchmarks.sinks`), forecasts of larger clusters (`benchmarks.simulation`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks import parse
+from benchmarks.cpu_quota import held
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import gateway_role
+from tests.tools.processes import LaunchedRun
+
+GATEWAYS = (1, 2, 4)
+SLAVES = 2
+_LIMIT_S = 600.0
+
+
+def config_of(gateways: int, seconds: int, rate: int) -> dict[str, Any]:
+    return {
+        "join": {"within": "1s"},
+        "workload": {"rate": rate, "duration": f"{seconds}s", "bias": 0.5, "domain": 10_000_000},
+        "cluster": {"gateways": gateways, "epoch_tuples": 131_072},
+        "sink": {"kind": "count"},
+    }
+
+
+def run(gateways: int, seconds: int, rate: int, folder: Path, share: int) -> tuple[float, int, str]:
+    """Tuples per second of both streams, count and digest. share: of a core that each gateway has; 0: as much as it gets."""
+    out = folder / f"run{time.monotonic_ns()}"
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config_of(gateways, seconds, rate)))
+    ranks = RankMap.of_width(SLAVES, 1).size + gateways - 1  # the further gateways have ranks of their own
+    roles = RankMap(ranks, 1, gateways)
+    launched = LaunchedRun([str(path), "-n", str(ranks), "--out", str(out)], folder / "log")
+    deadline = time.monotonic() + _LIMIT_S
+    while share and not (out / "metrics").is_dir() and launched.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    pids = launched.ranks() if share else {}
+    with held([pids[roles.rank_of(gateway_role(gateway))] for gateway in range(gateways) if share], share or 1):
+        code = launched.end(_LIMIT_S)
+    if code:
+        raise SystemExit(f"{gateways} gateways: exit code {code}: {launched.said()}")
+    report = json.loads((out / "run.json").read_text())
+    results = report["results"]
+    return report["input_tuples_per_s"], results["count"], results["digest"]
+
+
+def _table(args: argparse.Namespace, folder: Path, share: int, seconds: int, rate: int) -> None:
+    speeds: dict[int, list[float]] = {gateways: [] for gateways in GATEWAYS}
+    answers = set()
+    for _ in range(args.repeat):
+        for gateways, found in speeds.items():
+            speed, count, digest = run(gateways, seconds, rate, folder, share)
+            found.append(speed)
+            answers.add((count, digest))
+    if len(answers) != 1:
+        raise SystemExit(f"answers differ: {sorted(answers)}")
+    how = f"every gateway held to 1/{share} of a core" if share else "nothing held"
+    print(f"2 x {rate * seconds:,} tuples, W = 1 s, uniform, {SLAVES} slaves; {how}")
+    print("| gateways | k tuples/s | over one | range |\n|---|---|---|---|")
+    for gateways, found in speeds.items():
+        ratios = [speed / one for speed, one in zip(found, speeds[1], strict=True)]
+        median, ratio = statistics.median(found) / 1e3, statistics.median(ratios)
+        print(f"| {gateways} | {median:,.0f} | {ratio:.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=20, help="length of the streams of held gateways")
+    parser.add_argument(
+        "--rate", type=int, default=50_000, help="tuples per second of each stream; ten times as many, not held"
+    )
+    args = parse(parser, repeat=1, seconds=2, rate=2_000, share=4)
+    with TemporaryDirectory(prefix="swjoin-bench-") as folder:
+        _table(args, Path(folder), args.share, args.seconds, args.rate)
+        _table(args, Path(folder), 0, args.seconds, 10 * args.rate)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Planted bugs of several gateways: the simulator's checkers, the roles' own or the oracle must catch each."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.master.split_dealer import SplitDealer
+from swjoin.cluster.slave.inbox import Inbox
+from swjoin.core.batch import SourceBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.runtime.simulator.storage import BatchSource
+from tests.support.planted import complaints
+from tests.tools.random_runs import Scenario
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _seeds(*, crashing: bool) -> Iterator[int]:
+    """Scenarios with several gateways and many tuples."""
+    for seed in itertools.count():
+        scenario = Scenario.draw(seed)
+        crashes = scenario.config.checkpoint.enabled and scenario.crashes
+        if scenario.config.gateway_count > 1 and sum(map(len, scenario.rows)) > 100 and (crashes or not crashing):
+            yield seed
+
+
+def _without_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slave ends an epoch with the greatest watermarks of its gateways."""
+    take = Inbox.take
+
+    def greatest(self: Inbox) -> Delivery | None:
+        marks = [times for _, times in self._taken.values()]
+        part = take(self)
+        if part is None or not part.final:
+            return part
+        left, right = zip(*marks, (part.left_time_us, part.right_time_us), strict=True)
+        return dataclasses.replace(part, left_time_us=max(left), right_time_us=max(right))
+
+    monkeypatch.setattr(Inbox, "take", greatest)
+
+
+def _end_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slave ends an epoch when the delivery of some gateway is missing."""
+    add = Inbox.__init__
+    monkeypatch.setattr(Inbox, "__init__", lambda self, count: add(self, max(1, count - 1)))
+    put = Inbox.add
+    monkeypatch.setattr(Inbox, "add", lambda self, gateway, d: put(self, min(gateway, len(self._queues) - 1), d))
+
+
+def _dealt_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash, splits that were read in part are dealt again from their start."""
+    restore = SplitDealer.restore
+
+    def again(self: SplitDealer, states: Sequence[dict[str, Any]], opened: Sequence[Sequence[Sequence[int]]]) -> None:
+        restore(self, states, [[[*fields[:5], 0] for fields in of] for of in opened])
+
+    monkeypatch.setattr(SplitDealer, "restore", again)
+
+
+def _open_split_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash, splits that were read in part are not dealt again."""
+    restore = SplitDealer.restore
+    monkeypatch.setattr(SplitDealer, "restore", lambda self, states, opened: restore(self, states, [[] for _ in opened]))
+
+
+def _dealt_at_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits are dealt while gateways save their parts of a checkpoint."""
+    monkeypatch.setattr(SplitDealer, "held", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+def _ids_by_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway numbers the rows that it reads."""
+    read = BatchSource.read
+
+    def numbered(self: BatchSource) -> SourceBatch | None:
+        batch = read(self)
+        if batch is None:
+            return None
+        first = getattr(self, "rows_read", 0)
+        self.rows_read = first + len(batch)  # type: ignore[attr-defined]
+        return dataclasses.replace(batch, id=batch.id - batch.id.min(initial=0) + first) if len(batch) else batch
+
+    monkeypatch.setattr(BatchSource, "read", numbered)
+
+
+def _late_by_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lateness is judged by the rows that this gateway has read."""
+    monkeypatch.setattr(StreamIntake, "pass_time", lambda self, time_us: None)
+
+
+def _shares_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash a gateway takes over the rows of one former gateway alone."""
+    restore = Gateway.restore
+    monkeypatch.setattr(Gateway, "restore", lambda self, saved, shares: restore(self, saved, shares[:1]))
+
+
+def _wishes_not_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master takes a repeated wish for one for the next split."""
+    wanted = SplitDealer.wanted
+
+    def always(self: SplitDealer, gateway: Any, wish: Any) -> Any:
+        finished = self._streams[wish.stream].dealt_to[gateway]
+        return wanted(self, gateway, dataclasses.replace(wish, finished=finished))
+
+    monkeypatch.setattr(SplitDealer, "wanted", always)
+
+
+PLANTED = [(_without_the_slowest, False), (_end_with_the_first, False), (_dealt_twice, True), (_open_split_forgotten, True),
+           (_dealt_at_the_cut, True), (_ids_by_gateway, False), (_late_by_own_rows, False), (_shares_forgotten, True),
+           (_wishes_not_numbered, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "crashing"), PLANTED, ids=lambda p: getattr(p, "__name__", ""))
+@pytest.mark.parametrize("enough", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_planted_bugs_are_caught(plant: Plant, crashing: bool, enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert complaints(itertools.islice(_seeds(crashing=crashing), 60), enough) == enough
