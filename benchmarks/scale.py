@@ -2,7 +2,7 @@
 
 What: three tables of `python -m benchmarks.simulation scale`. The highest sustained rate of 1, 4, 16 and 64 gateways with
 slaves in proportion, found by search (`forecast.capacity.sustainable_rate`), over that of one; the least numbers of gateways
-and slaves that sustain a billion tuples per second; 1 and 2 gateways on MPI ranks, each held to a thirty-second of a core, and
+and slaves that sustain a billion tuples per second; 1 and 2 gateways on MPI ranks, each held to an eighth of a core, and
 the model of these runs.
 Why: no machine here has 64 gateways; what a model says of them is worth as much as its error where both can be had.
 Stays out: gateways alone on this machine (`benchmarks.gateways`), the model's error elsewhere (`benchmarks.simulation`).
@@ -23,13 +23,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from benchmarks import gateways as held_gateways
+from benchmarks.workloads.steady_state import metrics_of, steady
 from swjoin.config.loader import config_from_plain
+from swjoin.core.metric_columns import COLUMNS
 from swjoin.forecast.capacity import Model, Outcome, sustainable_rate
 from swjoin.forecast.costs import PRESETS, CostModel
 from swjoin.forecast.input_profile import workload_profile
 from swjoin.forecast.model.run import simulate
-from swjoin.forecast.summary import forecast
 
 GATEWAYS = (1, 4, 16, 64)
 TARGET = 1e9  # tuples per second of both streams
@@ -38,7 +41,8 @@ _EPOCHS = 8
 _GROUPS = 16  # partition-groups of a slave
 _PRECISION = 1.015  # lowest rate that is not sustained / highest one that is
 _HELD_S = 20  # length of the streams of held gateways
-_HELD_RATE = 50_000  # of each stream
+_HELD_RATE = 200_000  # of each stream
+_HELD_SHARE = 8  # of a core: longer streams than of `benchmarks.gateways`, for a second half without the start
 
 
 def model_of(gateways: int, slaves: int, epoch: str) -> Model:
@@ -111,8 +115,8 @@ def for_target(target: float, each: float, slaves_each: int, epoch: str) -> None
 
 
 def held(costs: CostModel, repeat: int, seconds: int, rate: int, share: int) -> None:
-    """Print throughput of 1 and 2 gateways held to one part in `share` of a core, measured and simulated. costs: of this
-    machine."""
+    """Print throughput of 1 and 2 gateways held to one part in `share` of a core, simulated and measured, in the second half
+    of the runs. costs: of this machine."""
     slowed = {name: share * getattr(costs, name) for name in ("source_tuple_ns", "source_byte_ns", "master_tuple_ns")}
     slowed |= {name: share * getattr(costs, name) for name in ("master_byte_ns", "message_ns")}
     print(f"2 x {rate * seconds:,} tuples, {held_gateways.SLAVES} slaves, every gateway held to 1/{share} of a core")
@@ -121,12 +125,14 @@ def held(costs: CostModel, repeat: int, seconds: int, rate: int, share: int) -> 
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         for _ in range(repeat):
             for gateways, speeds in measured.items():
-                speeds.append(held_gateways.run(gateways, seconds, rate, Path(folder), share)[0])
+                held_gateways.run(gateways, seconds, rate, Path(folder), share)
+                newest = max(Path(folder).glob("run*"), key=lambda run: run.stat().st_mtime_ns)
+                speeds.append(steady(metrics_of(newest))[0])
     for gateways, speeds in measured.items():
         config = config_from_plain(held_gateways.config_of(gateways, seconds, rate))
-        told = forecast(simulate(config, held_gateways.SLAVES, dataclasses.replace(costs, **slowed)), "benchmarks.scale")
-        predicted, median = told["input_tuples_per_s"], statistics.median(speeds)
-        ratios = sorted(predicted / speed for speed in speeds)
+        told = simulate(config, held_gateways.SLAVES, dataclasses.replace(costs, **slowed))
+        predicted = steady(dict(zip(COLUMNS, np.stack(told.metrics).T, strict=True)))[0]
+        median, ratios = statistics.median(speeds), sorted(predicted / speed for speed in speeds)
         print(
             f"| {gateways} | {predicted / 1e3:,.0f} | {median / 1e3:,.0f} | {predicted / median:.2f} "
             f"({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
@@ -139,4 +145,4 @@ def tables(costs: CostModel, repeat: int, *, tiny: bool) -> None:
     slaves_each, epoch = (1, "100ms") if tiny else (2, "1s")
     each = efficiency(GATEWAYS[:2] if tiny else GATEWAYS, slaves_each, epoch)
     for_target(4 * 2 * each if tiny else TARGET, each, slaves_each, epoch)
-    held(costs, repeat, 2 if tiny else _HELD_S, 2_000 if tiny else _HELD_RATE, 4 if tiny else 32)
+    held(costs, repeat, 2 if tiny else _HELD_S, _HELD_RATE, _HELD_SHARE)

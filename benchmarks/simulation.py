@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import yaml
 
 from benchmarks import parse, scale
 from benchmarks.workloads.expected_results import expected
+from benchmarks.workloads.steady_state import metrics_of, steady
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.metric_columns import COLUMNS
@@ -85,8 +85,7 @@ def measure(slaves: int, plain: dict[str, Any]) -> dict[str, Any]:
         command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", str(slaves + 2), "--out", f"{folder}/run"]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
         report: dict[str, Any] = json.loads((Path(folder) / "run" / "run.json").read_text())
-        table = pq.read_table(Path(folder) / "run" / "metrics" / "slaves.parquet")
-        report["steady"] = steady({n: table[n].to_numpy() for n in table.column_names})
+        report["steady"] = steady(metrics_of(Path(folder) / "run"))
     return report
 
 
@@ -98,22 +97,6 @@ def checked(runs: list[dict[str, Any]], config: RunConfig) -> int:
         if found != answer or not report["ledger"]["balanced"]:
             raise SystemExit(f"wrong answer {found}, expected {answer}; ledger {report['ledger']}")
     return answer[0]
-
-
-def steady(rows: dict[str, Any]) -> tuple[float, float, float]:
-    """Input tuples per second, mean production delay (seconds) and the slaves' nanoseconds in the join module per tuple, of the
-    second half of the distribution epochs but the last,
-    which empties the windows."""
-    count = int(rows["epoch"].max()) + 1
-    ends = np.zeros(count)
-    np.maximum.at(ends, rows["epoch"].astype(int), rows["epoch_end_us"].astype(float))
-    first, last = count // 2 - 1, count - 2
-    inside = (rows["epoch"] > first) & (rows["epoch"] <= last)
-    tuples = float((rows["left_tuples"] + rows["right_tuples"])[inside].sum())
-    pairs = float(rows["pairs"][inside].sum())
-    delay_us = float((rows["pairs"] * rows["delay_mean_us"])[inside].sum()) / max(1.0, pairs)
-    work_ns = 1e3 * float(rows["process_us"][inside].sum()) / tuples
-    return tuples / (ends[last] - ends[first]) * 1e6, delay_us / 1e6, work_ns
 
 
 def _error(predicted: float, measured: float) -> str:
