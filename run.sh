@@ -44,7 +44,7 @@ usage() {
 ./run.sh bench live [session|sweep|delay]  a live session with deaths; the rate it sustains; delay over the distribution epoch
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
 ./run.sh bench observing     what it costs a run to be looked at
-./run.sh bench simulation    predicted against measured throughput and delay
+./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
 ./run.sh bench stages        a second join in a row, and four senders at one port, over one
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
 ./run.sh bench sinks         Parquet rows per second with 1, 2 and 4 sinks, each held to a sixteenth of a core (as root)

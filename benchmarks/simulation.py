@@ -6,9 +6,10 @@ same for all configurations. Every answer is compared with DuckDB's. Throughput 
 distribution epochs, as in the paper: a short run spends much of its time on starting, on memory used for the first time, and on
 its report.
 Why: a forecast needs a known error.
-Stays out: keeping the figures; they are printed.
+Stays out: keeping the figures; they are printed. Many gateways (`benchmarks.scale`, which this command runs as well).
 
-Usage: python -m benchmarks.simulation [--costs FILE] [--repeat N] [--only NAME ...] [--fit NAME] [--json FILE] [--tiny]
+Usage: python -m benchmarks.simulation [accuracy|scale] [--costs FILE] [--repeat N] [--only NAME ...] [--fit NAME] [--json FILE]
+[--tiny]
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import yaml
 
-from benchmarks import parse
+from benchmarks import parse, scale
 from benchmarks.workloads.expected_results import expected
+from benchmarks.workloads.steady_state import metrics_of, steady
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.metric_columns import COLUMNS
@@ -84,8 +85,7 @@ def measure(slaves: int, plain: dict[str, Any]) -> dict[str, Any]:
         command = [sys.executable, "-m", "swjoin", "run", str(path), "-n", str(slaves + 2), "--out", f"{folder}/run"]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
         report: dict[str, Any] = json.loads((Path(folder) / "run" / "run.json").read_text())
-        table = pq.read_table(Path(folder) / "run" / "metrics" / "slaves.parquet")
-        report["steady"] = steady({n: table[n].to_numpy() for n in table.column_names})
+        report["steady"] = steady(metrics_of(Path(folder) / "run"))
     return report
 
 
@@ -97,22 +97,6 @@ def checked(runs: list[dict[str, Any]], config: RunConfig) -> int:
         if found != answer or not report["ledger"]["balanced"]:
             raise SystemExit(f"wrong answer {found}, expected {answer}; ledger {report['ledger']}")
     return answer[0]
-
-
-def steady(rows: dict[str, Any]) -> tuple[float, float, float]:
-    """Input tuples per second, mean production delay (seconds) and the slaves' nanoseconds in the join module per tuple, of the
-    second half of the distribution epochs but the last,
-    which empties the windows."""
-    count = int(rows["epoch"].max()) + 1
-    ends = np.zeros(count)
-    np.maximum.at(ends, rows["epoch"].astype(int), rows["epoch_end_us"].astype(float))
-    first, last = count // 2 - 1, count - 2
-    inside = (rows["epoch"] > first) & (rows["epoch"] <= last)
-    tuples = float((rows["left_tuples"] + rows["right_tuples"])[inside].sum())
-    pairs = float(rows["pairs"][inside].sum())
-    delay_us = float((rows["pairs"] * rows["delay_mean_us"])[inside].sum()) / max(1.0, pairs)
-    work_ns = 1e3 * float(rows["process_us"][inside].sum()) / tuples
-    return tuples / (ends[last] - ends[first]) * 1e6, delay_us / 1e6, work_ns
 
 
 def _error(predicted: float, measured: float) -> str:
@@ -133,6 +117,7 @@ def fitted(costs: CostModel, name: str, rate: float, cores: int) -> CostModel:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("accuracy", "scale"), help="one of both parts alone")
     parser.add_argument("--costs", help="a preset or a file of swjoin calibrate (default: measure now)")
     parser.add_argument("--repeat", type=int, default=3, help="real runs per configuration; the median counts")
     parser.add_argument("--only", nargs="+", choices=CASES, metavar="NAME")
@@ -140,6 +125,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parse(parser, repeat=1, only=["1 slave", "3 slaves, real time"])
     costs: CostModel = calibrate(args.tiny, lambda line: None)[0] if args.costs is None else load_costs(args.costs)
+    if args.part != "scale":
+        accuracy(args, costs)
+    if args.part != "accuracy":
+        print()
+        scale.tables(costs, args.repeat, tiny=args.tiny)
+
+
+def accuracy(args: argparse.Namespace, costs: CostModel) -> None:
+    """Run and model every configuration."""
     cores = os.cpu_count() or 1
     print(f"costs: {costs}\n{cores} cores shared by all ranks\n", flush=True)
     print(

@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "events": {"filters": "--kind --slave --group"},
     "sweep": {"points": "--preset --repeat --only --set", "output": "--out --fresh --dry-run"},
     "simulate": {
-        "run": "--slaves --set --search --limit",
+        "run": "--slaves -n --set --search --limit",
         "cost model": "--costs --cost --host-cores",
         "output": "--out",
     },
@@ -98,6 +98,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "simulate": (
         "swjoin simulate mpi_configs/local.yaml --slaves 8",
+        "swjoin simulate mpi_configs/local.yaml --slaves 8 --costs modern-10g --set cluster.gateways=4",
         "swjoin simulate mpi_configs/thousand.yaml --slaves 16 --costs modern-10g --search --set workload.duration=1s",
     ),
     "plan": (

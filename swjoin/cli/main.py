@@ -314,7 +314,10 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
         "from what an earlier run measured (docs/simulation.md)."
     )
     p.add_argument("config", metavar="CONFIG.yaml|RUN", help=CONFIG_OR_RUN)
-    p.add_argument("--slaves", metavar="N", type=int, required=True, help="how many slaves the simulated run has")
+    size = p.add_mutually_exclusive_group(required=True)
+    size.add_argument("--slaves", metavar="N", type=int, help="how many slaves the run has; other roles get ranks of their own")
+    size.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="how many MPI ranks the run has, with all roles")
+    p.set_defaults(threads=None)
     _add_overrides(p)
     p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
     p.add_argument(
@@ -324,7 +327,7 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
         "--host-cores", metavar="N", type=int, default=0, help="all ranks share so many cores (default: each has one)"
     )
     p.add_argument(
-        "--search", action="store_true", help="how far one master can feed: 1, 2, 4, ... up to --slaves slaves, asap"
+        "--search", action="store_true", help="how many slaves the gateways can feed: 1, 2, 4, ... up to --slaves, asap"
     )
     p.add_argument("--limit", metavar="60s", help="end after so much virtual time")
     p.add_argument("--out", metavar="DIR", help="write simulation.json and metrics there")

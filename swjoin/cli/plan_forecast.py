@@ -33,6 +33,7 @@ from swjoin.forecast.capacity import (
 )
 from swjoin.forecast.costs import CostModel, load_costs
 from swjoin.forecast.input_profile import InputProfile
+from swjoin.forecast.model.run import ranks_of
 from swjoin.forecast.network import NetworkEstimate, plan_network
 
 _HOW = {"left": "left rows", "right": "right rows", "full": "rows of either side"}
@@ -99,7 +100,7 @@ class ForecastOptions:
         found = pairs_per_s(config, rates, equal_keys(config, profile))
         network = plan_network(config, slaves, profile, rates, found)
         out.plain |= {"rate_per_s": {"left": rates[LEFT], "right": rates[RIGHT]}, "network": network.to_plain()}
-        out.rows += _network_rows(network, rates)
+        out.rows += _network_rows(network, rates, config)
         if config.pace == "asap":
             out.notes.append("network is per second of the streams' time; asap pace replays them as fast as it goes")
         if config.query.where is not None:
@@ -131,11 +132,13 @@ class ForecastOptions:
                 "rate_per_s": self.target_rate_per_s,
                 "delay_s": self.target_delay_s,
                 "slaves": target.slaves,
-                "ranks": None if target.slaves is None else target.slaves + 2,
+                "ranks": None if target.slaves is None else ranks_of(model.config, target.slaves).size,
                 "tried": target.tried,
                 "why": target.why,
             }
-            out.rows.append(("target", _target_text(target, self.target_rate_per_s, self.target_delay_s)))
+            out.rows.append(
+                ("target", _target_text(target, self.target_rate_per_s, self.target_delay_s, out.plain["target"]["ranks"]))
+            )
         shared = "a core for every rank" if self.host_cores == 0 else f"{self.host_cores} cores for all ranks"
         out.rows.append(
             ("assumed", f"costs {self.costs.name} (swjoin calibrate measures this machine's), {shared}, realtime pace")
@@ -146,7 +149,7 @@ def _this_machine() -> int:
     return core_count()
 
 
-def _network_rows(network: NetworkEstimate, rates: tuple[float, float]) -> list[tuple[str, str]]:
+def _network_rows(network: NetworkEstimate, rates: tuple[float, float], config: RunConfig) -> list[tuple[str, str]]:
     each = network.to_slaves
     most = f", at most {size_text(max(each))}/s to one" if len(each) > 1 else ""
     sizes = f"{network.tuple_bytes[LEFT]:,.0f} B" if len(set(network.tuple_bytes)) == 1 else (
@@ -155,10 +158,12 @@ def _network_rows(network: NetworkEstimate, rates: tuple[float, float]) -> list[
     pairs = f"{network.pairs_per_s:,.0f} pairs/s expected, {network.pair_bytes:,.0f} B each" if network.pair_bytes else (
         f"{network.pairs_per_s:,.0f} pairs/s expected, which are counted only"
     )  # fmt: skip
+    senders = "master to slaves" if config.gateway_count == 1 else f"{config.gateway_count} gateways"
+    receivers = "to the collector" if config.sink_count == 1 else f"to {config.sink_count} sinks"
     return [
         ("input", f"{rates[LEFT]:,.0f} left and {rates[RIGHT]:,.0f} right tuples/s, {sizes} each on the way"),
-        ("master to slaves", f"{size_text(sum(each))}/s{most}; reports back {size_text(network.to_master)}/s"),
-        ("to the collector", f"{size_text(network.to_collector)}/s; {pairs}"),
+        (senders, f"{size_text(sum(each))}/s{most}; reports back {size_text(network.to_master)}/s"),
+        (receivers, f"{size_text(network.to_collector)}/s; {pairs}"),
     ]
 
 
@@ -178,11 +183,11 @@ def _saturation_text(found: SustainableRate) -> str:
     return f"{found.rate_per_s:,.0f} tuples/s and stream at most; {found.resource} first"
 
 
-def _target_text(target: Target, rate_per_s: float, delay_s: float | None) -> str:
+def _target_text(target: Target, rate_per_s: float, delay_s: float | None, ranks: int | None) -> str:
     wish = f"{rate_per_s:,.0f} tuples/s and stream" if rate_per_s < 1e15 else f"{rate_per_s:.3g} tuples/s and stream"
     wish += "" if delay_s is None else f" with 99 % within {duration_text(delay_s * 1e6)}"
     if target.slaves is None:
         return f"{wish}: no number of slaves up to {target.tried} does; {target.why}"
     delay = target.outcome.delay_s if target.outcome else None
     has = "" if delay is None else f" (p99 {duration_text(delay['p99'] * 1e6)})"
-    return f"{wish}: {target.slaves} slaves, -n {target.slaves + 2}{has}"
+    return f"{wish}: {target.slaves} slaves, -n {ranks}{has}"

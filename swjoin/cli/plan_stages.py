@@ -21,7 +21,7 @@ from swjoin.connectors.files.run_folder import read_report
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.forecast.costs import CostModel
-from swjoin.forecast.stages import ONE_GATEWAY, SAME_DATA, Capacity, PlanProfile
+from swjoin.forecast.stages import SAME_DATA, Capacity, PlanProfile
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 
@@ -133,7 +133,6 @@ class StagesForecast:
             "target": target,
             "notes": [
                 f"{SAME_DATA}; pairs grow with the product of both inputs' rates",
-                *([ONE_GATEWAY] if capacity.config.gateway_count > 1 else []),
             ],
         }
 

@@ -14,13 +14,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swjoin.cli.common_args import check_slave_count, duration_of
+from swjoin.cli.common_args import check_slave_count, duration_of, given_ranks
 from swjoin.cli.plan_stages import capacity_of
 from swjoin.cli.summary import size_text
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import load_job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
+from swjoin.forecast.costs import CostModel
 from swjoin.forecast.stages import Capacity
 
 _LOG = logging.getLogger(__name__)
@@ -30,14 +32,27 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def _spread_text(shares: dict[str, float]) -> str:
+    return f"busy {_percent(shares['min'])} (least), {_percent(shares['mean'])} (mean), {_percent(shares['max'])} (most)"
+
+
+def _busy_text(used: dict[str, Any], role: str, busy: float) -> str:
+    return f"busy {_percent(busy)}: CPU {_percent(used[f'{role}_cpu'])}, link {_percent(used[f'{role}_link'])}"
+
+
 def forecast_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     """(name, value) lines of a forecast."""
     from swjoin.forecast.summary import streams
 
     used, first = report["utilisation"], report["saturates_first"]
-    slaves = used["slaves"]
+    further = "".join(
+        f", {len(report.get(name, ())):,} {name}" for name in ("gateways", "sinks") if len(report.get(name, ())) > 1
+    )
     rows = [
-        ("simulated", f"{report['slaves']:,} slaves, costs {report['costs']['name']}, pace {report['config']['pace']}"),
+        (
+            "simulated",
+            f"{report['slaves']:,} slaves{further}, costs {report['costs']['name']}, pace {report['config']['pace']}",
+        ),
         ("input", f"{streams(report)} tuples"),
         ("pairs", f"{report['results']['count']:,} expected"),
         ("time", f"{report['join_s']:,.2f} s of virtual time, {report['epochs']:,} distribution epochs"),
@@ -54,17 +69,11 @@ def forecast_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     for edge in report.get("edges", ()):
         text = f"{edge['rows']:,} rows, {size_text(edge['bytes_per_s'])}/s"
         rows.append((f"edge {edge['edge']}", f"{edge['from']} to {edge['to']}, {edge['port']}: {text}"))
-    rows += [
-        (
-            "slaves",
-            f"busy {_percent(slaves['min'])} (least), {_percent(slaves['mean'])} (mean), {_percent(slaves['max'])} (most)",
-        ),
-        (
-            "master",
-            f"busy {_percent(used['master'])}: CPU {_percent(used['master_cpu'])}, link {_percent(used['master_link'])}",
-        ),
-        ("collector", f"busy {_percent(used['collector'])}"),
-    ]
+    rows += [("slaves", _spread_text(used["slaves"])), ("master", _busy_text(used, "master", used["master"]))]
+    if "gateways" in used:
+        rows.append(("gateways", _spread_text(used["gateways"])))
+        rows.append(("busiest gateway", _busy_text(used, "gateway", used["gateways"]["max"])))
+    rows.append(("collector" if len(report.get("sinks", ())) < 2 else "busiest sink", f"busy {_percent(used['collector'])}"))
     if "host" in used:
         rows.append(("host's cores", f"busy {_percent(used['host'])}"))
     rows.append(("saturates first", f"{first['resource']}, at {_percent(first['utilisation'])}"))
@@ -99,13 +108,16 @@ def run_simulate(args: argparse.Namespace) -> int:
     from swjoin.connectors.output_paths import refuse_files, refuse_run
     from swjoin.forecast.costs import load_costs, with_changes
     from swjoin.forecast.model.run import simulate
-    from swjoin.forecast.summary import SIMULATION_FILES, fed, feed, forecast, store
+    from swjoin.forecast.summary import SIMULATION_FILES, forecast, store
 
     if args.out is not None:
         started = refuse_run(Path(args.out), "--out", simulated=True)
         if not started:
             refuse_files(Path(args.out), SIMULATION_FILES)
-    check_slave_count(f"--slaves {args.slaves}", args.slaves)
+    if args.ranks is None:
+        check_slave_count(f"--slaves {args.slaves}", args.slaves)
+    else:
+        given_ranks(args)
     if args.host_cores < 0:
         raise UserError(f"--host-cores {args.host_cores}: must not be negative (0: a core for every rank)")
     limit_us = None if args.limit is None else float(duration_of(args.limit, "--limit"))
@@ -114,44 +126,49 @@ def run_simulate(args: argparse.Namespace) -> int:
     costs = with_changes(load_costs(args.costs), args.changes)
     path = find_resource(args.config)
     job = load_job(path, args.overrides, "simulate")
-    if job.plan is not None:
-        return _simulate_plan(args, capacity_of(job, path, args.slaves, costs, args.host_cores))
     config = job.config
+    ranks = None if args.ranks is None else RankMap.of(config, args.ranks)
+    slave_count = args.slaves if ranks is None else ranks.slave_ranks
+    if job.plan is not None:
+        return _simulate_plan(args, capacity_of(job, path, slave_count, costs, args.host_cores))
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
-    if config.gateway_count > 1:
-        raise UserError("simulate models one gateway; leave out cluster.gateways (--set cluster.gateways=1)")
-    if config.sink_count > 1:
-        raise UserError("simulate models one sink; leave out cluster.sinks (--set cluster.sinks=1)")
     if config.query.how != "inner" or config.query.where is not None:
         raise UserError(f"{args.config}: inner joins by keys and times are modelled; leave join.how, join.where out")
     if args.search:
-        reports = []
-        print(
-            f"{'slaves':>7} {'input tuples/s':>16} {'slaves busy':>12} {'master CPU':>11} {'link':>7} {'collector':>10}  "
-            "saturates first"
-        )
-        for slaves, report in feed(config, args.slaves, costs, args.host_cores):
-            if isinstance(report, RunFailed):
-                print(f"{slaves:>7,}  fails: {report}", flush=True)
-                continue
-            used = report["utilisation"]
-            print(
-                f"{slaves:>7,} {report['input_tuples_per_s']:>16,.0f} {_percent(used['slaves']['max']):>12} "
-                f"{_percent(used['master_cpu']):>11} {_percent(used['master_link']):>7} {_percent(used['collector']):>10}  "
-                f"{report['saturates_first']['resource']}",
-                flush=True,
-            )
-            reports.append(report)
-        print(fed(reports))
-        return 0
+        return _search(config, slave_count, costs, args.host_cores)
     limit_us = _limit_us(config) if limit_us is None else limit_us
-    run = simulate(config, args.slaves, costs, host_cores=args.host_cores, limit_us=limit_us)
+    run = simulate(config, slave_count, costs, host_cores=args.host_cores, limit_us=limit_us, ranks=ranks)
     report = forecast(run, " ".join(["swjoin", *sys.argv[1:]]))
     _print_rows(forecast_rows(report))
     if args.out is not None:
         store(report, run, Path(args.out))
         print(f"{'simulation':<17} {args.out}")
+    return 0
+
+
+def _search(config: RunConfig, most_slaves: int, costs: CostModel, host_cores: int) -> int:
+    from swjoin.forecast.summary import fed, feed
+
+    reports = []
+    feeder = "master CPU" if config.gateway_count == 1 else "gateway CPU"
+    print(
+        f"{'slaves':>7} {'input tuples/s':>16} {'slaves busy':>12} {feeder:>11} {'link':>7} {'collector':>10}  saturates first"
+    )
+    for slaves, report in feed(config, most_slaves, costs, host_cores):
+        if isinstance(report, RunFailed):
+            print(f"{slaves:>7,}  fails: {report}", flush=True)
+            continue
+        used = report["utilisation"]
+        cpu, link = (used.get(f"gateway_{what}", used[f"master_{what}"]) for what in ("cpu", "link"))
+        print(
+            f"{slaves:>7,} {report['input_tuples_per_s']:>16,.0f} {_percent(used['slaves']['max']):>12} "
+            f"{_percent(cpu):>11} {_percent(link):>7} {_percent(used['collector']):>10}  "
+            f"{report['saturates_first']['resource']}",
+            flush=True,
+        )
+        reports.append(report)
+    print(fed(reports))
     return 0
 
 

@@ -6,7 +6,7 @@ Why: before a run is submitted: which rate can it sustain, and how many ranks do
 runs (`monitor.sustainability.sustained`), so forecasts and measurements can be compared.
 Stays out: costs (`forecast.costs`), running the model (`forecast.model.run`), memory (`forecast.memory`), printing (`cli`).
 
-A modelled run: realtime pace, prefilled windows, then EPOCHS distribution epochs in steady state. Partition-groups are not
+A modelled run: realtime pace, prefilled windows, then some distribution epochs in steady state. Partition-groups are not
 moved, and nodes keep their initial speed. Rates are per stream; the mean where the two streams differ.
 """
 
@@ -37,7 +37,6 @@ from swjoin.forecast.input_profile import InputProfile
 from swjoin.forecast.key_distribution import key_distribution
 from swjoin.forecast.model.batch import TUPLE_BYTES
 from swjoin.forecast.model.run import ModelStreams, generated_payload_bytes, simulate
-from swjoin.forecast.stages import ONE_GATEWAY
 from swjoin.forecast.summary import forecast
 from swjoin.monitor.sustainability import sustained
 from swjoin.operators.join_step import PAIR_BYTES
@@ -45,7 +44,7 @@ from swjoin.operators.join_step import PAIR_BYTES
 EPOCHS = 16  # distribution epochs that are measured
 PRECISION = 1.04  # lowest rate that is not sustained / highest sustained rate
 MOST_SLAVES = 128  # more take minutes: they are left to `swjoin simulate`
-_SEARCHED_SLAVES = 12  # for more, the rate is derived from the utilisation of the busiest resource
+_SEARCHED = 12  # slaves, times gateways; for more, the rate is derived from the utilisation of the busiest resource
 _MOST_PROBES = 14
 _MARGIN = 10.0  # a target above the reachable rate times this is not modelled: runs are short, and rows may be read ahead
 
@@ -156,8 +155,8 @@ class Model:
     notes: tuple[str, ...] = field(default=())
 
     @staticmethod
-    def of(config: RunConfig, costs: CostModel, host_cores: int, profile: InputProfile) -> Model:
-        """NotModelledError when the model does not cover such runs."""
+    def of(config: RunConfig, costs: CostModel, host_cores: int, profile: InputProfile, epochs: int = EPOCHS) -> Model:
+        """epochs: that are measured. NotModelledError when the model does not cover such runs."""
         if config.query.last is not None:
             raise NotModelledError("count windows are not in the cost model")
         t_d = config.cluster.distribution_epoch_us or SHORT_EPOCH_US
@@ -166,15 +165,13 @@ class Model:
         if mean <= 0:
             raise NotModelledError("the input has no tuples")
         prefill = -(-config.query.bounds.retention_us // t_d) * t_d
-        shared = costs.collector_byte_ns / config.sink_count  # as if one sink wrote as fast as all
-        costs = dataclasses.replace(costs, collector_byte_ns=shared)
         model = TimeConfig(config.time.model if config.pace == "realtime" else "event")
-        workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (EPOCHS + 2) * t_d)
+        workload = dataclasses.replace(config.workload, rate_per_s=mean, duration_us=prefill + (epochs + 2) * t_d)
         steady = dataclasses.replace(
             config,
             queries=(dataclasses.replace(config.query, how="inner", where=None),),
             pace="realtime",
-            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d, sinks=1, gateways=1),
+            cluster=dataclasses.replace(config.cluster, distribution_epoch_us=t_d),
             workload=workload,
             time=model,
             measure=MeasureConfig(prefill_us=prefill, warm_up_us=2 * t_d),
@@ -217,18 +214,20 @@ class Model:
         pair_bytes = 0 if config.sink.kind == "count" else PAIR_BYTES + 2 * payload
         pairs = pairs_per_s(config, (1.0, 1.0), equal_keys(config, self.profile)) * self.pair_factor  # at one tuple/s
         master_ns = c.source_tuple_ns + c.source_byte_ns * payload + c.master_tuple_ns + c.master_byte_ns * nbytes
+        gateways, sinks = config.gateway_count, config.sink_count
+        feeder = "master" if gateways == 1 else "gateway"
         slave_pair_ns = c.slave_pair_ns + c.slave_result_byte_ns * pair_bytes
         stay_s = (max(0, bounds.upper_us) + max(0, -bounds.lower_us)) / 1e6
         linear = {  # share of each resource that two tuples per second take
-            "master CPU": 2 * master_ns / 1e9,
-            "master link": 2 * nbytes / c.link_bytes_per_s,
+            f"{feeder} CPU": 2 * master_ns / 1e9 / gateways,
+            f"{feeder} link": 2 * nbytes / c.link_bytes_per_s / gateways,
             "slaves": 2 * c.slave_tuple_ns / 1e9 / slaves,
             "module.window": stay_s * nbytes / (slaves * config.module.window_bytes),
             "host": 2 * (master_ns + c.slave_tuple_ns) / 1e9 / self.host_cores if self.host_cores else 0.0,
         }
         square = {  # share that their pairs take, which grow with the square of the rate
             "slaves": slave_pair_ns * pairs / 1e9 / slaves,
-            "collector": c.collector_byte_ns * pair_bytes * pairs / 1e9,
+            "collector" if sinks == 1 else "sinks": c.collector_byte_ns * pair_bytes * pairs / 1e9 / sinks,
         }
         found = [(1 / cost, name) for name, cost in linear.items() if cost > 0]
         found += [(cost**-0.5, name) for name, cost in square.items() if cost > 0]
@@ -276,8 +275,6 @@ def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...
             n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on
         )
         notes.append(f"the cost model covers inner joins by keys and times; {what} is left out")
-    if config.gateway_count > 1:
-        notes.append(ONE_GATEWAY)
     if config.checkpoint.enabled:
         notes.append("checkpoints are not in the cost model")
     if config.reorganization.policy != "none" or config.nodes.changes:
@@ -295,19 +292,20 @@ def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...
 # ---------------------------------------------------------------- the highest sustained rate
 
 
-def sustainable_rate(model: Model, slaves: int, known: Outcome) -> SustainableRate:
-    """The highest rate per stream that `slaves` sustain, within PRECISION. known: the outcome at any rate.
+def sustainable_rate(model: Model, slaves: int, known: Outcome, precision: float | None = None) -> SustainableRate:
+    """The highest rate per stream that `slaves` sustain. known: the outcome at any rate.
 
-    For many slaves: the rate at which the busiest resource is fully used, extrapolated from one further run.
+    Within `precision`, which is PRECISION for few slaves. For many, and without one given: the rate at which the busiest
+    resource is fully used, extrapolated from one further run.
     """
-    if slaves > _SEARCHED_SLAVES:
+    if precision is None and slaves * model.config.gateway_count > _SEARCHED:
         once = model.run_at(slaves, max(1.0, 0.8 * known.rate_per_s / max(1e-4, known.utilisation)))
         rate = once.rate_per_s / max(1e-4, once.utilisation)
         return SustainableRate(rate, None, once.resource)
     low: Outcome | None = known if known.sustained else None
     high: Outcome | None = None if known.sustained else known
     for _ in range(_MOST_PROBES):
-        if low is not None and high is not None and high.rate_per_s <= PRECISION * low.rate_per_s:
+        if low is not None and high is not None and high.rate_per_s <= (precision or PRECISION) * low.rate_per_s:
             break
         probed = model.run_at(slaves, _next(low, high))
         if probed.sustained:

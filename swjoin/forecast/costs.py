@@ -78,11 +78,13 @@ class NetworkCosts:
     """Messages between ranks.
 
     message_ns: CPU time of a rank per message that it sends or handles.
+    number_ns: CPU time of a rank per number in a message about an epoch that it takes; it has one or two for every slave.
     link_latency_us, link_bytes_per_s: latency and bandwidth of one node's link.
     eager_bytes: size above which a message waits for its receiver.
     """
 
     message_ns: float
+    number_ns: float
     link_latency_us: float
     link_bytes_per_s: float
     eager_bytes: float
@@ -136,6 +138,7 @@ _MODERN = CostModel(
     master_tuple_ns=0,
     master_byte_ns=0.36,
     message_ns=52_000,
+    number_ns=1_000,
     link_latency_us=0.6,
     link_bytes_per_s=10e9,
     eager_bytes=4096,
@@ -169,6 +172,7 @@ PRESETS = {
         master_tuple_ns=5_000,
         master_byte_ns=20,
         message_ns=500_000,
+        number_ns=0,
         link_latency_us=100,
         link_bytes_per_s=80e6,
         eager_bytes=65_536,

@@ -8,8 +8,9 @@ Stays out: single tuples (`connectors.generator.bmodel`), joining counts (`forec
 Keys. Up to 2^27 of them every key's mass is computed (a cell of the domain is a range of leaves of the halvings, its mass a
 difference of the distribution function) and hashed as the router does. Larger domains are treated as 2^k leaves: the 2^22 or so
 heaviest are hashed one by one, the others, each below a millionth of a partition-group, are spread evenly.
-Intervals (`stretch` in the code). Time is cut at every end of a slot of the distribution epoch, at every 100 ms where the rate
-changes, at every rotation, and so often that an interval is at most 1/8 of what the master may buffer.
+Intervals (`stretch` in the code). Time is cut at every end of a slot of the distribution epoch, with several gateways in
+realtime pace at the ends of as many parts of it, at every 100 ms where the rate changes, at every rotation, and so often that
+an interval is at most 1/8 of what a gateway may buffer.
 """
 
 from __future__ import annotations
@@ -150,6 +151,9 @@ def _edges(config: RunConfig) -> I64:
     if t_d:
         slots = -(-end // t_d) * n_g
         cuts.append(np.array([slot_end_us(s, t_d, n_g) for s in range(slots)]))
+    if config.gateway_count > 1 and config.pace == "realtime":  # splits are as short as that (`split_dealer.span_us`)
+        parts = min(config.gateway_count, t_d // 1000)
+        cuts.append(np.array([slot_end_us(s, t_d, parts) for s in range(-(-end // t_d) * parts)]))
     if workload.schedule.kind != "constant" or workload.drift_us:
         cuts.append(np.arange(0, end, SLOT_US))
     most = max(BATCH_ROWS, cluster.mini_buffer_bytes // TUPLE_BYTES // 8)

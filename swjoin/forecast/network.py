@@ -1,7 +1,7 @@
 """Network forecast: bytes per second between ranks, from rates, widths and the expected pairs. No I/O.
 
 What: `plan_network(config, slaves, profile, rates_per_s, pairs_per_s) -> NetworkEstimate`.
-Why: the master sends every tuple to one slave, and pairs with payload go to one collector: either link may be the limit.
+Why: gateways send every tuple to one slave, and pairs with payload go to the sinks: either links may be the limit.
 Stays out: the input (`forecast.input_profile`), the number of pairs (`forecast.capacity`), state movement, checkpoints.
 """
 
@@ -30,7 +30,8 @@ _SEQUENCE_BYTES = 16  # sequence numbers of a tuple, with count windows
 class NetworkEstimate:
     """Bytes per second of the streams' time.
 
-    to_slaves: master to each active slave. to_master: reports of all slaves. to_collector: results of all slaves.
+    to_slaves: all gateways to each active slave. to_master: reports of all slaves to gateways. to_collector: results of all
+    slaves.
     tuple_bytes: of a left and of a right tuple in a delivery. pair_bytes: of a pair; 0 where pairs are only counted.
     pairs_per_s: expected pairs.
     """
@@ -73,7 +74,9 @@ def plan_network(
     )
     owned = np.bincount(owner, minlength=active)
     epochs_per_s = 1e6 / max(1.0, epoch_length_us(config, profile))
-    each = np.bincount(owner, bytes_of_group, active) + epochs_per_s * (_MESSAGE_BYTES + _GROUP_BYTES * owned)
+    deliveries_per_s = epochs_per_s * config.gateway_count
+    each = np.bincount(owner, bytes_of_group, active) + deliveries_per_s * (_MESSAGE_BYTES + _GROUP_BYTES * owned)
     pair = 0.0 if config.sink.kind == "count" else PAIR_BYTES + sum(payload)
     results = pair * pairs_per_s + epochs_per_s * (active * _CHUNK_BYTES + _GROUP_BYTES * groups)
-    return NetworkEstimate(tuple(each.tolist()), epochs_per_s * active * _MESSAGE_BYTES, results, sizes, pair, pairs_per_s)
+    reports = deliveries_per_s * active * _MESSAGE_BYTES
+    return NetworkEstimate(tuple(each.tolist()), reports, results, sizes, pair, pairs_per_s)

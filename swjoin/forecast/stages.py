@@ -27,7 +27,6 @@ from swjoin.plan.stages import Edge, Stage, StagePlan
 
 Sides = tuple[float, float]  # left, right
 SAME_DATA = "selectivities and costs of a row are those of the measured run"
-ONE_GATEWAY = "loads, delay and saturation are those of one gateway"
 
 
 @dataclass(frozen=True)
@@ -223,8 +222,8 @@ class StageWork:
 
 @dataclass(frozen=True)
 class EpochWork:
-    """Time that a distribution epoch takes, seconds. shares: of a stage's rows, by instance. A send blocks: link time is
-    its sender's."""
+    """Time that a distribution epoch takes, seconds, of each gateway and of each sink. shares: of a stage's rows, by instance.
+    A send blocks: link time is its sender's."""
 
     gateway_cpu_s: float
     gateway_link_s: float
@@ -243,27 +242,28 @@ class EpochWork:
             rows = epoch_s * sum(flow.edge_rows[i] for i in mine)
             return max(len(mine) * width, rows / PART_ROWS), nbytes, max(0.0, nbytes - rows * TUPLE_BYTES)
 
-        found, rows_in = [sent(source) for source in profile.plan.sources], epoch_s * flow.total
+        gateways, sinks = config.gateway_count, config.sink_count
+        found, rows_in = [sent(source) for source in profile.plan.sources], epoch_s * flow.total / gateways
         messages, nbytes, more = (sum(each) for each in zip(*found, strict=True))
-        cpu_ns = rows_in * (costs.source_tuple_ns + costs.master_tuple_ns) + more * costs.source_byte_ns
-        cpu_ns += nbytes * costs.master_byte_ns + messages * costs.message_ns
+        cpu_ns = rows_in * (costs.source_tuple_ns + costs.master_tuple_ns)
+        cpu_ns += (more * costs.source_byte_ns + nbytes * costs.master_byte_ns) / gateways + messages * costs.message_ns
         stages, chunks = [], 0.0
         for s, stage in enumerate(profile.stages):
             out, nbytes, _ = sent(stage.stage)
             senders = [e for e in profile.edges if e.edge.receiver == stage.stage]
-            taken = sum(width if isinstance(e.edge.sender, Stage) else 1 for e in senders)
+            taken = sum(width if isinstance(e.edge.sender, Stage) else gateways for e in senders)
             rows = epoch_s * (sum(flow.came[s]) + flow.out[s])
             of_messages = (taken + out + 1) * costs.message_ns / 1e9
             stages.append(StageWork(rows * stage.ns_per_row / 1e9, nbytes / costs.link_bytes_per_s, of_messages))
             chunks += width
         results = epoch_s * flow.out[-1]
         chunks += results / PART_ROWS
-        result_bytes = 0.0 if config.sink.kind == "count" else results * _result_bytes(profile) / config.sink_count
+        result_bytes = 0.0 if config.sink.kind == "count" else results * _result_bytes(profile) / sinks
         collector_ns = chunks * (costs.collector_chunk_ns + costs.message_ns) + result_bytes * costs.collector_byte_ns
         groups = config.cluster.partition_count
         active = min(width, config.reorganization.active_slaves) or width
         shares = [(groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(width)]
-        link_s = sum(nbytes for _, nbytes, _ in found) / costs.link_bytes_per_s
+        link_s = sum(nbytes for _, nbytes, _ in found) / costs.link_bytes_per_s / gateways
         return EpochWork(cpu_ns / 1e9, link_s, tuple(stages), collector_ns / 1e9, tuple(shares))
 
     @property
@@ -274,11 +274,10 @@ class EpochWork:
         """Time of a slave rank, which plays an instance of every stage."""
         return sum(stage.of(share) for stage in self.stages)
 
-    @property
-    def all_s(self) -> float:
+    def all_s(self, gateways: int, sinks: int) -> float:
         """Time of all ranks, without their links."""
         slaves = sum(stage.rows_s + len(self.shares) * stage.messages_s for stage in self.stages)
-        return self.gateway_cpu_s + self.collector_s + slaves
+        return gateways * self.gateway_cpu_s + sinks * self.collector_s + slaves
 
 
 def _result_bytes(profile: PlanProfile) -> float:
@@ -315,15 +314,16 @@ class Capacity:
     def loads(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Use of every resource, 1 when it is saturated. Windows are those of one instance, as `module.window` is."""
         work, epoch_s = self.work(rates), self.profile.epoch_s(self.config, rates)
-        gateway = "master CPU" if work.gateway_cpu_s >= work.gateway_link_s else "master link"
+        gateways, sinks = self.config.gateway_count, self.config.sink_count
+        gateway = f"{'master' if gateways == 1 else 'gateway'} {'CPU' if work.gateway_cpu_s >= work.gateway_link_s else 'link'}"
         found = {
             "slaves": work.slave_s(max(work.shares)) / epoch_s,
             gateway: work.gateway_s / epoch_s,
-            "collector": work.collector_s / epoch_s,
+            "collector" if sinks == 1 else "sinks": work.collector_s / epoch_s,
             "module.window": max(self.window_bytes(self.profile.flow(rates))) / self.config.module.window_bytes,
         }
         if self.host_cores:
-            found["host"] = work.all_s / epoch_s / self.host_cores / self.costs.shared_capacity
+            found["host"] = work.all_s(gateways, sinks) / epoch_s / self.host_cores / self.costs.shared_capacity
         return found
 
     def saturation(self, rates: Mapping[str, float]) -> tuple[float, str]:

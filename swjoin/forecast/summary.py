@@ -1,13 +1,14 @@
 """Results of a modelled run: throughput, delay, utilisation, and the resource that saturates first.
 
 What: `forecast(run) -> dict`, `forecast_plan` of a plan of several stages; `store` (simulation.json, run.json, metrics), `feed`
-(how many slaves one master can feed).
+(how many slaves the gateways can feed).
 Why: one resource limits a cluster; its name says what to buy or to change.
 Stays out: running the model (`forecast.model.run`), printing (`cli.simulate`).
 
-Utilisation is the busy share of the time from the first read to the end. The master's CPU and its link are one resource,
-because its sends block: together they cannot exceed 1, and the bottleneck is named after the larger part. Where ranks share
-the cores of one host, these are a resource of their own.
+Utilisation is the busy share of the time from the first read to the end, of a role; what saturates first is a rank with all of
+its roles, named after the busiest of them. A gateway's CPU and its link are one resource, because its sends block: together
+they cannot exceed 1, and the bottleneck is named after the larger part. Master and one gateway, which share a rank, are one
+resource. Where ranks share the cores of one host, these are a resource of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.ranks import COLLECTOR_RANK, FIRST_SLAVE, ROOT
+from swjoin.cluster.role import MASTER, gateway_role, sink_role, slave_role
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.connectors.files.run_files import RUN_FILES, EventsFile, MetricsFile
@@ -29,43 +32,60 @@ from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.discrete_event import Usage
 from swjoin.forecast.model.run import SimulatedRun, simulate
 from swjoin.forecast.model.stages import PlanSimulation
-from swjoin.forecast.stages import ONE_GATEWAY, SAME_DATA, Capacity
+from swjoin.forecast.stages import SAME_DATA, Capacity
 from swjoin.runtime.run_report import RunOutcome, build_report, check_ledger, input_names
 
 SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # written by `store`
 
 
-def _utilisation(run: SimulatedRun) -> dict[str, Any]:
-    """Utilisation of all resources."""
+def _spread(shares: list[float]) -> dict[str, float]:
+    return {"min": min(shares), "mean": sum(shares) / len(shares), "max": max(shares)}
+
+
+def _cpu_or_link(kind: str, used: Usage) -> str:
+    return f"{kind} {'CPU' if used.cpu_us >= used.link_us else 'link'}"
+
+
+def _utilisation(run: SimulatedRun) -> tuple[dict[str, Any], dict[str, float]]:
+    """Utilisation of all roles, and of the busiest rank of every kind by what its busiest role is short of. Master and one
+    gateway, which share a rank, are one resource."""
     elapsed_us = max(1.0, run.end_us - run.begin_us)
+    usage = run.usage
+    several = len(run.gateways) > 1
 
-    def share(used: Usage) -> float:
-        return min(1.0, (used.cpu_us + used.link_us + used.slowed_us) / elapsed_us)  # unfinished work counts in full
+    def share(busy_us: float) -> float:
+        return min(1.0, busy_us / elapsed_us)  # unfinished work counts in full
 
-    master, slaves = run.usage["master"], [share(u) for u in run.usage["slaves"]]
+    gateways = [usage.of_roles[gateway_role(number)] for number in range(len(run.gateways))]
+    sinks = [usage.of_roles[sink_role(number)] for number in range(len(run.sinks))]
+    slaves = [usage.of_roles[slave_role(number)] for number in range(run.slave_count)]
+    master = usage.of_roles[MASTER] if several else usage.of_roles[MASTER] + gateways[0]
     out: dict[str, Any] = {
-        "slaves": {"min": min(slaves), "mean": sum(slaves) / len(slaves), "max": max(slaves)},
-        "master": share(master),
-        "master_cpu": min(1.0, master.cpu_us / elapsed_us),
-        "master_link": min(1.0, master.link_us / elapsed_us),
-        "collector": share(run.usage["collector"]),
+        "slaves": _spread([share(used.busy_us) for used in slaves]),
+        "master": share(master.busy_us),
+        "master_cpu": share(master.cpu_us),
+        "master_link": share(master.link_us),
+        "collector": max(share(used.busy_us) for used in sinks),
     }
-    if run.cores.most:
-        out["host"] = min(1.0, run.cores.busy_us / elapsed_us / run.cores.most)
-    return out
+    names = {id(used): "slaves" for used in slaves} | {id(used): "sinks" if len(sinks) > 1 else "collector" for used in sinks}
+    names |= {id(usage.of_roles[MASTER]): _cpu_or_link("master", master)}
+    if several:
+        busiest = max(gateways, key=lambda used: used.busy_us)
+        out["gateways"] = _spread([share(used.busy_us) for used in gateways])
+        out |= {"gateway_cpu": share(busiest.cpu_us), "gateway_link": share(busiest.link_us)}
+    names |= {id(used): _cpu_or_link("gateway" if several else "master", used if several else master) for used in gateways}
+    candidates = dict.fromkeys(names.values(), 0.0)
+    for roles in usage.by_rank():
+        name = names[id(max(roles, key=lambda used: used.busy_us))]
+        candidates[name] = max(candidates[name], share(sum(used.busy_us for used in roles)))
+    if usage.cores.most:
+        out["host"] = candidates["host"] = share(usage.cores.busy_us / usage.cores.most)
+    return out, candidates
 
 
-def saturates_first(utilisation: dict[str, Any]) -> tuple[str, float]:
+def _most(candidates: dict[str, float]) -> tuple[str, float]:
     """The most utilised resource, and its utilisation."""
-    master = "master CPU" if utilisation["master_cpu"] >= utilisation["master_link"] else "master link"
-    candidates = {
-        "slaves": utilisation["slaves"]["max"],
-        master: utilisation["master"],
-        "collector": utilisation["collector"],
-        "host": utilisation.get("host", 0.0),
-    }
-    name = max(candidates, key=lambda n: candidates[n])
-    return name, candidates[name]
+    return max(candidates.items(), key=lambda item: item[1])
 
 
 def forecast(run: SimulatedRun, command: str) -> dict[str, Any]:
@@ -73,23 +93,25 @@ def forecast(run: SimulatedRun, command: str) -> dict[str, Any]:
     balance."""
     config, elapsed_s = run.config, max(1e-6, (run.end_us - run.begin_us) / 1e6)
     job = Job(config, None, False, None, None, command)
-    roles = ["master", "collector", *(f"slave {i}" for i in range(run.slave_count))]
     report = build_report(
         job,
         RunOutcome(
             master=run.master.summary(),
-            gateways=[run.gateway.summary()],
+            gateways=[g.summary() for g in run.gateways],
             slaves=[s.summary() for s in run.slaves],
-            sinks=[run.collector.summary()],
-            ranks=[{"rank": i, "host": "simulated", "role": role, "peak_rss_bytes": 0} for i, role in enumerate(roles)],
+            sinks=[s.summary() for s in run.sinks],
+            ranks=[
+                {"rank": i, "host": "simulated", "role": role, "peak_rss_bytes": 0}
+                for i, role in enumerate(run.usage.ranks.names)
+            ],
             wall_s=elapsed_s,
             join_s=elapsed_s,
         ),
     )
     if run.complete:
         check_ledger(report)
-    utilisation = _utilisation(run)
-    name, most = saturates_first(utilisation)
+    utilisation, candidates = _utilisation(run)
+    name, most = _most(candidates)
     joined = sum(report["joined"].values())
     duration_s = config.workload.duration_us / 1e6
     behind_s = elapsed_s - duration_s
@@ -128,15 +150,19 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
     run = PlanSimulation(capacity, epochs)
     run.run()
     elapsed_us = max(1.0, run.time.now_us)
-    master, collector, *slaves = (rank.busy_us / elapsed_us for rank in run.ranks)
+    busy = [rank.busy_us / elapsed_us for rank in run.ranks]
+    master, collector, slaves = busy[ROOT], busy[COLLECTOR_RANK], busy[FIRST_SLAVE:][: capacity.width]
     cpu = work.gateway_cpu_s / work.gateway_s if work.gateway_s else 0.0
     used: dict[str, Any] = {
         "slaves": {"min": min(slaves), "mean": sum(slaves) / len(slaves), "max": max(slaves)},
         **{"master": master, "master_cpu": master * cpu, "master_link": master * (1 - cpu), "collector": collector},
     }
+    feeder = "master" if config.gateway_count == 1 else "gateway"
+    first = f"{feeder} CPU" if used["master_cpu"] >= used["master_link"] else f"{feeder} link"
+    candidates = {"slaves": max(slaves), first: master, "collector" if config.sink_count == 1 else "sinks": collector}
     if run.cores.most:
-        used["host"] = min(1.0, run.cores.busy_us / elapsed_us / run.cores.most)
-    resource, most = saturates_first(used)
+        used["host"] = candidates["host"] = min(1.0, run.cores.busy_us / elapsed_us / run.cores.most)
+    resource, most = _most(candidates)
     whole_s, delays_s = epochs * epoch_s, np.array(run.delays_us) / 1e6
     quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     report: dict[str, Any] = {
@@ -180,8 +206,6 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
         behind_s = elapsed_us / 1e6 - whole_s
         report |= {"behind_s": max(0.0, behind_s), "keeps_up": behind_s <= 2 * epoch_s + 0.02 * whole_s}
         report["largest_rate_per_s"] = capacity.saturation(rates)[0] * flow.total / len(rates)
-    if config.gateway_count > 1:
-        report["notes"].append(ONE_GATEWAY)
     if config.reorganization.policy != "none" or config.checkpoint.enabled:
         report["notes"].append("moves of partition-groups and checkpoints are left out")
     return report
@@ -222,17 +246,18 @@ def feed(
 
 
 def fed(reports: list[dict[str, Any]]) -> str:
-    """One sentence on the forecasts of `feed`: how many slaves one master can feed."""
+    """One sentence on the forecasts of `feed`: how many slaves the gateways can feed."""
     if not reports:
         return "none of these runs would succeed"
-    last = reports[-1]
+    last, gateways = reports[-1], len(reports[-1]["gateways"])
+    feeders = "one master feeds" if gateways == 1 else f"{gateways:,} gateways feed"
     limited = [r for r in reports if r["saturates_first"]["resource"] not in ("slaves", "host")]
     if not limited:
-        return f"one master feeds all {last['slaves']:,} slaves: they saturate first"
+        return f"{feeders} all {last['slaves']:,} slaves: they saturate first"
     best = max(r["input_tuples_per_s"] for r in reports)
     first = limited[0]
     return (
-        f"one master feeds fewer than {first['slaves']:,} slaves: from there on the {first['saturates_first']['resource']} "
+        f"{feeders} fewer than {first['slaves']:,} slaves: from there on the {first['saturates_first']['resource']} "
         f"saturates first, at {best:,.0f} input tuples/s"
     )
 

@@ -163,10 +163,8 @@ def _asymmetric() -> RunConfig:
 def _check(told: SimulatedRun) -> None:
     """After every step: every tuple read is in exactly one place, as far as roles know it; all roles are in order."""
     told.master.validate()
-    told.gateway.validate()
-    told.collector.validate()
-    for slave in told.slaves:
-        slave.validate()
+    for role in (*told.gateways, *told.sinks, *told.slaves):
+        role.validate()
 
 
 @pytest.mark.parametrize("sub_groups", [1, 2])
@@ -225,7 +223,7 @@ def test_a_slow_node_takes_longer_and_the_balanced_policy_relieves_it() -> None:
     costs = with_changes(MODERN, ["slave_tuple_ns=20000"])
     left_alone = simulate(config(**sections), 3, costs)
     relieved = simulate(config(**sections, reorganization={"policy": "balanced", "epoch": "1s"}), 3, costs)
-    assert relieved.gateway.summary()["moves"] > 0
+    assert relieved.gateways[0].summary()["moves"] > 0
     last = [plan_delay(p) for p in (left_alone, relieved)]
     assert last[1] < last[0]
 
@@ -337,6 +335,7 @@ def test_calibration_measures_every_cost() -> None:
     values = dataclasses.asdict(costs)
     may_be_zero = {"name", "slave_tuple_ns", "slave_visit_ns", "slave_growth_ns", "master_tuple_ns", "slave_pair_ns"}
     may_be_zero |= {"slave_comparison_ns", "slave_delivery_ns", "master_byte_ns", "message_ns"}  # each of a fit
+    may_be_zero.add("slave_sleep_ratio")  # a ratio of two noisy ratios
     assert all(value > 0 for name, value in values.items() if name not in may_be_zero), values
     assert costs.slave_delivery_ns + costs.slave_tuple_ns > 0
     assert any(line.startswith("slave, reference") for line in lines)

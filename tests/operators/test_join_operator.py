@@ -17,7 +17,7 @@ from swjoin.core.data_messages import Delivery, GroupResults, ResultChunk, Route
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
 from swjoin.core.join_semantics import Bounds, pair_digest
 from swjoin.forecast.key_distribution import key_distribution
-from swjoin.forecast.model.batch import ModelBatch
+from swjoin.forecast.model.batch import ModelBatch, Overlaps
 from swjoin.forecast.model.join import ModelJoin
 from swjoin.operators.join_operator import IncomingGroup, JoinOperator, MoveId, OutgoingGroup
 from swjoin.operators.join_step import Step, WindowMemory, Work
@@ -185,7 +185,8 @@ def test_a_join_over_counts_restores_its_windows() -> None:
     config = config_from_plain({"workload": {"rate": 1000, "duration": "4s"}, "join": {"within": "1s"}})
     distribution = key_distribution(config)
     sizes = WindowSizes(64, 256, 1 << 28)
-    joined, restored = (ModelJoin(distribution, config.query.bounds, sizes, 32) for _ in range(2))
+    overlaps = Overlaps(distribution.edges_us, config.query.bounds)
+    joined, restored = (ModelJoin(distribution, overlaps, sizes, 32) for _ in range(2))
     groups, n = np.arange(3), np.full(3, 50)
     for i in range(3):
         edges = distribution.edges_us

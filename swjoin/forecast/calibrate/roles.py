@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.master.master import Master
-from swjoin.cluster.messages import Report
+from swjoin.cluster.messages import EpochClosed, EpochWanted, Report
 from swjoin.cluster.role import (
     GATEWAY,
     MASTER,
@@ -45,11 +45,21 @@ from swjoin.cluster.role import (
     SourceEnded,
     UnknownEffectError,
     WorkDue,
+    gateway_role,
     slave_role,
 )
 from swjoin.cluster.slave.results import receipts
 from swjoin.cluster.slave.slave import Slave
-from swjoin.cluster.wire import pack_delivery, pack_results, pack_state, unpack_delivery, unpack_results, unpack_state
+from swjoin.cluster.wire import (
+    FORMATS,
+    pack_delivery,
+    pack_results,
+    pack_state,
+    unpack_control,
+    unpack_delivery,
+    unpack_results,
+    unpack_state,
+)
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, SinkConfig, WorkloadConfig
 from swjoin.connectors.generator.source import GeneratorSource
@@ -79,6 +89,7 @@ _WORKLOADS = (
     ("small deliveries", 5_000, 20.0, 50.0, 0.7, 32 << 10, 0.1),
     ("empty deliveries", 500, 5.0, 40.0, 0.7, 32 << 10, 0.1),
 )
+_MANY_SLAVES = (64, 1024)
 
 
 def least_squares(rows: F64, seconds: F64, names: tuple[str, ...]) -> dict[str, float]:
@@ -253,6 +264,27 @@ def _master_costs(scale: float) -> tuple[dict[str, float], list[str]]:
     return costs, lines
 
 
+def _number_ns() -> float:
+    """Nanoseconds per number in what several gateways tell the master about an epoch."""
+    gateways, epochs, seconds = 8, 5, []
+    for slaves in _MANY_SLAVES:
+        config = _config(1_000, 1.0, 1.0, 0.5, 32 << 10, 0.5).with_gateways(gateways)
+        master, spent = Master(config, slaves), []
+        for epoch in range(epochs):
+            frame = FORMATS[EpochWanted].pack(
+                EpochWanted(epoch, False, False, (1 << 20,) * slaves, (0,) * slaves, (epoch, epoch))
+            )
+            start = time.thread_time()
+            for gateway in range(gateways):
+                master.handle(Received(gateway_role(gateway), unpack_control(frame)), 0)
+            spent.append(time.thread_time() - start)
+            for gateway in range(gateways):
+                master.handle(Received(gateway_role(gateway), EpochClosed(epoch, (0, 0))), 0)
+        seconds.append(min(spent))
+    numbers = 2 * gateways * (_MANY_SLAVES[1] - _MANY_SLAVES[0])
+    return max(0.0, (seconds[1] - seconds[0]) / numbers * 1e9)
+
+
 def _best(measure: Callable[[], float], repeat: int = 3) -> float:
     return min(measure() for _ in range(repeat))
 
@@ -411,6 +443,7 @@ def calibrate(quick: bool, progress: Callable[[str], None]) -> tuple[CostModel, 
         master_tuple_ns=master["tuple"] * 1e9,
         master_byte_ns=master["byte"] * 1e9,
         message_ns=master["message"] * 1e9,
+        number_ns=_number_ns(),
         link_latency_us=links["small_s"] * 1e6,
         link_bytes_per_s=links["bytes_per_s"],
         eager_bytes=default.eager_bytes,

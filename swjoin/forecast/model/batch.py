@@ -1,6 +1,7 @@
 """Tuples as counts: the batches that the model sends through the production roles.
 
 What: `ModelBatch`, runs of tuples of one partition-group and one interval of time ("stretch"), for a `TupleBatch`;
+`ModelPairs`, a number of pairs; `Overlaps`, how often two tuples' times satisfy the bounds;
 `KeyDistribution`, the distribution of a stream's tuples over time and partition-groups, and how often two of them are equal.
 Why: 10^9 tuples/s cannot be materialised, and need not be: the work of master, slaves and links depends on counts.
 Stays out: computing a distribution (`forecast.key_distribution`), joining (`forecast.model.join`).
@@ -14,9 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.core.batch import I64, TupleBatch
+from swjoin.core.batch import I64, LEFT, Pairs, TupleBatch
+from swjoin.core.join_semantics import Bounds
 
 F64 = NDArray[np.float64]
+_MOST_ROWS = 4096  # of chances that are kept
 TUPLE_BYTES = 32  # key, time, id, arrival: as in `TupleBatch.nbytes`
 
 
@@ -73,6 +76,26 @@ class ModelBatch(TupleBatch):
 
 
 @dataclass(frozen=True)
+class ModelPairs(Pairs):
+    """Pairs without columns, whose digest is 0. pair_bytes: of one."""
+
+    count: int = 0
+    pair_bytes: int = 0
+
+    @staticmethod
+    def of(count: int, pair_bytes: int) -> ModelPairs:
+        none, ids = np.empty(0, np.int64), np.empty(0, np.uint64)
+        return ModelPairs(none, none, none, ids, ids, count=count, pair_bytes=pair_bytes)
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.pair_bytes
+
+
+@dataclass(frozen=True)
 class KeyDistribution:
     """Distribution of both streams' tuples over time and partition-groups, and how often two tuples are equal.
 
@@ -119,3 +142,42 @@ def overlap(begin_l: F64, width_l: F64, begin_r: F64, width_r: F64, lower: float
 
     chance: F64 = (below(upper) - below(lower)) / (width_l[:, None] * width_r[None, :])
     return np.clip(chance, 0.0, 1.0)
+
+
+class Overlaps:
+    """The chance that a left and a right tuple of two stretches satisfy the bounds; all slaves of a run share it."""
+
+    def __init__(self, edges_us: I64, bounds: Bounds) -> None:
+        self._edges_us, self.bounds = edges_us, bounds
+        self._rows: dict[tuple[int, int], tuple[int, F64]] = {}  # by stream and stretch: first opposite one, and its chances
+
+    def of(self, stream: int, mine: I64, other: I64) -> F64:
+        """Float64 (mine, other). other: of the opposite stream."""
+        out = np.zeros((len(mine), len(other)))
+        for index, stretch in enumerate(mine.tolist()):
+            first, row = self._row(stream, stretch)
+            at = other - first
+            inside = np.flatnonzero((at >= 0) & (at < len(row)))
+            out[index, inside] = row[at[inside]]
+        return out
+
+    def _row(self, stream: int, stretch: int) -> tuple[int, F64]:
+        found = self._rows.get((stream, stretch))
+        if found is not None:
+            return found
+        edges, lower, upper = self._edges_us, self.bounds.lower_us, self.bounds.upper_us + 1
+        if stream != LEFT:
+            lower, upper = -upper, -lower
+        begin, end = int(edges[stretch]), int(edges[stretch + 1])
+        first = max(0, int(np.searchsorted(edges, begin + lower, side="right")) - 1)
+        last = min(len(edges) - 1, int(np.searchsorted(edges, end + upper, side="left")))
+        mine = np.array([0.0]), np.array([float(end - begin)])
+        others = (edges[first:last] - begin).astype(np.float64), np.diff(edges[first : last + 1]).astype(np.float64)
+        if stream == LEFT:
+            row = overlap(*mine, *others, float(lower), float(upper))[0]
+        else:
+            row = overlap(*others, *mine, float(-upper), float(-lower))[:, 0]
+        if len(self._rows) >= _MOST_ROWS:
+            self._rows.clear()
+        self._rows[stream, stretch] = first, row
+        return first, row

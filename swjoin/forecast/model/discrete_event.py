@@ -1,7 +1,7 @@
 """The discrete-event kernel of the model: virtual time, shared cores, and ranks that work, wait and send.
 
 What: `Timeline` (an event heap), `Cores` (work takes longer when more ranks are busy than there are cores), `World` (both, with
-the costs), `Actor` (a rank).
+the costs), `Actor` (a rank with its link), `Usage` (of one of its roles).
 Why: ranks of a test machine share two cores, ranks of a cluster do not; forecasts must distinguish these.
 Stays out: roles and their messages (`forecast.model.ranks`).
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 from swjoin.config.run import RunConfig
 from swjoin.forecast.costs import CostModel
@@ -161,12 +162,20 @@ class Cores:
 
 @dataclass
 class Usage:
-    """Time of an actor, microseconds: CPU, link, waiting for a receiver, and the extra time of a slower node."""
+    """Time of a role, microseconds: CPU, link (its own, and waiting for that of a receiver), waiting for a receiver to take
+    notice, and the extra time of a slower node."""
 
     cpu_us: float = 0.0
     link_us: float = 0.0
     waiting_us: float = 0.0
     slowed_us: float = 0.0
+
+    @property
+    def busy_us(self) -> float:
+        return self.cpu_us + self.link_us + self.slowed_us
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def clear(self) -> None:
         """Forget the time of prefill."""
@@ -192,23 +201,44 @@ class World:
         """Run `action` when the run's clock shows `clock_us`."""
         self.time.at(clock_us - self.ahead_us, action)
 
-    def transfer_us(self, nbytes: float) -> float:
-        return self.costs.link_latency_us + nbytes / self.costs.link_bytes_per_s * 1e6
+    def wire_us(self, nbytes: float) -> float:
+        """Time that a message takes on a link, without its latency."""
+        return nbytes / self.costs.link_bytes_per_s * 1e6
+
+
+@dataclass
+class Message:
+    """A message between two ranks. arrive: called when it is there. sender, receiver: usage of the roles at both ends. then:
+    the sending rank waits for the end of a large message, and continues with this; None: it goes on at once. since_us: when it
+    was sent. spinning: the waiting rank, on a shared core. behind: the receiver takes another message first."""
+
+    nbytes: float
+    arrive: Action
+    sender: Usage
+    receiver: Usage
+    then: Action | None = None
+    since_us: float = 0.0
+    spinning: Task | None = None
+    behind: bool = False
 
 
 class Actor:
-    """A rank: idle, working, or blocked while it sends."""
+    """A rank: idle, working, or blocked while it sends. Its link carries one message in each direction at a time."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.usage = Usage()
         self.task: Task | None = None
         self.busy = False
         self.blocked = False
         self.polls_us = 0.0  # half the duration of an uninterrupted piece of work
         self._idle_since_us = 0.0
         self._waking = False
-        self._callers: deque[Action] = deque()
+        self._queues: dict[Actor, deque[Message]] = {}  # by receiver, from the first large message on
+        self._sent_until_us = 0.0  # when the last small message has left
+        self._sending = False  # a large message
+        self._transfers: deque[Actor] = deque()  # receivers that wait until another large message has left
+        self._receiving = False
+        self._callers: deque[Action] = deque()  # large messages of other ranks that wait for this one
 
     def loop(self) -> None:
         """Do the next piece of work, or `rest`."""
@@ -222,9 +252,10 @@ class Actor:
                 self.world.cores.run(polls_us, lambda: None)
         self.busy = True
 
-    def work(self, work_us: float, then: Action) -> None:
+    def work(self, used: Usage, work_us: float, then: Action) -> None:
+        """A piece of work of the role with this usage."""
         self._begin()
-        self.usage.cpu_us += work_us
+        used.cpu_us += work_us
 
         def done() -> None:
             self.task = None
@@ -236,23 +267,29 @@ class Actor:
         self.busy = False
         self._idle_since_us = self.world.time.now_us
 
+    # ------------------------------------------------------------ waiting for messages
+
+    def longest_poll_us(self) -> float:
+        """Longest interval between two polls of an idle rank; 0: a message wakes it."""
+        return self.world.costs.poll_longest_us
+
     def attention_us(self) -> float:
         """Mean time until a message is noticed: half the interval between two polls."""
         return self.polls_us if self.busy else self._polls()[1] / 2
 
     def _polls(self) -> tuple[int, float]:
-        """Polls of an idle rank so far, and the interval to the next poll (see `runtime.mpi.main`)."""
-        costs = self.world.costs
-        if not costs.poll_longest_us:
+        """Polls of an idle rank so far, and the interval to the next poll (see `runtime.mpi.channel`)."""
+        longest_us, extra_us = self.longest_poll_us(), self.world.costs.sleep_extra_us
+        if not longest_us:
             return 0, 0.0
         left = self.world.time.now_us - self._idle_since_us
         count, interval = 0, _FIRST_POLL_US
-        while interval < costs.poll_longest_us and left > interval + costs.sleep_extra_us:
-            left -= interval + costs.sleep_extra_us
-            interval = min(1.5 * interval, costs.poll_longest_us)
+        while interval < longest_us and left > interval + extra_us:
+            left -= interval + extra_us
+            interval = min(1.5 * interval, longest_us)
             count += 1
-        whole = max(0.0, left) / (interval + costs.sleep_extra_us)
-        return count + int(whole), interval + costs.sleep_extra_us
+        whole = max(0.0, left) / (interval + extra_us)
+        return count + int(whole), interval + extra_us
 
     def wake(self) -> None:
         """A message has arrived."""
@@ -263,44 +300,96 @@ class Actor:
 
     def _awake(self) -> None:
         self._waking = False
-        if not self.busy:
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Do the next piece of work, if the rank is idle."""
+        if not (self.busy or self._receiving):
             self.loop()
 
-    def when_attentive(self, caller: Action) -> None:
-        """Call `caller` once this rank receives large messages."""
-        if self.blocked:
-            self._callers.append(caller)
-        else:
-            self.world.time.after(self.attention_us(), caller)
+    # ------------------------------------------------------------ messages
 
-    def send(self, nbytes: float, receiver: Actor, arrive: Action, then: Action) -> None:
-        """Send a message: a small one takes no time of the ranks, a large one waits for its receiver and takes both ranks'
-        time."""
-        costs, time = self.world.costs, self.world.time
-        transfer_us = self.world.transfer_us(nbytes)
-        if nbytes <= costs.eager_bytes:
-            time.after(transfer_us, arrive)
-            then()
+    def send(self, to: Actor, message: Message) -> None:
+        """Send a message; those to one rank arrive in order. A small one takes time of the link alone. A large one waits for
+        its receiver and takes time of both ranks."""
+        world = self.world
+        queue = self._queues.get(to)
+        if message.nbytes <= world.costs.eager_bytes and not queue:
+            self._send_small(to, message)
+            if message.then is not None:
+                message.then()
             return
-        self._begin()
-        self.blocked = True
-        start_us = time.now_us
-        spinning = self.world.cores.spin()
+        message.since_us = world.time.now_us
+        if message.then is not None:
+            self._begin()
+            self.blocked = True
+            message.spinning = world.cores.spin()
+        if queue is None:
+            queue = self._queues[to] = deque()
+        queue.append(message)
+        if len(queue) == 1:
+            message.behind = to._receiving
+            to.call(partial(self._transfer, to))
 
-        def transfer() -> None:
-            self.world.cores.stop(spinning)
-            self.usage.waiting_us += time.now_us - start_us
-            self.usage.link_us += transfer_us
-            receiver.usage.link_us += transfer_us
-            if receiver.task is not None:
-                self.world.cores.extend(receiver.task, transfer_us)
-            self.world.cores.run(transfer_us, end)
+    def _send_small(self, to: Actor, message: Message) -> None:
+        world = self.world
+        wire_us = world.wire_us(message.nbytes)
+        message.sender.link_us += wire_us
+        message.receiver.link_us += wire_us
+        self._sent_until_us = max(self._sent_until_us, world.time.now_us) + wire_us
 
-        def end() -> None:
+        def arrive() -> None:
+            message.arrive()
+            to.wake()
+
+        world.time.at(self._sent_until_us + world.costs.link_latency_us, arrive)
+
+    def call(self, caller: Action) -> None:
+        """Call `caller` once this rank receives a large message, one after the other."""
+        self._callers.append(caller)
+        if not (self._receiving or self.blocked):
+            self._receiving = True
+            self.world.time.after(self.attention_us(), self._callers.popleft())
+
+    def _receive_next(self) -> None:
+        """A rank takes all messages that wait before it goes on with its work."""
+        if self._callers and not (self._receiving or self.blocked):
+            self._receiving = True
+            self._callers.popleft()()
+
+    def _transfer(self, to: Actor) -> None:
+        """Send the oldest message to this rank, which receives."""
+        if self._sending:
+            self._transfers.append(to)
+            return
+        self._sending = True
+        world, message = self.world, self._queues[to][0]
+        transfer_us = world.costs.link_latency_us + world.wire_us(message.nbytes)
+        if message.then is not None:
+            world.cores.stop(message.spinning)
+            waited_us = world.time.now_us - message.since_us
+            message.sender.link_us += waited_us if message.behind else 0.0
+            message.sender.waiting_us += 0.0 if message.behind else waited_us
+        message.sender.link_us += transfer_us
+        message.receiver.link_us += transfer_us
+        for actor in (self, to):
+            if actor.task is not None:
+                world.cores.extend(actor.task, transfer_us)
+        world.cores.run(transfer_us, partial(self._transferred, to))
+
+    def _transferred(self, to: Actor) -> None:
+        self._sending = to._receiving = False
+        queue = self._queues[to]
+        message = queue.popleft()
+        if message.then is not None:
             self.blocked = False
-            arrive()
-            while self._callers:
-                self._callers.popleft()()
-            then()
-
-        receiver.when_attentive(transfer)
+        message.arrive()
+        if queue:
+            to.call(partial(self._transfer, to))
+        to._receive_next()
+        to.go_on()
+        if self._transfers:
+            self._transfer(self._transfers.popleft())
+        if message.then is not None:
+            self._receive_next()
+            message.then()

@@ -37,8 +37,7 @@ from swjoin.core.ids import (
     EpochIndex,
     GroupId,
 )
-from swjoin.core.join_semantics import Bounds
-from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution, ModelBatch, overlap
+from swjoin.forecast.model.batch import F64, TUPLE_BYTES, KeyDistribution, ModelBatch, ModelPairs, Overlaps
 from swjoin.forecast.model.windows import Fresh, Meter, Windows, as_matrix, mini_shares, spread_delays
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import Step, WindowMemory, Work
@@ -46,7 +45,7 @@ from swjoin.operators.state_movement import pieces
 from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
 
-_PIECES = 4  # steps of a delivery at most, whatever the budget
+_PIECES = 4  # steps at most of the deliveries of an epoch, or of each if there are more, whatever the budget
 
 
 @dataclass
@@ -54,6 +53,7 @@ class ModelWork(Work):
     """The expectations of an open delivery, per partition-group. Weights: float64 (partition-groups, runs' stretches)."""
 
     next_group: int = 0
+    fresh: list[Fresh] = field(default_factory=list)
     pairs: F64 = field(default_factory=lambda: np.empty(0))
     compared: F64 = field(default_factory=lambda: np.empty(0))
     visits: F64 = field(default_factory=lambda: np.empty(0))
@@ -68,8 +68,20 @@ class ModelJoin:
     span_us: duration of a step that does the metered work, set by the runtime.
     """
 
-    def __init__(self, distribution: KeyDistribution, bounds: Bounds, sizes: WindowSizes, tuple_bytes: int) -> None:
-        self.distribution, self.bounds = distribution, bounds
+    def __init__(
+        self,
+        distribution: KeyDistribution,
+        overlaps: Overlaps,
+        sizes: WindowSizes,
+        tuple_bytes: int,
+        pair_bytes: int = 0,
+        parts: int = 1,
+    ) -> None:
+        """pair_bytes: of a result row; 0: pairs are only counted. parts: deliveries of an epoch, one of each gateway."""
+        self.distribution, self.bounds = distribution, overlaps.bounds
+        self.pair_bytes = pair_bytes
+        self._pieces = -(-_PIECES // parts)
+        self._overlaps = overlaps
         self.meter = Meter()
         self.span_us: Callable[[Meter], float] = lambda done: 0.0
         self._block_tuples, self._theta = sizes.block_tuples, sizes.theta_tuples
@@ -79,6 +91,8 @@ class ModelJoin:
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._remainder = np.zeros(distribution.partition_count)  # of rounding pairs
         self._most_stored = 0
+        self._live_tuples: tuple[F64, F64] | None = None  # by row, as long as nothing changes
+        self._minis: int | None = None
 
     # ------------------------------------------------------------ joining
 
@@ -87,7 +101,10 @@ class ModelJoin:
 
     def open(self, delivery: Delivery, *, settles: bool = False) -> ModelWork:
         assert self._open is None, "the delivery before is not done"
+        known = len(self._windows.rows)
         rows = np.array([self._windows.open(GroupId(g)) for g in delivery.groups.tolist()], np.int64)
+        if len(self._windows.rows) > known:
+            self._live_tuples = None
         if self.window_bytes() > self._limit_bytes:
             raise RunFailed(
                 f"windows of {self.window_bytes()} bytes exceed module.window ({self._limit_bytes} bytes); "
@@ -104,7 +121,7 @@ class ModelJoin:
     def _expect(self, work: ModelWork, rows: I64) -> None:
         """Pairs, comparisons and touched mini-partition-groups of the whole delivery."""
         groups = work.delivery.groups
-        fresh = [as_matrix(groups, b) for b in (work.delivery.left, work.delivery.right)]
+        fresh = work.fresh = [as_matrix(groups, b) for b in (work.delivery.left, work.delivery.right)]
         totals = [f.count.sum(1) for f in fresh]
         stored = [self._windows.counts[s][rows] for s in (LEFT, RIGHT)]
         kept, met = (
@@ -148,14 +165,7 @@ class ModelJoin:
         """Expected matches of one tuple of `stream` from each stretch of `mine`, per partition-group: float64 (groups, mine).
         counts: float64 (groups, other), the opposite tuples."""
         distribution = self.distribution
-        edges = distribution.edges_us
-        first, second = (mine, other) if stream == LEFT else (other, mine)
-        lower, upper = self.bounds.lower_us, self.bounds.upper_us + 1
-        origin = int(edges[min(mine.min(initial=0), other.min(initial=0))]) if len(mine) and len(other) else 0
-        begins = [(edges[x] - origin).astype(np.float64) for x in (first, second)]
-        widths = [(edges[x + 1] - edges[x]).astype(np.float64) for x in (first, second)]
-        chance = overlap(begins[0], widths[0], begins[1], widths[1], float(lower), float(upper))
-        chance = chance if stream == LEFT else chance.T
+        chance = self._overlaps.of(stream, mine, other)
         same = distribution.rotation[mine][:, None] == distribution.rotation[other][None, :]
         out = counts @ (chance * same).T * distribution.equal[distribution.rotation[mine]][:, groups].T
         if not same.all():
@@ -163,11 +173,11 @@ class ModelJoin:
         return cast("F64", out)
 
     def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
-        """Join partition-groups until `tuple_budget` tuples, or a quarter of the delivery, are done."""
+        """Join partition-groups until `tuple_budget` tuples, or a quarter of the epoch, are done."""
         assert isinstance(work, ModelWork)
         assert work is self._open, "step on a delivery that is not open"
         counts = work.delivery.left_counts + work.delivery.right_counts
-        budget = max(tuple_budget, -(-int(counts.sum()) // _PIECES))
+        budget = max(tuple_budget, -(-int(counts.sum()) // self._pieces))
         done = np.cumsum(counts[work.next_group :])
         stop = min(work.next_group + int(np.searchsorted(done, budget)) + 1, len(counts))
         piece = slice(work.next_group, stop)
@@ -192,7 +202,7 @@ class ModelJoin:
         finished = stop == len(counts)
         if finished:
             self._close(work)
-        return Step(None, finished, tuples)
+        return Step(ModelPairs.of(pairs, self.pair_bytes) if self.pair_bytes else None, finished, tuples)
 
     def _record(self, work: ModelWork, piece: slice, pairs: int, now_us: int, span_us: float) -> None:
         weights, triangular = (np.concatenate([w[piece].sum(0) for w in part]) for part in (work.even, work.triangular))
@@ -204,7 +214,7 @@ class ModelJoin:
     def _close(self, work: ModelWork) -> None:
         self._open = None
         delivery = work.delivery
-        self._store(delivery)
+        self._store(delivery.groups, work.fresh)
         if not work.settles:
             self._times_us = (delivery.left_time_us, delivery.right_time_us)
         self._expire()
@@ -212,12 +222,12 @@ class ModelJoin:
         self.meter.growth += max(0, stored - self._most_stored)
         self._most_stored = max(stored, self._most_stored)
 
-    def _store(self, delivery: Delivery) -> None:
-        rows = np.array([self._windows.rows[GroupId(g)] for g in delivery.groups.tolist()], np.int64)
-        for stream, batch in enumerate((delivery.left, delivery.right)):
-            fresh = as_matrix(delivery.groups, batch)
+    def _store(self, groups: I64, fresh: list[Fresh]) -> None:
+        self._live_tuples = None
+        rows = np.array([self._windows.rows[GroupId(g)] for g in groups.tolist()], np.int64)
+        for stream, part in enumerate(fresh):
             if len(rows):
-                self._windows.add(stream, rows, fresh.stretch, fresh.count)
+                self._windows.add(stream, rows, part.stretch, part.count)
 
     def _middle_of(self, delivery: Delivery) -> tuple[int, int]:
         """Times half-way through a delivery: blocks that expire during it are compared with half of its tuples."""
@@ -235,9 +245,10 @@ class ModelJoin:
         last = self.distribution.stretch_count - 1
         stretches = np.minimum(np.arange(self._windows.counts.shape[2]) + self._windows.base, last)
         begin, end = self.distribution.edges_us[stretches], self.distribution.edges_us[stretches + 1]
-        return [np.clip((end - dead) / (end - begin), 0.0, 1.0) for dead in dead_below]
+        return [np.minimum(np.maximum((end - dead) / (end - begin), 0.0), 1.0) for dead in dead_below]
 
     def _expire(self) -> None:
+        self._live_tuples = None
         for stream, alive in enumerate(self._alive()):
             self._windows.counts[stream][:, alive == 0] = 0
 
@@ -248,7 +259,8 @@ class ModelJoin:
         assert self._open is None, "the delivery before is not done"
         for group in delivery.groups.tolist():
             self._windows.open(GroupId(group))
-        self._store(delivery)
+        groups = delivery.groups
+        self._store(groups, [as_matrix(groups, batch) for batch in (delivery.left, delivery.right)])
 
     def restored_until(self, times_us: tuple[int, int]) -> None:
         self._times_us = times_us
@@ -275,6 +287,7 @@ class ModelJoin:
 
     def take_out(self, group: GroupId) -> tuple[ModelBatch, ModelBatch]:
         """Remove a partition-group's windows; returns its tuples of both streams for the transfer."""
+        self._live_tuples = None
         self._windows.open(group)
         alive = self._alive()
         base = self._windows.base
@@ -294,6 +307,7 @@ class ModelJoin:
         """Add a partition-group that was moved here."""
         if group in self._windows.rows:
             raise RunFailed(f"partition-group {group} is here already")
+        self._live_tuples = None
         row = np.array([self._windows.open(group)])
         for stream, batches in enumerate(tuples):
             for batch in batches:
@@ -306,9 +320,11 @@ class ModelJoin:
     # ------------------------------------------------------------ measures
 
     def _live(self) -> tuple[F64, F64]:
-        alive = self._alive()
-        left, right = (self._windows.counts[s] @ alive[s] for s in (LEFT, RIGHT))
-        return left, right
+        if self._live_tuples is None:
+            alive = self._alive()
+            left, right = (self._windows.counts[s] @ alive[s] for s in (LEFT, RIGHT))
+            self._live_tuples, self._minis = (left, right), None
+        return self._live_tuples
 
     def window_tuples(self) -> tuple[int, int]:
         """Stored tuples, with expired ones in blocks that are not expired."""
@@ -324,12 +340,14 @@ class ModelJoin:
         return out
 
     def mini_group_count(self) -> int:
-        rows = np.array(list(self._windows.rows.values()), np.int64)
-        groups = np.array(list(self._windows.rows), np.int64)
         left, right = self._live()
-        share, minis = np.empty(len(rows)), np.empty(len(rows))
-        mini_shares((left + right)[rows], self.distribution.equal[0][groups], self._theta, self._block_tuples, share, minis)
-        return round(float(minis.sum()))
+        if self._minis is None:
+            rows = np.array(list(self._windows.rows.values()), np.int64)
+            groups = np.array(list(self._windows.rows), np.int64)
+            share, minis = np.empty(len(rows)), np.empty(len(rows))
+            mini_shares((left + right)[rows], self.distribution.equal[0][groups], self._theta, self._block_tuples, share, minis)
+            self._minis = round(float(minis.sum()))
+        return self._minis
 
     def block_count(self) -> int:
         """Expected blocks; the last one of each mini-partition-group and stream is half full."""

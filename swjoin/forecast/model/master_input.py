@@ -1,7 +1,8 @@
-"""Source, intake and mini-buffers of the model's master, over tuple counts.
+"""Source, intake and mini-buffers of the model's gateways, over tuple counts.
 
-What: `ModelSource` draws the tuples of a stretch of time per partition-group, `ModelIntake` stamps them, `ModelBuffers`
-keeps them until their slot; each has the interface of its production counterpart, so that `Master` runs unchanged.
+What: `ModelSource` draws the tuples of a stretch of time per partition-group, `splits_of` has the splits of a stream,
+`ModelIntake` stamps the tuples, `ModelBuffers` keeps them until their slot; each has the interface of its production
+counterpart, so that `Gateway` runs unchanged.
 Why: see `forecast.model.batch`.
 Stays out: costs (`forecast.costs`), null keys and late rows (the generator makes none).
 """
@@ -21,6 +22,7 @@ from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT, SourceBatch, TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId, SlaveId
 from swjoin.core.ledger import StreamCounts
+from swjoin.core.splits import Split
 from swjoin.forecast.key_distribution import draw
 from swjoin.forecast.model.batch import KeyDistribution, ModelBatch
 from swjoin.policy.epochs import sub_group_of
@@ -38,16 +40,39 @@ class ModelRows(SourceBatch):
         return sum(int(c.sum()) for c in self.counts)
 
 
-class ModelSource:
-    """One stream, as `GeneratorSource` reads it: whole stretches until there are enough rows."""
+def splits_of(distribution: KeyDistribution, reach_us: int) -> list[Split]:
+    """A stream in splits of whole stretches, as many as about `BATCH_ROWS` rows and the reach allow. Positions are numbers of
+    stretches."""
+    edges, mean = distribution.edges_us.tolist(), distribution.mean.tolist()
+    found: list[Split] = []
+    first, last = 0, distribution.stretch_count
+    while first < last:
+        end, rows = first + 1, mean[first]
+        while end < last and edges[end + 1] - edges[first] <= reach_us and rows + mean[end] <= BATCH_ROWS:
+            rows += mean[end]
+            end += 1
+        before_us = edges[first] if first else BEGIN_OF_TIME_US
+        found.append(Split(first, end - first, edges[first], edges[end] - 1, before_us))
+        first = end
+    return found
 
-    def __init__(self, distribution: KeyDistribution, seed: int, stream: int) -> None:
+
+class ModelSource:
+    """One stream, as `GeneratorSource` reads it: whole stretches until there are enough rows. payload_bytes: of a tuple."""
+
+    def __init__(self, distribution: KeyDistribution, seed: int, stream: int, payload_bytes: int) -> None:
         self._distribution, self._seed, self._stream = distribution, seed, stream
-        self._next = 0
+        self.payload_bytes = payload_bytes
+        self._next, self._end = 0, distribution.stretch_count
+
+    def open_split(self, split: Split, skip: int) -> int:
+        """Read this split next; returns the time before which no later row has its time."""
+        self._next, self._end = split.row + skip, split.end
+        return split.before_us
 
     def read(self) -> ModelRows | None:
         stretches, counts, rows = [], [], 0
-        while self._next < self._distribution.stretch_count and rows < BATCH_ROWS:
+        while self._next < self._end and rows < BATCH_ROWS:
             drawn = draw(self._distribution, self._seed, self._stream, self._next)
             stretches.append(self._next)
             counts.append(drawn)

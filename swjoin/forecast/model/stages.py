@@ -16,7 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swjoin.cluster.exchange import EPOCHS_AHEAD
+from swjoin.cluster.ranks import FIRST_SLAVE
+from swjoin.cluster.role import gateway_role, sink_role
 from swjoin.forecast.model.discrete_event import Cores, Timeline
+from swjoin.forecast.model.run import ranks_of
 from swjoin.forecast.stages import Capacity
 from swjoin.plan.stages import Stage
 
@@ -32,7 +35,7 @@ class Rank:
 
 @dataclass
 class Role:
-    """Gateway, an instance of a stage, or the collector. worked, sent: how many epochs it has worked on, and has sent.
+    """A gateway, an instance of a stage, or a sink. worked, sent: how many epochs it has worked on, and has sent.
     queued: epochs that it has begun or can begin."""
 
     rank: Rank
@@ -45,7 +48,7 @@ class Role:
 
 @dataclass
 class Team:
-    """The gateway, all instances of a stage, or the collector. order: of teams in a rank, at equal epochs. arrived: epochs of
+    """All gateways, all instances of a stage, or all sinks. order: of teams in a rank, at equal epochs. arrived: epochs of
     which all final deliveries have come. working, sending: by epoch, roles that have not worked on it, have not sent it. ended,
     complete: epochs without such roles."""
 
@@ -61,13 +64,13 @@ class Team:
 
     @property
     def granted(self) -> int:
-        """Epochs that its receivers take. The collector always takes results."""
+        """Epochs that its receivers take. Sinks always take results."""
         return min((team.ended + EPOCHS_AHEAD for team in self.receivers if team.receivers), default=1 << 62)
 
 
 class PlanSimulation:
-    """teams: gateway, stages, collector. ranks: of gateway, collector and slaves. ended_us, delays_us: by epoch, its end at the
-    gateway, and from then until the collector has its last row."""
+    """teams: gateways, stages, sinks. roles: which rank plays which of them. ended_us, delays_us: by epoch, its end at the
+    gateways, and from then until the sinks have its last row."""
 
     def __init__(self, capacity: Capacity, epochs: int) -> None:
         plan, work, costs = capacity.profile.plan, capacity.work(capacity.profile.rates), capacity.costs
@@ -79,13 +82,16 @@ class PlanSimulation:
         self._latency_us = costs.link_latency_us
         epoch_s = capacity.profile.epoch_s(capacity.config, capacity.profile.rates)
         self._slot_us = 1e6 * epoch_s if capacity.config.pace == "realtime" else 0.0  # epoch e ends e + 1 slots after the start
-        self.ranks = [Rank() for _ in range(2 + len(work.shares))]
+        roles = self.roles = ranks_of(capacity.config, len(work.shares))
+        self.ranks = [Rank() for _ in range(roles.size)]
         count = len(plan.stages)
-        self.gateway = Team(count + 1, [Role(self.ranks[0], 1e6 * work.gateway_s)])
-        self.collector = Team(0, [Role(self.ranks[1], 1e6 * work.collector_s)])
+        gateways = [self.ranks[roles.rank_of(gateway_role(number))] for number in range(roles.gateways)]
+        sinks = [self.ranks[roles.rank_of(sink_role(number))] for number in range(roles.sinks)]
+        self.gateway = Team(count + 1, [Role(rank, 1e6 * work.gateway_s) for rank in gateways])
+        self.collector = Team(0, [Role(rank, 1e6 * work.collector_s) for rank in sinks])
         self.stages = [Team(count - s) for s in range(count)]  # a later stage first, so that epochs come to their end
         for team, stage in zip(self.stages, work.stages, strict=True):
-            instances = zip(self.ranks[2:], work.shares, strict=True)
+            instances = zip(self.ranks[FIRST_SLAVE:], work.shares, strict=False)
             team.roles = [Role(rank, 1e6 * stage.of(share)) for rank, share in instances if share > 0]
         self.teams = [self.gateway, *self.stages, self.collector]
         for edge in plan.edges:

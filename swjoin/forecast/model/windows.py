@@ -119,6 +119,10 @@ def as_matrix(groups: I64, batch: TupleBatch) -> Fresh:
         none = np.empty(0, np.int64)
         return Fresh(np.zeros((len(groups), 0)), none, none, none)
     moment = np.stack([batch.stretch, batch.arrival_us, batch.arrival_end_us])
+    if (moment == moment[:, :1]).all():  # one stretch, in the order of partition-groups
+        alone = np.zeros((len(groups), 1))
+        alone[np.searchsorted(groups, batch.key), 0] = batch.count
+        return Fresh(alone, *moment[:, :1])
     unique, column = np.unique(moment, axis=1, return_inverse=True)
     count = np.zeros((len(groups), unique.shape[1]))
     np.add.at(count, (np.searchsorted(groups, batch.key), column.reshape(-1)), batch.count)
