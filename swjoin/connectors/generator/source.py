@@ -7,6 +7,7 @@ Stays out: the random rows (`connectors.generator.bmodel`).
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,9 +58,9 @@ class GeneratorSource:
         self.codec = StreamCodec(tuple(columns) if rows is not None else (), ("key",), rows)
         self._workload, self._seed, self._stream = workload, seed, stream
         self._counts = slot_counts(workload, seed, stream)
-        self._starts = np.concatenate([[0], np.cumsum(self._counts)])  # by slot: position of its first row; and their number
-        self.rows_total: int | None = int(self._starts[-1])
-        self._rows, self._end = 0, int(self._starts[-1])  # rows that are read next
+        self._starts: list[int] = [0, *np.cumsum(self._counts).tolist()]  # by slot: position of its first row; and their number
+        self.rows_total: int | None = self._starts[-1]
+        self._rows, self._end = 0, self._starts[-1]  # rows that are read next
         self._times: tuple[int, I64, int] | None = None  # slot, its times, the state of its keys
 
     @property
@@ -71,8 +72,8 @@ class GeneratorSource:
         while self._rows + n < self._end and n < BATCH_ROWS:
             slot = self._slot_of(self._rows + n)
             ts, state = self._times_of(slot)
-            first = self._rows + n - int(self._starts[slot])
-            end = min(len(ts), self._end - int(self._starts[slot]))
+            first = self._rows + n - self._starts[slot]
+            end = min(len(ts), self._end - self._starts[slot])
             times.append(ts[first:end])
             keys.append(slot_keys(self._workload, slot, state, first, end))
             n += end - first
@@ -92,13 +93,13 @@ class GeneratorSource:
         return True
 
     def seek(self, row: int) -> None:
-        slot = int(np.searchsorted(self._starts, row, side="left"))
+        slot = bisect.bisect_left(self._starts, row)
         if slot == len(self._starts) or self._starts[slot] != row:
             raise RunFailed(f"generator: row {row} is not the first of any slot; another workload was read before")
-        self._rows, self._end = row, int(self._starts[-1])
+        self._rows, self._end = row, self._starts[-1]
 
     def _slot_of(self, row: int) -> int:
-        return int(np.searchsorted(self._starts, row, side="right")) - 1
+        return bisect.bisect_right(self._starts, row) - 1
 
     def _times_of(self, slot: int) -> tuple[I64, int]:
         if self._times is None or self._times[0] != slot:
@@ -113,9 +114,9 @@ class GeneratorSource:
         first, before_us = 0, BEGIN_OF_TIME_US
         while first < len(self._counts):
             end = first + 1
-            while end < len(self._counts) and end - first < most and self._row(end + 1) - self._row(first) <= BATCH_ROWS:
+            while end < len(self._counts) and end - first < most and self._starts[end + 1] - self._starts[first] <= BATCH_ROWS:
                 end += 1
-            row, rows = self._row(first), self._row(end) - self._row(first)
+            row, rows = self._starts[first], self._starts[end] - self._starts[first]
             low_us, high_us = first * SLOT_US, min(end * SLOT_US, self._workload.duration_us) - 1
             start = 0
             for stop in range_ends(rows, high_us - low_us, reach_us, _LEAST_ROWS):
@@ -126,12 +127,9 @@ class GeneratorSource:
             first = end
         return found
 
-    def _row(self, slot: int) -> int:
-        return int(self._starts[slot])
-
     def open_split(self, split: Split, skip: int = 0) -> int:
         """As of `SplitSource`. RunFailed when there are fewer rows."""
-        total = int(self._starts[-1])
+        total = self._starts[-1]
         self._rows = split.row + skip
         self._end = total if split.rows < 0 else split.row + split.rows
         if not self._rows <= self._end <= total:
