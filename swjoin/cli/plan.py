@@ -167,17 +167,17 @@ def run_plan(args: argparse.Namespace) -> int:
     job, _ = fitted(dataclasses.replace(job, config=with_role_counts(job.config, args)))
     ranks, slaves = in_process_or_ranks(args, job.config)
     if job.plan is not None:
-        return _plan_stages(StagesForecast.of(args, job, path, slaves), as_json=args.json)
+        return _plan_stages(StagesForecast.of(args, job, path, slaves, ranks), as_json=args.json)
     config = job.config
     config.check_slaves(slaves)
-    estimate_memory = ForecastOptions.of(args)
+    estimate_all_else = ForecastOptions.of(args)
     profile = _profile(args, config)
     plan = plan_memory(config, slaves, profile, in_process=ranks is None)
     roles = ["in-process"] if ranks is None else ranks.names
     starts = _start_bytes(roles)
     if not args.json:
         print("\n".join(plan_lines(plan, ranks, starts, config)), flush=True)
-    estimate = estimate_memory(config, slaves, profile)
+    estimate = estimate_all_else(config, slaves, profile, ranks)
     if args.json:
         plain = plan_json(plan, roles, starts, config)
         print(json.dumps({**plain, **estimate.plain, "notes": [*plain["notes"], *estimate.notes]}, indent=2))

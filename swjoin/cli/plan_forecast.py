@@ -14,6 +14,7 @@ from typing import Any
 
 from swjoin.cli.common_args import duration_of
 from swjoin.cli.summary import duration_text, size_text
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import SwjoinError, UserError
@@ -76,8 +77,8 @@ class ForecastOptions:
             raise UserError(f"--target-delay {args.target_delay}: must be positive")
         return ForecastOptions(load_costs(args.costs), cores, args.target_rate, delay, args.most_slaves)
 
-    def __call__(self, config: RunConfig, slaves: int, profile: InputProfile) -> Forecast:
-        """Never an error: what cannot be estimated is None in JSON, and a note."""
+    def __call__(self, config: RunConfig, slaves: int, profile: InputProfile, ranks: RankMap | None) -> Forecast:
+        """ranks: None in one process. Never an error: what cannot be estimated is None in JSON, and a note."""
         out = Forecast(
             {"costs": self.costs.name, "host_cores": self.host_cores, "delay_s": None, "keeps_up": None}
             | {"saturation": None, "target": None}
@@ -89,7 +90,7 @@ class ForecastOptions:
             out.plain["network"] = None
             out.notes.append(f"the network is not estimated: {error}")
         try:
-            self._model(out, Model.of(config, self.costs, self.host_cores, profile), slaves)
+            self._model(out, Model.of(config, self.costs, self.host_cores, profile), slaves, ranks)
         except (NotModelledError, SwjoinError) as error:
             out.notes.append(f"delay and saturation are not estimated: {error}")
         return out
@@ -112,13 +113,14 @@ class ForecastOptions:
         if config.left.path is not None:
             out.notes.append("pairs per second are by the keys of the files' first rows")
 
-    def _model(self, out: Forecast, model: Model, slaves: int) -> None:
+    def _model(self, out: Forecast, model: Model, slaves: int, ranks: RankMap | None) -> None:
         out.notes += model.notes
         if slaves > MOST_SLAVES:
             out.notes.append(f"delay and saturation of {slaves:,} slaves take minutes; swjoin simulate foretells them")
         else:
-            outcome = model.run_at(slaves, model.config.workload.rate_per_s)
-            found = sustainable_rate(model, slaves, outcome)
+            placed = dataclasses.replace(model, ranks=ranks)
+            outcome = placed.run_at(slaves, model.config.workload.rate_per_s)
+            found = sustainable_rate(placed, slaves, outcome)
             out.plain |= {
                 "delay_s": outcome.delay_s,
                 "keeps_up": outcome.sustained,

@@ -16,6 +16,7 @@ from typing import Any
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.summary import size_text, table_lines
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.connectors.files.run_folder import read_report
 from swjoin.core.batch import LEFT, RIGHT
@@ -26,8 +27,8 @@ from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 
 
-def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: int) -> Capacity:
-    """Of a run of a plan. UserError when its report tells too little."""
+def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: int, ranks: RankMap | None = None) -> Capacity:
+    """Of a run of a plan. ranks: as of `Capacity`. UserError when its report tells too little."""
     assert job.plan is not None, "a run without a plan"
     report = read_report(path)
     if "stages" not in report:
@@ -37,7 +38,7 @@ def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: 
         profile = PlanProfile.of(report, cut(plan_from_plain(job.plan)))
     except UserError as error:
         raise error.prefixed(str(path)) from None
-    return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores)
+    return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores, ranks)
 
 
 def _rates(text: str | None, measured: dict[str, float]) -> dict[str, float]:
@@ -65,13 +66,13 @@ class StagesForecast:
     most_slaves: int
 
     @staticmethod
-    def of(args: argparse.Namespace, job: Job, path: Path, width: int) -> StagesForecast:
-        """UserError for an option that says nothing of stages."""
+    def of(args: argparse.Namespace, job: Job, path: Path, width: int, ranks: RankMap | None) -> StagesForecast:
+        """ranks: None in one process. UserError for an option that says nothing of stages."""
         for option, given in (("--row", args.row), ("--target-delay", args.target_delay)):
             if given is not None:
                 raise UserError(f"{option}: not of a run of a plan; leave it out")
         options = ForecastOptions.of(args)
-        capacity = capacity_of(job, path, width, options.costs, options.host_cores)
+        capacity = capacity_of(job, path, width, options.costs, options.host_cores, ranks)
         rates = _rates(args.rate, capacity.profile.rates)
         return StagesForecast(capacity, rates, str(path), args.target_rate, options.most)
 
@@ -131,9 +132,7 @@ class StagesForecast:
                 "busiest_stage": profile.stages[stage_loads.index(max(stage_loads))].stage.join.name,
             },
             "target": target,
-            "notes": [
-                f"{SAME_DATA}; pairs grow with the product of both inputs' rates",
-            ],
+            "notes": [f"{SAME_DATA}; pairs grow with the product of both inputs' rates"],
         }
 
 

@@ -130,7 +130,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     ranks = None if args.ranks is None else RankMap.of(config, args.ranks)
     slave_count = args.slaves if ranks is None else ranks.slave_ranks
     if job.plan is not None:
-        return _simulate_plan(args, capacity_of(job, path, slave_count, costs, args.host_cores))
+        return _simulate_plan(args, capacity_of(job, path, slave_count, costs, args.host_cores, ranks))
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.query.how != "inner" or config.query.where is not None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.run import (
     CheckpointConfig,
     MeasureConfig,
@@ -145,6 +146,7 @@ class Model:
 
     pair_factor: product of both streams' rates / square of their mean.
     notes: differences from the configuration that was given.
+    ranks: which rank plays which roles; None: every role has a rank of its own, as far as `RankMap` gives it one.
     """
 
     config: RunConfig
@@ -153,6 +155,7 @@ class Model:
     profile: InputProfile
     pair_factor: float = 1.0
     notes: tuple[str, ...] = field(default=())
+    ranks: RankMap | None = None
 
     @staticmethod
     def of(config: RunConfig, costs: CostModel, host_cores: int, profile: InputProfile, epochs: int = EPOCHS) -> Model:
@@ -239,8 +242,9 @@ class Model:
         config = dataclasses.replace(self.config, workload=workload).fitted_to(slaves)
         limit_us = 1.5 * (workload.duration_us - config.measure.prefill_us) + 2 * config.cluster.distribution_epoch_us
         try:
+            streams = self._streams(config)
             run = simulate(
-                config, slaves, self.costs, host_cores=self.host_cores, limit_us=limit_us, streams=self._streams(config)
+                config, slaves, self.costs, host_cores=self.host_cores, limit_us=limit_us, streams=streams, ranks=self.ranks
             )
             report = forecast(run, "swjoin plan")
         except RunFailed as error:
@@ -275,6 +279,8 @@ def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...
             n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on
         )
         notes.append(f"the cost model covers inner joins by keys and times; {what} is left out")
+    if config.gateway_count > 1 and config.left.path is not None:
+        notes.append("all gateways are taken to read equal shares of both inputs; `swjoin explain` shows their splits")
     if config.checkpoint.enabled:
         notes.append("checkpoints are not in the cost model")
     if config.reorganization.policy != "none" or config.nodes.changes:

@@ -152,7 +152,7 @@ def _edges(config: RunConfig) -> I64:
         slots = -(-end // t_d) * n_g
         cuts.append(np.array([slot_end_us(s, t_d, n_g) for s in range(slots)]))
     if config.gateway_count > 1 and config.pace == "realtime":  # splits are as short as that (`split_dealer.span_us`)
-        parts = min(config.gateway_count, t_d // 1000)
+        parts = max(1, min(config.gateway_count, t_d // 1000))
         cuts.append(np.array([slot_end_us(s, t_d, parts) for s in range(-(-end // t_d) * parts)]))
     if workload.schedule.kind != "constant" or workload.drift_us:
         cuts.append(np.arange(0, end, SLOT_US))

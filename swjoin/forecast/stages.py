@@ -18,11 +18,13 @@ from functools import cached_property
 from typing import Any
 
 from swjoin.cluster.exchange import PART_ROWS
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.batch import TUPLE_BYTES
+from swjoin.forecast.model.run import ranks_of
 from swjoin.plan.stages import Edge, Stage, StagePlan
 
 Sides = tuple[float, float]  # left, right
@@ -235,21 +237,21 @@ class EpochWork:
     def of(profile: PlanProfile, flow: Flow, epoch_s: float, config: RunConfig, width: int, costs: CostModel) -> EpochWork:
         """flow: per second. epoch_s: event time of the distribution epoch."""
 
-        def sent(sender: object) -> tuple[float, float, float]:
-            """Messages of one sender, bytes of all, bytes beyond a tuple's fixed part."""
+        def sent(sender: object, count: int) -> tuple[float, float, float]:
+            """Messages of one of so many senders, bytes of all, bytes beyond a tuple's fixed part."""
             mine = [e.edge.id for e in profile.edges if e.edge.sender == sender]
             nbytes = epoch_s * sum(flow.edge_bytes[i] for i in mine)
             rows = epoch_s * sum(flow.edge_rows[i] for i in mine)
-            return max(len(mine) * width, rows / PART_ROWS), nbytes, max(0.0, nbytes - rows * TUPLE_BYTES)
+            return max(len(mine) * width, rows / count / PART_ROWS), nbytes, max(0.0, nbytes - rows * TUPLE_BYTES)
 
         gateways, sinks = config.gateway_count, config.sink_count
-        found, rows_in = [sent(source) for source in profile.plan.sources], epoch_s * flow.total / gateways
+        found, rows_in = [sent(source, gateways) for source in profile.plan.sources], epoch_s * flow.total / gateways
         messages, nbytes, more = (sum(each) for each in zip(*found, strict=True))
         cpu_ns = rows_in * (costs.source_tuple_ns + costs.master_tuple_ns)
         cpu_ns += (more * costs.source_byte_ns + nbytes * costs.master_byte_ns) / gateways + messages * costs.message_ns
         stages, chunks = [], 0.0
         for s, stage in enumerate(profile.stages):
-            out, nbytes, _ = sent(stage.stage)
+            out, nbytes, _ = sent(stage.stage, width)
             senders = [e for e in profile.edges if e.edge.receiver == stage.stage]
             taken = sum(width if isinstance(e.edge.sender, Stage) else gateways for e in senders)
             rows = epoch_s * (sum(flow.came[s]) + flow.out[s])
@@ -289,13 +291,19 @@ def _result_bytes(profile: PlanProfile) -> float:
 
 @dataclass(frozen=True)
 class Capacity:
-    """A plan on slaves of this width, each rank with a core of its own, or on `host_cores` that all ranks share."""
+    """A plan on slaves of this width, each rank with a core of its own, or on `host_cores` that all ranks share. ranks: which
+    rank plays which roles; None: every gateway and sink has a rank of its own, as far as `RankMap` gives it one."""
 
     profile: PlanProfile
     config: RunConfig
     width: int
     costs: CostModel
     host_cores: int = 0
+    ranks: RankMap | None = None
+
+    @cached_property
+    def rank_map(self) -> RankMap:
+        return self.ranks or ranks_of(self.config, self.width)
 
     def work(self, rates: Mapping[str, float]) -> EpochWork:
         flow, epoch_s = self.profile.flow(rates), self.profile.epoch_s(self.config, rates)
@@ -312,16 +320,23 @@ class Capacity:
         return [stage.of(max(work.shares)) / epoch_s for stage in work.stages]
 
     def loads(self, rates: Mapping[str, float]) -> dict[str, float]:
-        """Use of every resource, 1 when it is saturated. Windows are those of one instance, as `module.window` is."""
+        """Use of every resource, 1 when it is saturated. A rank with several roles is named after the one with most work.
+        Windows are those of one instance, as `module.window` is."""
         work, epoch_s = self.work(rates), self.profile.epoch_s(self.config, rates)
         gateways, sinks = self.config.gateway_count, self.config.sink_count
         gateway = f"{'master' if gateways == 1 else 'gateway'} {'CPU' if work.gateway_cpu_s >= work.gateway_link_s else 'link'}"
-        found = {
-            "slaves": work.slave_s(max(work.shares)) / epoch_s,
-            gateway: work.gateway_s / epoch_s,
-            "collector" if sinks == 1 else "sinks": work.collector_s / epoch_s,
-            "module.window": max(self.window_bytes(self.profile.flow(rates))) / self.config.module.window_bytes,
-        }
+        sink, ranks = "collector" if sinks == 1 else "sinks", self.rank_map
+        found = {"slaves": 0.0, gateway: 0.0, sink: 0.0}
+        for rank in range(ranks.size):
+            slave = ranks.slave_of(rank)
+            parts = {
+                "slaves": 0.0 if slave is None else work.slave_s(work.shares[slave]),
+                gateway: len(ranks.gateways_of(rank)) * work.gateway_s,
+                sink: len(ranks.sinks_of(rank)) * work.collector_s,
+            }
+            name = max(parts, key=lambda part: parts[part])
+            found[name] = max(found[name], sum(parts.values()) / epoch_s)
+        found["module.window"] = max(self.window_bytes(self.profile.flow(rates))) / self.config.module.window_bytes
         if self.host_cores:
             found["host"] = work.all_s(gateways, sinks) / epoch_s / self.host_cores / self.costs.shared_capacity
         return found

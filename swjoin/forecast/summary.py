@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.cluster.ranks import COLLECTOR_RANK, FIRST_SLAVE, ROOT
+from swjoin.cluster.ranks import FIRST_SLAVE
 from swjoin.cluster.role import MASTER, gateway_role, sink_role, slave_role
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, to_plain
@@ -142,6 +142,31 @@ def forecast(run: SimulatedRun, command: str) -> dict[str, Any]:
     return report
 
 
+def _plan_utilisation(run: PlanSimulation, cpu: float) -> tuple[dict[str, Any], dict[str, float]]:
+    """As `_utilisation`. cpu: share of a gateway's work that is not sending. The master's own work is left out."""
+    elapsed_us = max(1.0, run.time.now_us)
+    gateways, sinks = ([role.busy_us / elapsed_us for role in team.roles] for team in (run.gateway, run.collector))
+    feeder = f"{'master' if len(gateways) == 1 else 'gateway'} {'CPU' if cpu >= 0.5 else 'link'}"
+    sink = "collector" if len(sinks) == 1 else "sinks"
+    of_rank = {id(rank): {feeder: 0.0, sink: 0.0, "slaves": 0.0} for rank in run.ranks}
+    for kind, team in ((feeder, run.gateway), (sink, run.collector), *(("slaves", team) for team in run.stages)):
+        for role in team.roles:
+            of_rank[id(role.rank)][kind] += role.busy_us / elapsed_us
+    candidates = {feeder: 0.0, sink: 0.0, "slaves": 0.0}
+    for parts in of_rank.values():
+        name, _ = _most(parts)
+        candidates[name] = max(candidates[name], sum(parts.values()))
+    used: dict[str, Any] = {
+        "slaves": _spread([of_rank[id(rank)]["slaves"] for rank in run.ranks[FIRST_SLAVE:][: run.roles.slave_ranks]]),
+        **{"master": gateways[0], "master_cpu": gateways[0] * cpu, "master_link": gateways[0] * (1 - cpu)},
+        "collector": max(sinks),
+    }
+    if len(gateways) > 1:
+        most = max(gateways)
+        used |= {"gateways": _spread(gateways), "gateway_cpu": most * cpu, "gateway_link": most * (1 - cpu)}
+    return used, candidates
+
+
 def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
     """The same of a plan of several stages: as many distribution epochs as in the measured run, at its rates."""
     profile, config, rates = capacity.profile, capacity.config, capacity.profile.rates
@@ -150,19 +175,11 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
     run = PlanSimulation(capacity, epochs)
     run.run()
     elapsed_us = max(1.0, run.time.now_us)
-    busy = [rank.busy_us / elapsed_us for rank in run.ranks]
-    master, collector, slaves = busy[ROOT], busy[COLLECTOR_RANK], busy[FIRST_SLAVE:][: capacity.width]
-    cpu = work.gateway_cpu_s / work.gateway_s if work.gateway_s else 0.0
-    used: dict[str, Any] = {
-        "slaves": {"min": min(slaves), "mean": sum(slaves) / len(slaves), "max": max(slaves)},
-        **{"master": master, "master_cpu": master * cpu, "master_link": master * (1 - cpu), "collector": collector},
-    }
-    feeder = "master" if config.gateway_count == 1 else "gateway"
-    first = f"{feeder} CPU" if used["master_cpu"] >= used["master_link"] else f"{feeder} link"
-    candidates = {"slaves": max(slaves), first: master, "collector" if config.sink_count == 1 else "sinks": collector}
+    used, candidates = _plan_utilisation(run, work.gateway_cpu_s / work.gateway_s if work.gateway_s else 0.0)
     if run.cores.most:
         used["host"] = candidates["host"] = min(1.0, run.cores.busy_us / elapsed_us / run.cores.most)
     resource, most = _most(candidates)
+    shared = {name: round(rate * epochs * epoch_s / config.gateway_count) for name, rate in rates.items()}
     whole_s, delays_s = epochs * epoch_s, np.array(run.delays_us) / 1e6
     quantiles = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     report: dict[str, Any] = {
@@ -171,6 +188,8 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
         "config": to_plain(config),
         "costs": dataclasses.asdict(capacity.costs),
         "slaves": capacity.width,
+        "gateways": [{"gateway": n, "tuples": shared} for n in range(config.gateway_count)],
+        "sinks": [{"sink": n, "count": round(flow.out[-1] * whole_s / config.sink_count)} for n in range(config.sink_count)],
         "input": {name: {"tuples": round(rate * whole_s)} for name, rate in rates.items()},
         "results": {"count": round(flow.out[-1] * whole_s)},
         "join_s": elapsed_us / 1e6,

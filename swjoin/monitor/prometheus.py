@@ -185,7 +185,7 @@ def _edges(edges: list[dict[str, Any]]) -> Iterator[Metric]:
         yield from _labelled(name, text, [(labels[e["edge"]], e[key]) for e in edges], counter=True)
     text = "Distribution epochs by which an edge's sender is ahead of its receivers."
     yield from _labelled("swjoin_edge_epochs_ahead", text, [(labels[e["edge"]], e["epochs_ahead"]) for e in edges])
-    text = "Rows that wait at the gateway for credit of an edge's receivers."
+    text = "Rows that wait at gateways for credit of an edge's receivers."
     yield from _labelled("swjoin_edge_waiting_rows", text, [(labels[e["edge"]], e["waiting_rows"]) for e in edges])
 
 

@@ -283,7 +283,7 @@ class MasterWatcher(GatewayWatcher):
         self.dashboard: _Dashboard | None = None
         self._checkpoints = config.checkpoint.enabled
         shown = config.observe.enabled and board.streams == STREAM_NAMES
-        wanted = config.observe.hot_keys if shown and config.gateway_count == 1 else 0  # several have shares of the rows
+        wanted = config.observe.hot_keys if shown and config.gateway_count == 1 else 0  # keys of several travel as hashes
         self._hot_keys = _HotKeySamples(wanted) if wanted else None
         self._roles: tuple[Master, Gateway] | None = None
         self._others: dict[int, dict[str, Any]] = {}  # the last sample of every other gateway

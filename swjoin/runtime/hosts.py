@@ -584,9 +584,10 @@ class MasterHost(Host):
 
     def observe(self) -> None:
         """Update the status board when that is due. Called in every round of the rank's loop."""
-        if self.watcher is None or self.watcher.due():
-            self.take_views()
-        if self.watcher is not None and self.watcher.due():
+        if self.watcher is not None and not self.watcher.due():
+            return
+        self.take_views()
+        if self.watcher is not None:
             self.watcher.sample(self.clock.now_us(), self.gateway.sources)
 
     def remove_checkpoints(self) -> None:

@@ -19,7 +19,6 @@ from swjoin.cluster.exchange import EPOCHS_AHEAD
 from swjoin.cluster.ranks import FIRST_SLAVE
 from swjoin.cluster.role import gateway_role, sink_role
 from swjoin.forecast.model.discrete_event import Cores, Timeline
-from swjoin.forecast.model.run import ranks_of
 from swjoin.forecast.stages import Capacity
 from swjoin.plan.stages import Stage
 
@@ -82,7 +81,7 @@ class PlanSimulation:
         self._latency_us = costs.link_latency_us
         epoch_s = capacity.profile.epoch_s(capacity.config, capacity.profile.rates)
         self._slot_us = 1e6 * epoch_s if capacity.config.pace == "realtime" else 0.0  # epoch e ends e + 1 slots after the start
-        roles = self.roles = ranks_of(capacity.config, len(work.shares))
+        roles = self.roles = capacity.rank_map
         self.ranks = [Rank() for _ in range(roles.size)]
         count = len(plan.stages)
         gateways = [self.ranks[roles.rank_of(gateway_role(number))] for number in range(roles.gateways)]
