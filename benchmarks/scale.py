@@ -122,12 +122,15 @@ def held(costs: CostModel, repeat: int, seconds: int, rate: int, share: int) -> 
     print(f"2 x {rate * seconds:,} tuples, {held_gateways.SLAVES} slaves, every gateway held to 1/{share} of a core")
     print("| gateways | k tuples/s predicted | measured | predicted over measured |\n|---|---|---|---|")
     measured: dict[int, list[float]] = {1: [], 2: []}
+    answers = set()
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         for _ in range(repeat):
             for gateways, speeds in measured.items():
-                held_gateways.run(gateways, seconds, rate, Path(folder), share)
+                answers.add(held_gateways.run(gateways, seconds, rate, Path(folder), share)[1:])
                 newest = max(Path(folder).glob("run*"), key=lambda run: run.stat().st_mtime_ns)
                 speeds.append(steady(metrics_of(newest))[0])
+    if len(answers) != 1:
+        raise SystemExit(f"answers differ: {sorted(answers)}")
     for gateways, speeds in measured.items():
         config = config_from_plain(held_gateways.config_of(gateways, seconds, rate))
         told = simulate(config, held_gateways.SLAVES, dataclasses.replace(costs, **slowed))
@@ -145,4 +148,4 @@ def tables(costs: CostModel, repeat: int, *, tiny: bool) -> None:
     slaves_each, epoch = (1, "100ms") if tiny else (2, "1s")
     each = efficiency(GATEWAYS[:2] if tiny else GATEWAYS, slaves_each, epoch)
     for_target(4 * 2 * each if tiny else TARGET, each, slaves_each, epoch)
-    held(costs, repeat, 2 if tiny else _HELD_S, _HELD_RATE, _HELD_SHARE)
+    held(costs, repeat, 8 if tiny else _HELD_S, _HELD_RATE, _HELD_SHARE)

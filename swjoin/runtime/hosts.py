@@ -500,6 +500,11 @@ class MasterHost(Host):
         waiting = sum(host.role.waiting_tuples(stream.stream) for host in self.gateways for stream in host.role.streams)
         return self.tuples_read - waiting - self._in_views("waiting")
 
+    def delivered_again(self, before: int) -> int:
+        """Tuples that the newest checkpoint leaves to deliver of those delivered before a death, as far as samples told: they
+        may be older than the checkpoint."""
+        return max(0, before - self.tuples_delivered)
+
     def _in_views(self, name: str) -> int:
         return sum(stream["ledger"][name] for view in self._views.values() for stream in view["streams"].values())
 

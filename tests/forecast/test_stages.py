@@ -13,6 +13,7 @@ import pytest
 
 from swjoin.cli.main import main
 from swjoin.cluster.exchange import EPOCHS_AHEAD
+from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import load_job
 from swjoin.config.sections import QueryConfig
 from swjoin.core.join_semantics import How
@@ -37,8 +38,8 @@ class Measured:
     path: Path
     report: dict[str, Any]
 
-    def capacity(self, width: int = 1, costs: Any = FREE, host_cores: int = 0) -> Capacity:
-        job = load_job(self.path, [], "plan")
+    def capacity(self, width: int = 1, costs: Any = FREE, host_cores: int = 0, gateways: int = 1) -> Capacity:
+        job = load_job(self.path, [f"cluster.gateways={gateways}"], "plan")
         assert job.plan is not None
         profile = PlanProfile.of(self.report, cut(plan_from_plain(job.plan)))
         return Capacity(profile, job.config, width, costs, host_cores)
@@ -229,6 +230,34 @@ def test_a_slow_stage_holds_the_gateway_back(measured: Measured) -> None:
     (stage,) = run.stages[1].roles
     assert gaps == pytest.approx(np.full(len(gaps), stage.work_us), rel=0.1)
     assert max(run.delays_us) < 6 * stage.work_us, "at most two epochs wait in each exchange"
+
+
+def _in_epochs_of(capacity: Capacity, seconds: float) -> Capacity:
+    cluster = dataclasses.replace(capacity.config.cluster, distribution_epoch_us=int(1e6 * seconds))
+    return dataclasses.replace(capacity, config=dataclasses.replace(capacity.config, cluster=cluster))
+
+
+@pytest.mark.parametrize("cost", ["message_ns=1e6", "source_tuple_ns=500"])
+def test_a_gateway_of_four_has_a_quarter_of_the_work(cost: str, measured: Measured) -> None:
+    """Also of the messages, where many rows make many parts."""
+    costs = with_changes(FREE, [cost])
+    one, four = (_in_epochs_of(measured.capacity(costs=costs, gateways=n), 10.0) for n in (1, 4))
+    many = dict.fromkeys(one.profile.rates, 1e8)
+    assert 4 * four.work(many).gateway_s == pytest.approx(one.work(many).gateway_s)
+
+
+def test_roles_that_share_a_rank_share_its_time(measured: Measured) -> None:
+    costs = with_changes(FREE, ["source_tuple_ns=3000"])
+    apart = _slowed(measured.capacity(2, costs, gateways=4), 1000.0, 1000.0)
+    shared = dataclasses.replace(apart, ranks=RankMap(4, 1, 4))
+    assert (apart.rank_map.size, apart.rank_map.slave_ranks) == (7, 2)
+    loads = [capacity.loads(apart.profile.rates) for capacity in (apart, shared)]
+    reports = [forecast_plan(capacity, "") for capacity in (apart, shared)]
+    assert max(loads[1].values()) > 1.5 * max(loads[0].values())
+    assert reports[1]["join_s"] > 1.3 * reports[0]["join_s"]
+    assert len(reports[1]["gateways"]) == 4
+    assert reports[1]["saturates_first"]["resource"] == max(loads[1], key=lambda name: loads[1][name])
+    assert reports[1]["utilisation"]["gateways"]["max"] < reports[1]["saturates_first"]["utilisation"]
 
 
 def test_a_simulation_is_as_fast_as_its_busiest_resource_allows(measured: Measured) -> None:

@@ -143,6 +143,7 @@ def test_progress_and_replayed_tuples_count_gateways_on_other_ranks(tmp_path: Pa
         assert (host.tuples_read, host.gateway.progress.done) == (0, 0)
         host.take_view(_view(120, 20))
         assert (host.tuples_delivered, host.gateway.progress.done) == (100, 120)
+        assert (host.delivered_again(250), host.delivered_again(90)) == (150, 0)
 
 
 # ---------------------------------------------------------------- presentation
@@ -200,7 +201,8 @@ def test_gateways_on_ranks_are_seen_while_they_run(tmp_path: Path, swjoin: Any) 
         report = run.report()
     assert seen["run"]["phase"] == "running"
     assert seen["hot_keys"] is None
-    assert all(of["watermark_us"] > 0 for gateway in seen["gateways"] for of in gateway["streams"].values())
+    for of in (of for gateway in seen["gateways"] for of in gateway["streams"].values()):
+        assert of["tuples"] == 0 or of["ended"] or of["watermark_us"] > 0
     assert [gateway["gateway"] for gateway in over_flight["gateways"]] == [0, 1, 2]
     assert found["swjoin_gateway_tuples_total", "gateway=2,stream=left"] > 0
     assert top.code == 0, top.err

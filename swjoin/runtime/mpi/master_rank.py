@@ -265,7 +265,7 @@ class MasterRank(Rank):
             self._resumed_tuples = role_host.tuples_read
         role_host.clock = role_host.gateway.clock = self.start_clock(channel, setup.get("clock_us"))
         if self._failed_s is not None:
-            replayed = max(0, self._delivered_then - role_host.tuples_delivered)  # samples may be older than the checkpoint
+            replayed = role_host.delivered_again(self._delivered_then)
             took_s = time.monotonic() - self._failed_s
             self._failed_s = None
             self.recoveries.append({"slaves": slave_count, "s": took_s, "tuples": replayed, "from": setup["manifest"]})
