@@ -62,6 +62,15 @@ class ModelWork(Work):
     arrivals: list[tuple[I64, I64]] = field(default_factory=list)
 
 
+@dataclass
+class _Live:
+    """Tuples in the windows that can still match: float64 (rows of the windows,). mini_group_count: once it was asked for."""
+
+    left: F64
+    right: F64
+    mini_group_count: int | None = None
+
+
 class ModelJoin:
     """See `WindowJoinOperator`; no result buffer bounds its steps. distribution: of the keys of both streams.
 
@@ -78,21 +87,18 @@ class ModelJoin:
         parts: int = 1,
     ) -> None:
         """pair_bytes: of a result row; 0: pairs are only counted. parts: deliveries of an epoch, one of each gateway."""
-        self.distribution, self.bounds = distribution, overlaps.bounds
-        self.pair_bytes = pair_bytes
+        self.distribution, self.pair_bytes = distribution, pair_bytes
         self._pieces = -(-_PIECES // parts)
         self._overlaps = overlaps
         self.meter = Meter()
         self.span_us: Callable[[Meter], float] = lambda done: 0.0
-        self._block_tuples, self._theta = sizes.block_tuples, sizes.theta_tuples
-        self._limit_bytes, self._tuple_bytes = sizes.window_bytes, tuple_bytes
+        self._sizes, self._tuple_bytes = sizes, tuple_bytes
         self._windows = Windows()
         self._open: ModelWork | None = None
         self._times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
         self._remainder = np.zeros(distribution.partition_count)  # of rounding pairs
         self._most_stored = 0
-        self._live_tuples: tuple[F64, F64] | None = None  # by row, as long as nothing changes
-        self._minis: int | None = None
+        self._live: _Live | None = None  # as long as nothing changes
 
     # ------------------------------------------------------------ joining
 
@@ -104,10 +110,10 @@ class ModelJoin:
         known = len(self._windows.rows)
         rows = np.array([self._windows.open(GroupId(g)) for g in delivery.groups.tolist()], np.int64)
         if len(self._windows.rows) > known:
-            self._live_tuples = None
-        if self.window_bytes() > self._limit_bytes:
+            self._live = None
+        if self.window_bytes() > self._sizes.window_bytes:
             raise RunFailed(
-                f"windows of {self.window_bytes()} bytes exceed module.window ({self._limit_bytes} bytes); "
+                f"windows of {self.window_bytes()} bytes exceed module.window ({self._sizes.window_bytes} bytes); "
                 "use more slaves, raise module.window, or use a shorter window"
             )
         zero = np.zeros(len(delivery.groups), np.int64)
@@ -130,8 +136,8 @@ class ModelJoin:
         )
         equal = self.distribution.equal[self._rotation_now(fresh)][groups]
         share, minis = np.empty(len(groups)), np.empty(len(groups))
-        mini_shares(kept[LEFT] + kept[RIGHT], equal, self._theta, self._block_tuples, share, minis)
-        ragged = np.minimum(kept[LEFT] + kept[RIGHT], self._block_tuples / 2)  # half-expired blocks
+        mini_shares(kept[LEFT] + kept[RIGHT], equal, self._sizes.theta_tuples, self._sizes.block_tuples, share, minis)
+        ragged = np.minimum(kept[LEFT] + kept[RIGHT], self._sizes.block_tuples / 2)  # half-expired blocks
         work.compared = share * totals[LEFT] * totals[RIGHT]
         for s in (LEFT, RIGHT):
             work.compared += totals[s] * (share * met[1 - s] + ragged)
@@ -223,7 +229,7 @@ class ModelJoin:
         self._most_stored = max(stored, self._most_stored)
 
     def _store(self, groups: I64, fresh: list[Fresh]) -> None:
-        self._live_tuples = None
+        self._live = None
         rows = np.array([self._windows.rows[GroupId(g)] for g in groups.tolist()], np.int64)
         for stream, part in enumerate(fresh):
             if len(rows):
@@ -241,14 +247,15 @@ class ModelJoin:
     def _alive(self, times_us: tuple[int, int] | None = None) -> list[F64]:
         """Share of each column that can still match tuples after these times (default: the present ones), per stream."""
         left_time, right_time = times_us or self._times_us
-        dead_below = (right_time - self.bounds.upper_us, left_time + self.bounds.lower_us)
+        bounds = self._overlaps.bounds
+        dead_below = (right_time - bounds.upper_us, left_time + bounds.lower_us)
         last = self.distribution.stretch_count - 1
         stretches = np.minimum(np.arange(self._windows.counts.shape[2]) + self._windows.base, last)
         begin, end = self.distribution.edges_us[stretches], self.distribution.edges_us[stretches + 1]
         return [np.minimum(np.maximum((end - dead) / (end - begin), 0.0), 1.0) for dead in dead_below]
 
     def _expire(self) -> None:
-        self._live_tuples = None
+        self._live = None
         for stream, alive in enumerate(self._alive()):
             self._windows.counts[stream][:, alive == 0] = 0
 
@@ -287,7 +294,7 @@ class ModelJoin:
 
     def take_out(self, group: GroupId) -> tuple[ModelBatch, ModelBatch]:
         """Remove a partition-group's windows; returns its tuples of both streams for the transfer."""
-        self._live_tuples = None
+        self._live = None
         self._windows.open(group)
         alive = self._alive()
         base = self._windows.base
@@ -307,7 +314,7 @@ class ModelJoin:
         """Add a partition-group that was moved here."""
         if group in self._windows.rows:
             raise RunFailed(f"partition-group {group} is here already")
-        self._live_tuples = None
+        self._live = None
         row = np.array([self._windows.open(group)])
         for stream, batches in enumerate(tuples):
             for batch in batches:
@@ -319,44 +326,47 @@ class ModelJoin:
 
     # ------------------------------------------------------------ measures
 
-    def _live(self) -> tuple[F64, F64]:
-        if self._live_tuples is None:
+    def _live_now(self) -> _Live:
+        if self._live is None:
             alive = self._alive()
             left, right = (self._windows.counts[s] @ alive[s] for s in (LEFT, RIGHT))
-            self._live_tuples, self._minis = (left, right), None
-        return self._live_tuples
+            self._live = _Live(left, right)
+        return self._live
 
     def window_tuples(self) -> tuple[int, int]:
         """Stored tuples, with expired ones in blocks that are not expired."""
-        left, right = (int(part.sum()) for part in self._live())
-        ragged = self.mini_group_count() * self._block_tuples // 2
+        live = self._live_now()
+        left, right = int(live.left.sum()), int(live.right.sum())
+        ragged = self.mini_group_count() * self._sizes.block_tuples // 2
         return left + min(left, ragged), right + min(right, ragged)
 
     def tuples_by_group(self, partition_count: int) -> I64:
-        total = sum(self._live())
+        live = self._live_now()
+        total = live.left + live.right
         out = np.zeros(partition_count, np.int64)
         for group, row in self._windows.rows.items():
             out[group] = int(total[row])  # type: ignore[index]
         return out
 
     def mini_group_count(self) -> int:
-        left, right = self._live()
-        if self._minis is None:
+        live = self._live_now()
+        if live.mini_group_count is None:
             rows = np.array(list(self._windows.rows.values()), np.int64)
             groups = np.array(list(self._windows.rows), np.int64)
+            equal, sizes = self.distribution.equal[0][groups], self._sizes
             share, minis = np.empty(len(rows)), np.empty(len(rows))
-            mini_shares((left + right)[rows], self.distribution.equal[0][groups], self._theta, self._block_tuples, share, minis)
-            self._minis = round(float(minis.sum()))
-        return self._minis
+            mini_shares((live.left + live.right)[rows], equal, sizes.theta_tuples, sizes.block_tuples, share, minis)
+            live.mini_group_count = round(float(minis.sum()))
+        return live.mini_group_count
 
     def block_count(self) -> int:
         """Expected blocks; the last one of each mini-partition-group and stream is half full."""
         tuples = sum(self.window_tuples())
-        return tuples // self._block_tuples + min(tuples, self.mini_group_count())
+        return tuples // self._sizes.block_tuples + min(tuples, self.mini_group_count())
 
     def window_bytes(self) -> int:
         payload = self._tuple_bytes - TUPLE_BYTES
-        blocks = self.block_count() * block_bytes(self._block_tuples)
+        blocks = self.block_count() * block_bytes(self._sizes.block_tuples)
         return blocks + self.mini_group_count() * MINI_BYTES + sum(self.window_tuples()) * payload
 
     def window_memory(self) -> WindowMemory:
