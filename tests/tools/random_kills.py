@@ -27,7 +27,9 @@ from swjoin.runtime.simulator.result import SimulationError
 from tests.tools.oracle import answer
 from tests.tools.processes import FIRST_SLAVE, LaunchedRun, kill
 
-KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "both", "recovering")
+KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "both", "recovering", "frozen", "paused")
+_ENDING = ("everybody", "stop", "master")  # kinds after which the run has to be resumed
+_FAILURE_TIMEOUT_S = 4.0
 _LIMIT_S = 90.0
 
 
@@ -36,7 +38,8 @@ class FaultScenario:
     """A run and its fault.
 
     kind: `slave`, `slaves` (two), `everybody` (SIGKILL to all ranks and the launcher), `stop` (a request to stop), `master`,
-    `collector`, `both` (the collector and a slave), or `recovering` (a slave during the recovery from another one's death).
+    `collector`, `both` (the collector and a slave), `recovering` (a slave during the recovery from another one's death),
+    `frozen` (a rank but the master's is stopped for good) or `paused` (for a while, perhaps too long).
     at_s: time of the fault in the run. gap_s: between two deaths. again: ranks of the resumed run.
     """
 
@@ -94,6 +97,8 @@ class FaultScenario:
             plain["join"]["last"] = random_last.choice([20, 300, 3000], 2).tolist()
         sinks = int(np.random.default_rng([seed, 9]).choice([1, 1, 2, 3]))
         plain["cluster"]["sinks"] = sinks if plain["sink"]["kind"] != "count" else 1
+        if kind in ("frozen", "paused"):
+            plain["cluster"]["failure_timeout"] = f"{_FAILURE_TIMEOUT_S:g}s"
         if plain["reorganization"]["active_slaves"]:  # a sink may have a rank of its own
             width = RankMap(ranks, plain["cluster"]["sinks"]).slave_ranks
             plain["reorganization"]["active_slaves"] = min(plain["reorganization"]["active_slaves"], width)
@@ -121,6 +126,12 @@ def _inject(scenario: FaultScenario, cluster: LaunchedRun) -> None:
         kill(cluster.process.pid, int(random.choice([signal.SIGTERM, signal.SIGINT])))
     elif scenario.kind == "master":
         cluster.kill([0])
+    elif scenario.kind in ("frozen", "paused"):
+        victim = [int(random.integers(COLLECTOR_RANK, scenario.ranks))]
+        cluster.kill(victim, signal.SIGSTOP)
+        if scenario.kind == "paused":
+            time.sleep(float(random.uniform(0.05, 2)) * _FAILURE_TIMEOUT_S)
+            cluster.kill(victim, signal.SIGCONT)
     else:
         victims = [COLLECTOR_RANK, *slaves] if scenario.kind in ("collector", "both") else slaves
         cluster.kill(victims[:1])
@@ -146,8 +157,7 @@ def run_with_faults(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> 
     report = _report(out)
     if code == 2:
         raise SimulationError(f"refused: {cluster.said()}")
-    survivable = scenario.kind in ("slave", "slaves", "collector", "both", "recovering")
-    if survivable and (code or not report.get("complete")):
+    if scenario.kind not in _ENDING and (code or not report.get("complete")):
         raise SimulationError(f"{scenario.kind}: exit code {code}: {cluster.said()}")
     if scenario.kind == "stop" and code:
         raise SimulationError(f"stop: exit code {code}: {cluster.said()}")
