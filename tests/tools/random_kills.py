@@ -27,7 +27,7 @@ from swjoin.runtime.simulator.result import SimulationError
 from tests.tools.oracle import answer
 from tests.tools.processes import FIRST_SLAVE, LaunchedRun, kill
 
-KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "both", "recovering", "frozen", "paused")
+KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "both", "recovering", "gateway", "frozen", "paused")
 _ENDING = ("everybody", "stop", "master")  # kinds after which the run has to be resumed
 _FAILURE_TIMEOUT_S = 4.0
 _LIMIT_S = 90.0
@@ -39,7 +39,8 @@ class FaultScenario:
 
     kind: `slave`, `slaves` (two), `everybody` (SIGKILL to all ranks and the launcher), `stop` (a request to stop), `master`,
     `collector`, `both` (the collector and a slave), `recovering` (a slave during the recovery from another one's death),
-    `frozen` (a rank but the master's is stopped for good) or `paused` (for a while, perhaps too long).
+    `gateway` (a rank with a further gateway or a further sink, where the run has one), `frozen` (a rank but the master's is
+    stopped for good) or `paused` (for a while, perhaps too long).
     at_s: time of the fault in the run. gap_s: between two deaths. again: ranks of the resumed run.
     """
 
@@ -97,12 +98,19 @@ class FaultScenario:
             plain["join"]["last"] = random_last.choice([20, 300, 3000], 2).tolist()
         sinks = int(np.random.default_rng([seed, 9]).choice([1, 1, 2, 3]))
         plain["cluster"]["sinks"] = sinks if plain["sink"]["kind"] != "count" else 1
+        gateways = int(np.random.default_rng([seed, 10]).choice([2, 3] if kind == "gateway" else [1, 2, 3]))
+        plain["cluster"]["gateways"] = 1 if "last" in plain["join"] else gateways
         if kind in ("frozen", "paused"):
             plain["cluster"]["failure_timeout"] = f"{_FAILURE_TIMEOUT_S:g}s"
-        if plain["reorganization"]["active_slaves"]:  # a sink may have a rank of its own
-            width = RankMap(ranks, plain["cluster"]["sinks"]).slave_ranks
+        if plain["reorganization"]["active_slaves"]:  # a gateway or a sink may have a rank of its own
+            width = RankMap(ranks, plain["cluster"]["sinks"], plain["cluster"]["gateways"]).slave_ranks
             plain["reorganization"]["active_slaves"] = min(plain["reorganization"]["active_slaves"], width)
         return FaultScenario(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
+
+    def ranks_beside_slaves(self) -> list[int]:
+        """Ranks with further gateways or sinks."""
+        roles = RankMap(self.ranks, self.plain["cluster"]["sinks"], self.plain["cluster"]["gateways"])
+        return [rank for rank in range(FIRST_SLAVE, self.ranks) if roles.gateways_of(rank) or roles.sinks_of(rank)]
 
     def expected(self) -> tuple[int, str]:
         """Count and digest by the oracle."""
@@ -133,6 +141,8 @@ def _inject(scenario: FaultScenario, cluster: LaunchedRun) -> None:
             time.sleep(float(random.uniform(0.05, 2)) * _FAILURE_TIMEOUT_S)
             cluster.kill(victim, signal.SIGCONT)
     else:
+        if scenario.kind == "gateway":
+            slaves = scenario.ranks_beside_slaves() or slaves
         victims = [COLLECTOR_RANK, *slaves] if scenario.kind in ("collector", "both") else slaves
         cluster.kill(victims[:1])
         if scenario.kind in ("slaves", "both", "recovering") and len(slaves) > 2:
