@@ -2,7 +2,8 @@
 
 What: `python -m benchmarks.gateways`: a join on MPI ranks with 1, 2 and 4 gateways, each on a rank of its own held to a
 thirty-second of a core by the kernel's CPU quota; and the same numbers, not held, with four gateways over one at the same total
-rate. The numbers in turns, count and digest checked in every run.
+rate. The numbers in turns, count and digest checked in every run. Then the production delay in realtime pace with four gateways
+and with one, at half the throughput that was measured before.
 Why: one gateway reads and routes so many tuples, whatever the number of slaves; several shall take as many times as many, and
 cost little where one would do.
 Stays out: other bottlenecks (`benchmarks.sinks`), forecasts of larger clusters (`benchmarks.simulation`).
@@ -26,23 +27,27 @@ from tests.tools.processes import LaunchedRun
 
 GATEWAYS = (1, 2, 4)
 SLAVES = 2
+EPOCH_MS = 10  # where delay is measured
 _LIMIT_S = 600.0
 
 
-def config_of(gateways: int, seconds: int, rate: int) -> dict[str, Any]:
+def config_of(gateways: int, seconds: int, rate: int, pace: str = "asap") -> dict[str, Any]:
+    epoch = {"epoch_tuples": 131_072} if pace == "asap" else {"distribution_epoch": f"{EPOCH_MS}ms"}
     return {
+        "pace": pace,
         "join": {"within": "1s"},
         "workload": {"rate": rate, "duration": f"{seconds}s", "bias": 0.5, "domain": 10_000_000},
-        "cluster": {"gateways": gateways, "epoch_tuples": 131_072},
+        "cluster": {"gateways": gateways, **epoch},
         "sink": {"kind": "count"},
     }
 
 
-def run(gateways: int, seconds: int, rate: int, folder: Path, share: int) -> tuple[float, int, str]:
-    """Tuples per second of both streams, count and digest. share: of a core that each gateway has; 0: as much as it gets."""
+def run(plain: dict[str, Any], folder: Path, share: int) -> dict[str, Any]:
+    """run.json. share: of a core that each gateway has; 0: as much as it gets."""
+    gateways = plain["cluster"]["gateways"]
     out = folder / f"run{time.monotonic_ns()}"
     path = folder / "config.yaml"
-    path.write_text(json.dumps(config_of(gateways, seconds, rate)))
+    path.write_text(json.dumps(plain))
     ranks = RankMap.of_width(SLAVES, 1).size + gateways - 1  # the further gateways have ranks of their own
     roles = RankMap(ranks, 1, gateways)
     launched = LaunchedRun([str(path), "-n", str(ranks), "--out", str(out)], folder / "log")
@@ -54,19 +59,23 @@ def run(gateways: int, seconds: int, rate: int, folder: Path, share: int) -> tup
         code = launched.end(_LIMIT_S)
     if code:
         raise SystemExit(f"{gateways} gateways: exit code {code}: {launched.said()}")
-    report = json.loads((out / "run.json").read_text())
-    results = report["results"]
-    return report["input_tuples_per_s"], results["count"], results["digest"]
+    report: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return report
 
 
-def _table(args: argparse.Namespace, folder: Path, share: int, seconds: int, rate: int) -> None:
+def answer(report: dict[str, Any]) -> tuple[int, str]:
+    return report["results"]["count"], report["results"]["digest"]
+
+
+def _table(args: argparse.Namespace, folder: Path, share: int, seconds: int, rate: int) -> float:
+    """Prints it; returns the median throughput of the most gateways, tuples per second of both streams."""
     speeds: dict[int, list[float]] = {gateways: [] for gateways in GATEWAYS}
     answers = set()
     for _ in range(args.repeat):
         for gateways, found in speeds.items():
-            speed, count, digest = run(gateways, seconds, rate, folder, share)
-            found.append(speed)
-            answers.add((count, digest))
+            report = run(config_of(gateways, seconds, rate), folder, share)
+            found.append(report["input_tuples_per_s"])
+            answers.add(answer(report))
     if len(answers) != 1:
         raise SystemExit(f"answers differ: {sorted(answers)}")
     how = f"every gateway held to 1/{share} of a core" if share else "nothing held"
@@ -76,6 +85,25 @@ def _table(args: argparse.Namespace, folder: Path, share: int, seconds: int, rat
         ratios = [speed / one for speed, one in zip(found, speeds[1], strict=True)]
         median, ratio = statistics.median(found) / 1e3, statistics.median(ratios)
         print(f"| {gateways} | {median:,.0f} | {ratio:.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
+    return statistics.median(speeds[GATEWAYS[-1]])
+
+
+def _delays(repeat: int, folder: Path, seconds: int, rate: int) -> None:
+    """rate: tuples per second of each stream."""
+    delays: dict[int, list[tuple[float, float]]] = {GATEWAYS[0]: [], GATEWAYS[-1]: []}
+    answers = set()
+    for _ in range(repeat):
+        for gateways, found in delays.items():
+            report = run(config_of(gateways, seconds, rate, "realtime"), folder, 0)
+            found.append((1e3 * report["delay_s"]["p50"], 1e3 * report["delay_s"]["p99"]))
+            answers.add(answer(report))
+    if len(answers) != 1:
+        raise SystemExit(f"answers differ: {sorted(answers)}")
+    print(f"realtime pace, 2 x {rate:,} tuples/s for {seconds} s, W = 1 s, uniform, {SLAVES} slaves, t_d = {EPOCH_MS} ms")
+    print("| gateways | delay p50 (ms) | p99 (ms) | range |\n|---|---|---|---|")
+    for gateways, found in delays.items():
+        p50, p99 = (sorted(values) for values in zip(*found, strict=True))
+        print(f"| {gateways} | {statistics.median(p50):.1f} | {statistics.median(p99):.1f} | {p99[0]:.1f} to {p99[-1]:.1f} |")
 
 
 def main() -> None:
@@ -88,7 +116,8 @@ def main() -> None:
     args = parse(parser, repeat=1, seconds=2, rate=2_000, share=4)
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         _table(args, Path(folder), args.share, args.seconds, args.rate)
-        _table(args, Path(folder), 0, args.seconds, 10 * args.rate)
+        reached = _table(args, Path(folder), 0, args.seconds, 10 * args.rate)
+        _delays(args.repeat, Path(folder), args.seconds, int(reached / 4))
 
 
 if __name__ == "__main__":

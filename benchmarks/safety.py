@@ -1,7 +1,8 @@
 """Cost of safety: throughput with checkpoints and with fault tolerance, and the time of a recovery over the window size.
 
 What: `cost`, the same join in turns on the same ranks: without either, with checkpoints, with fault tolerance (ULFM) and the
-resilient channel, with both; `recovery`, one slave of three killed in the middle of a run with windows of different lengths.
+resilient channel, with both; `recovery`, one slave of three, or the rank of a gateway or a sink, killed in the middle of a run
+with windows of different lengths.
 Every answer is checked in the run that is timed, against DuckDB's.
 Why: users of checkpoints need to know their price and their benefit.
 Stays out: correctness of recovery (`tests.tools.random_runs`), long runs (`tests.tools.soak.run`).
@@ -10,7 +11,8 @@ The reference workload is much longer than elsewhere, so that a run has several 
 side are large and stay in FOLDER/streams until they are removed. ULFM without checkpoints is no mode of `swjoin run`, because a
 death would end the run anyway; for this measurement this module starts such ranks itself.
 
-Usage: python -m benchmarks.safety [--only cost|recovery] [--seconds 1800] [--ranks 5 4] [--repeats 5] [--out FOLDER] [--tiny]
+Usage: python -m benchmarks.safety [--only cost|recovery] [--seconds 1800] [--ranks 5 4] [--repeats 5]
+[--victims slave gateway sink] [--out FOLDER] [--tiny]
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ import pyarrow.parquet as pq
 from benchmarks import ROOT, parse, run_mpirun
 from benchmarks.run import environment, lines, row, say, turns
 from benchmarks.workloads.expected_results import expected
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import gateway_role, sink_role, slave_role
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import WorkloadConfig
@@ -46,6 +50,7 @@ RATE, BIAS, SEED, WINDOW_US = 100_000, 0.7, 1, 10_000_000
 PIECE_S = 60  # of stream, in one file
 WINDOWS_S = (1, 5, 20, 60)
 AROUND_S = 12  # of a run with a death: before it with full windows, and after it
+VICTIMS = ("slave", "gateway", "sink")
 Answer = tuple[int, str]
 Report = dict[str, Any]
 
@@ -184,17 +189,32 @@ def cost(streams: Path, folder: Path, answer: Answer, ranks: int, interval: str,
 # ---------------------------------------------------------------- recovery
 
 
-def recovery_config(window_s: int, rate: float, interval_s: float, around_s: int) -> Report:
+def recovery_config(window_s: int, rate: float, interval_s: float, around_s: int, victim: str = "slave") -> Report:
+    """With several gateways and sinks where one of these is killed; results are written then, so the keys are uniform."""
+    several = victim != "slave"
     return {
         "seed": SEED,
         "pace": "realtime",
         "join": {"within": f"{window_s}s"},
-        "workload": {"rate": rate, "duration": f"{window_s + 2 * around_s}s", "bias": BIAS},
-        "cluster": {"partition_count": 60, "distribution_epoch": "200ms", "mini_buffer": "256MB"},
+        "workload": {"rate": rate, "duration": f"{window_s + 2 * around_s}s", "bias": 0.5 if several else BIAS},
+        "cluster": {
+            "partition_count": 60,
+            "distribution_epoch": "200ms",
+            "mini_buffer": "256MB",
+            **({"gateways": 2, "sinks": 2} if several else {}),
+        },
         "module": {"theta": "32KB", "stream_buffer": "64MB", "window": "4GB"},
         "checkpoint": {"interval": f"{int(interval_s * 1e3)}ms"},
-        "sink": {"kind": "count"},
+        "sink": {"kind": "parquet" if several else "count"},
     }
+
+
+def rank_of_victim(plain: Report, ranks: int, victim: str) -> int:
+    """Of the last slave, or of the second gateway or sink."""
+    roles = RankMap.of(config_from_plain(plain), ranks)
+    if victim == "slave":
+        return roles.rank_of(slave_role(roles.slave_ranks - 1))
+    return roles.rank_of(gateway_role(1) if victim == "gateway" else sink_role(1))
 
 
 def newest(out: Path) -> Path | None:
@@ -202,9 +222,9 @@ def newest(out: Path) -> Path | None:
 
 
 def run_with_a_death(
-    plain: Report, interval_s: float, around_s: int, answer: Answer, folder: Path, ranks: int = 5
+    plain: Report, interval_s: float, around_s: int, answer: Answer, folder: Path, victim: str, ranks: int
 ) -> dict[str, float]:
-    """A slave is killed half an interval after a checkpoint, when the windows have been full for a while."""
+    """A rank is killed half an interval after a checkpoint, when the windows have been full for a while."""
     out, config = folder / "run", folder / "config.yaml"
     shutil.rmtree(out, ignore_errors=True)
     config.write_text(json.dumps(plain))
@@ -221,7 +241,7 @@ def run_with_a_death(
                 if json.loads(found.read_text())["clock_us"] >= full_us:
                     break
         time.sleep(interval_s / 2)
-        run.kill([ranks - 1])
+        run.kill([rank_of_victim(plain, ranks, victim)])
         if run.end(3 * duration_s + 300):
             raise SystemExit(f"the run with a death failed: {run.said()}")
     finally:
@@ -252,11 +272,11 @@ def recovery_of(report: Report, out: Path) -> dict[str, float]:
     }
 
 
-def recovery(
-    folder: Path, windows_s: list[int], rate: float, interval_s: float, repeats: int, around_s: int = AROUND_S
-) -> None:
+def recovery(folder: Path, args: argparse.Namespace, victim: str) -> None:
+    """One table. victim: `slave`, `gateway` or `sink`."""
+    rate, interval_s, repeats, around_s = args.rate, args.recovery_interval, args.recovery_repeats, args.around
     given = f"{rate:,.0f} tuples/s and stream, checkpoints every {interval_s:g} s, {repeats} deaths each"
-    say(f"\n## Recovery from the death of one slave of three, {given}\n")
+    say(f"\n## Recovery from the death of a {victim}, beside three slaves (two others, if it is one), {given}\n")
     heads = [
         "goes on after (s), lowest to highest",
         "tuples replayed",
@@ -264,11 +284,12 @@ def recovery(
     ]
     say("| " + " | ".join(["W", "tuples in the windows", *heads, "longest production delay (s)"]) + " |")
     say("|---" * 6 + "|")
-    for window_s in windows_s:
-        plain = recovery_config(window_s, rate, interval_s, around_s)
+    ranks = 5 if victim == "slave" else 7
+    for window_s in args.windows:
+        plain = recovery_config(window_s, rate, interval_s, around_s, victim)
         config = config_from_plain(plain)
         answer = expected(config.workload, SEED, config.query.bounds)
-        runs = [run_with_a_death(plain, interval_s, around_s, answer, folder) for _ in range(repeats)]
+        runs = [run_with_a_death(plain, interval_s, around_s, answer, folder, victim, ranks) for _ in range(repeats)]
         values = {name: [r[name] for r in runs] for name in runs[0]}
         middle = {name: statistics.median(v) for name, v in values.items()}
         spans = {name: f"{middle[name]:.2f}, {min(values[name]):.2f} to {max(values[name]):.2f}" for name in ("s", "calm_s")}
@@ -287,6 +308,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20_000, help="tuples/s and stream, where recovery is measured")
     parser.add_argument("--recovery-interval", type=float, default=5.0, help="seconds between checkpoints there")
     parser.add_argument("--recovery-repeats", type=int, default=3)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=list(VICTIMS))
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "safety", help="streams and results.md")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--around", type=int, default=AROUND_S, help="seconds before the death and after it")
@@ -306,7 +328,8 @@ def main() -> None:
             for ranks in args.ranks:
                 cost(streams, Path(name), answer, ranks, args.interval, args.repeats)
         if args.only != "cost":
-            recovery(Path(name), args.windows, args.rate, args.recovery_interval, args.recovery_repeats, args.around)
+            for victim in args.victims:
+                recovery(Path(name), args, victim)
     (args.out / "results.md").write_text("\n".join(lines) + "\n")
     print(f"\nkept in {args.out}/results.md; {args.out}/streams may be removed", file=sys.stderr)
 

@@ -126,7 +126,8 @@ def held(costs: CostModel, repeat: int, seconds: int, rate: int, share: int) -> 
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         for _ in range(repeat):
             for gateways, speeds in measured.items():
-                answers.add(held_gateways.run(gateways, seconds, rate, Path(folder), share)[1:])
+                report = held_gateways.run(held_gateways.config_of(gateways, seconds, rate), Path(folder), share)
+                answers.add(held_gateways.answer(report))
                 newest = max(Path(folder).glob("run*"), key=lambda run: run.stat().st_mtime_ns)
                 speeds.append(steady(metrics_of(newest))[0])
     if len(answers) != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.limits import PROCESS_S
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.pop("SWJOIN_PLAIN", None)
+os.environ.setdefault("SWJOIN_DRAW", str(secrets.randbelow(1 << 31)))  # the workers of a session draw the same
 hypothesis.settings.register_profile("shared machine", deadline=None)  # a first example loads kernels, beside other tests
 hypothesis.settings.load_profile("shared machine")
 
@@ -32,6 +34,10 @@ FREE = (  # their tests share nothing
     *("test_mpi.py", "test_join_kinds.py", "test_simulator.py", "test_planted_bugs.py"),
     *("test_plans.py", "test_planted_plan_bugs.py"),
 )
+
+
+def pytest_report_header() -> str:
+    return f"drawn cases: SWJOIN_DRAW={os.environ['SWJOIN_DRAW']} draws these again"
 
 
 @pytest.hookimpl(tryfirst=True)

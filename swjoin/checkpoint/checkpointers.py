@@ -342,11 +342,11 @@ class CollectorCheckpointer:
         if self._job.run_dir is not None and number == 0:  # the first sink has the metrics
             content = contents[0] if contents else {"metrics": [0, 0]}
             self._path.mkdir(parents=True, exist_ok=True)
+            taken_over = self._metrics is None  # perhaps from a rank that is stopped, and was excluded from the run
             if self._metrics is not None:
                 self._metrics.abort()
-            self._metrics = MetricsFile(
-                self._job.run_dir, AppendedFile(self._path / "metrics.rows", content["metrics"], METRICS_ROW_BYTES)
-            )
+            rows = AppendedFile(self._path / "metrics.rows", content["metrics"], METRICS_ROW_BYTES, apart=taken_over)
+            self._metrics = MetricsFile(self._job.run_dir, rows)
         return self._metrics
 
     def save(self, generation: int, snapshot: Snapshot) -> None:

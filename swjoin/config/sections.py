@@ -20,6 +20,7 @@ MOST_PARTITION_GROUPS = 65_536
 MOST_SINKS = MOST_GATEWAYS = 1024
 EPOCH_LEFT_OUT = -(1 << 62)  # `RunConfig` puts 0 or SHORT_EPOCH_US in its place
 SHORT_EPOCH_US = 200_000
+SHORTEST_FAILURE_TIMEOUT_US = 1_000_000
 
 
 def check(ok: bool, message: Text) -> None:
@@ -200,6 +201,8 @@ class ClusterConfig:
     a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next when it has joined all it
     has (the paper's mode). Realtime pace exchanges in its slots either way. gateways: how many roles read the inputs, each its
     share of their splits. sinks: how many roles write result files, each its own; results that are only counted have one.
+    failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread has made no
+    progress, counts as dead; 0: never.
     """
 
     partition_count: int = 60
@@ -210,6 +213,7 @@ class ClusterConfig:
     communication: str = "overlapped"
     gateways: int = 1
     sinks: int = 1
+    failure_timeout_us: int = 30_000_000
 
     def __post_init__(self) -> None:
         gateways = setting("gateways", "cluster: gateways")
@@ -230,6 +234,8 @@ class ClusterConfig:
         check(self.epoch_tuples >= 1, "cluster: epoch_tuples must be at least 1")
         check(self.communication in ("overlapped", "synchronous"), "cluster: communication must be overlapped or synchronous")
         check(self.mini_buffer_bytes >= 1 << 10, "cluster: mini_buffer must be at least 1KB")
+        watched = self.failure_timeout_us >= SHORTEST_FAILURE_TIMEOUT_US
+        check(watched or self.failure_timeout_us == 0, "cluster: failure_timeout must be 0 (off), or 1s or more")
 
 
 @dataclass(frozen=True)

@@ -222,11 +222,16 @@ class RecordFile:
 class AppendedFile:
     """A file that only grows; checkpoints store its length and checksum. UserError when it cannot be opened."""
 
-    def __init__(self, path: Path, mark: Sequence[int] = (0, 0), row_bytes: int = 1) -> None:
-        """mark: length and CRC-32 of the valid part; the rest is truncated. row_bytes: the length is a multiple of it.
-        RunFailed when the valid part has changed."""
+    def __init__(self, path: Path, mark: Sequence[int] = (0, 0), row_bytes: int = 1, *, apart: bool = False) -> None:
+        """mark: length and CRC-32 of the valid part; the rest is truncated. row_bytes: the length is a multiple of it. apart: a
+        new file takes the place of the old one, to which another process may still write. RunFailed when the valid part has
+        changed."""
         length, expected = mark
         try:
+            if apart and path.exists():
+                with replacing(path) as copy, path.open("rb") as old, copy.open("wb") as new:
+                    while (left := length - new.tell()) > 0 and (piece := old.read(min(left, _PIECE_BYTES))):
+                        new.write(piece)
             self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None

@@ -465,7 +465,8 @@ class MasterHost(Host):
             return
         used = usable_gateways(config, self.gateway.splits())
         if used < config.gateway_count:
-            _LOG.warning("%d gateways: the inputs have %d splits at most, so as many are used", config.gateway_count, used)
+            splits = "1 split" if used == 1 else f"{used} splits"
+            _LOG.warning("%d gateways: the inputs have %s at most, so as many are used", config.gateway_count, splits)
             self.gateway.job = self.job = replace(self.job, config=config.with_gateways(used))
 
     def make_gateways(self) -> None:

@@ -22,8 +22,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+import psutil
 
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
@@ -31,6 +34,7 @@ from swjoin.connectors.output_paths import check_outputs
 from swjoin.core.errors import NotWritten, UserError
 from swjoin.core.log_lines import record_of
 from swjoin.core.storage import write_json
+from swjoin.runtime.mpi.heartbeats import WATCH, MasterWatch
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.progress import Progress, Wanted, can_be_drawn
 from swjoin.runtime.run_report import partial_report, rank_roles
@@ -38,7 +42,8 @@ from swjoin.runtime.signals import handling
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 10.0
-_LEFT_BEHIND_S = 15.0  # for mpirun to end after the run, on several hosts
+_LEFT_BEHIND_S = 15.0  # for mpirun to end after the run, or after its master
+_POLL_S = 0.2
 _LAST_WORDS_S = 2.0
 _SUMMARY = "swjoin.cli.summary"  # the logger of the warnings in a report
 FAILED_TO_START = "listener thread failed to start"  # in mpirun's own server, before any rank; once in thousands of starts
@@ -147,7 +152,9 @@ def launch_with_reason(
     report = None if job.run_dir is None else job.run_dir / "run.json"
     before = None if report is None else _stamp(report)
     drawn = not debug and can_be_drawn(progress)
-    with _job_file(job, hostfile) as job_file, Progress(progress) as shown:
+    spread = hostfile is not None or several_hosts()
+    watched = MasterWatch.of(job.config.cluster.failure_timeout_us / 1e6, loopback=not spread)
+    with _job_file(job, hostfile) as job_file, Progress(progress) as shown, watched as watch:
         checkpointed = job.checkpoints is not None
         survives = checkpointed and job.config.checkpoint.recover
         command = mpirun_command(
@@ -161,11 +168,14 @@ def launch_with_reason(
             progress=drawn,
         )
         finished = None
-        if report is not None and (hostfile is not None or several_hosts()):
+        if report is not None and spread:
             finished = functools.partial(_ended_well, report, before)
         environment = dict(os.environ)
         if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal in any case
             environment["SWJOIN_PLAIN"] = "1"
+        if watch is not None:
+            environment[WATCH] = watch.setting
+            command[1:1] = ["-x", WATCH] if spread else []
         _LOG.debug("%s", shlex.join(command))
         for again in (True, False):
             start = functools.partial(
@@ -178,7 +188,8 @@ def launch_with_reason(
                 start_new_session=True,
             )
             first_signal = signal.SIGUSR1 if checkpointed else signal.SIGTERM
-            code, failure = _watch(start, first_signal, quiet=quiet, again=again, finished=finished, shown=shown)
+            end = _End(finished, watch, functools.partial(job.next_step, ranks))
+            code, failure = _watch(start, first_signal, quiet=quiet, again=again, end=end, shown=shown)
             if code != _AGAIN:
                 break
         if code == 0 and finished is not None and not finished():  # observed after all processes of a host had died
@@ -189,9 +200,7 @@ def launch_with_reason(
     replaceable = (None,) if job.resumes else (None, before)
     started = code < 128 or (job.run_dir is not None and (job.run_dir / "metrics").exists())
     if started and code not in (0, 2) and report is not None and _stamp(report) in replaceable:
-        ranks_known = rank_roles(
-            RankMap.of(job.config, ranks), "" if hostfile is not None or several_hosts() else platform.node()
-        )
+        ranks_known = rank_roles(RankMap.of(job.config, ranks), "" if spread else platform.node())
         with contextlib.suppress(NotWritten):  # the full disk has been reported
             write_json(report, partial_report(job, {"count": None, "digest": None}, failure, ranks_known))
     return code, failure
@@ -217,18 +226,40 @@ def _ended_well(report: Path, before: tuple[int, int, int] | None) -> bool:
     return bool(plain.get("complete") or plain.get("resumable"))
 
 
-def _wait(process: subprocess.Popen[str], finished: Callable[[], bool] | None) -> int:
-    """The launcher's exit code. finished: whether the run is over, as a launcher that has lost a host may never end."""
-    since: float | None = None
-    while True:
-        try:
-            return process.wait(None if finished is None else 0.2)
-        except subprocess.TimeoutExpired:
-            if since is None and finished is not None and finished():
-                since = time.monotonic()
-            if since is not None and time.monotonic() - since > _LEFT_BEHIND_S:
-                _end(process)
-                return 0
+@dataclass(frozen=True)
+class _End:
+    """How the end of a run is noticed where mpirun does not end. finished: whether the run is over, as a launcher that has lost
+    a host may never end; None: it cannot be told. master: of the run, if it is watched. next_step: what a user does then."""
+
+    finished: Callable[[], bool] | None
+    master: MasterWatch | None
+    next_step: Callable[[], str]
+
+    def wait(self, process: subprocess.Popen[str], said: _Said, quiet: bool) -> int:
+        """The launcher's exit code."""
+        since: float | None = None
+        while True:
+            try:
+                return process.wait(None if self.finished is None and self.master is None else _POLL_S)
+            except subprocess.TimeoutExpired:
+                frozen = "" if self.master is None else self.master.look()
+                if frozen:
+                    said.fail(f"{frozen}; {self.next_step()}", quiet)
+                if since is None and self._over():
+                    since = time.monotonic()
+                if since is not None and time.monotonic() - since > _LEFT_BEHIND_S:
+                    _end(process)
+                    return self._code(said)
+
+    def _over(self) -> bool:
+        return (self.master is not None and self.master.left) or (self.finished is not None and self.finished())
+
+    def _code(self, said: _Said) -> int:
+        """Of a run whose mpirun had to be ended: that of the master, where it has told."""
+        code = None if self.master is None else self.master.code
+        if code is None:
+            return 0 if self.finished is not None and self.finished() and not said.error else 1
+        return code
 
 
 def _watch(
@@ -238,7 +269,7 @@ def _watch(
     quiet: bool,
     again: bool,
     shown: Progress,
-    finished: Callable[[], bool] | None = None,
+    end: _End,
 ) -> tuple[int, str]:
     """Start the launcher, log the ranks' messages until it ends; returns the exit code and the error.
 
@@ -268,7 +299,8 @@ def _watch(
         if stopping:  # while it was being started
             process.send_signal(signal.SIGTERM)
         try:
-            code = _wait(process, finished)
+            code = end.wait(process, said, quiet)
+            code = 1 if said.failed else code
         finally:
             _end(process)
             if reader is not None and process.stderr is not None:
@@ -299,6 +331,7 @@ class _Said:
 
     def __init__(self) -> None:
         self.error = ""  # the first of a rank
+        self.failed = False
         self._terminated = ""
         self._other_lines: list[str] = []
 
@@ -316,6 +349,13 @@ class _Said:
                 self.error = record.getMessage()
                 if not quiet:
                     _relay(record)
+
+    def fail(self, error: str, quiet: bool) -> None:
+        """The run fails of this, as the launcher has found out before any rank."""
+        self.failed = True
+        if not self.error:
+            self.error = error
+            _complain(error, quiet=quiet)
 
     def cause(self, code: int) -> str:
         """Why the launcher ended with `code`, where no rank gave an error."""
@@ -352,8 +392,9 @@ def _relay(record: logging.LogRecord) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the launcher, by pid, if it is still running."""
+    """End the launcher and what it has started, by pid, if it is still running."""
     if process.poll() is None:
+        ranks = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         deadline = time.monotonic() + _GRACE_S
         while process.poll() is None and time.monotonic() < deadline:
@@ -361,3 +402,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+        for rank in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it knows a later process of the same number
+                rank.kill()

@@ -111,6 +111,7 @@ def test_sizes() -> None:
         ({**MINIMAL, "seed": "one"}, "seed: expected int, got 'one'"),
         ({**MINIMAL, "cluster": {"distribution_epoch": "2s", "distribution_epoch_us": 1}}, "given twice"),
         ({**MINIMAL, "cluster": 5}, "cluster: expected a mapping"),
+        ({**MINIMAL, "cluster": {"failure_timeout": "500ms"}}, "failure_timeout must be 0 \\(off\\), or 1s or more"),
         ({**MINIMAL, "time": {"model": "arrival"}}, "arrival needs pace realtime"),
         ({**MINIMAL, "pace": "realtime", "cluster": {"distribution_epoch": 0}}, "needs a distribution_epoch"),
         ({**MINIMAL, "left": {"path": "x.parquet"}}, "give both paths, or neither"),

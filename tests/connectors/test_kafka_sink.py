@@ -228,7 +228,7 @@ def test_what_no_checkpoint_holds_is_dropped(cluster: MockCluster, topic: str, t
 
 def test_results_that_a_checkpoint_holds_must_be_there(cluster: MockCluster, topic: str, tmp_path: Path) -> None:
     sink = sink_of(cluster, topic, tmp_path, staged=True, resumes=True)
-    with pytest.raises(RunFailed, match=r"part-000000\.arrow: results that a checkpoint holds cannot be read"):
+    with pytest.raises(RunFailed, match=r"part-000000\.arrow: results that a checkpoint holds are gone"):
         sink.restore(["part-000000.arrow"], 1)
     with pytest.raises(RunFailed, match="which is no file of this sink"):
         sink.restore(["part-000000-00000.parquet"], 1)

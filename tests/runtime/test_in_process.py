@@ -28,10 +28,12 @@ from tests.support.in_process import answer, run
 
 
 @pytest.mark.parametrize("case", CASES, ids=by_name)
-@pytest.mark.parametrize(("slaves", "moves"), [(1, False), (3, False), (4, True)])
-def test_known_cases(case: Case, slaves: int, moves: bool, tmp_path: Path) -> None:
-    """The answer, standing still and while partition-groups and slaves come and go at random."""
-    report = run(case.write(tmp_path, **(moving(case) if moves else {})), tmp_path, slaves)
+@pytest.mark.parametrize(("slaves", "moves", "gateways"), [(1, False, 1), (3, False, 1), (4, True, 1), (3, True, 3)])
+def test_known_cases(case: Case, slaves: int, moves: bool, gateways: int, tmp_path: Path) -> None:
+    """The answer, standing still and while partition-groups and slaves come and go at random, whoever reads the rows."""
+    sections = moving(case) if moves else {}
+    sections["cluster"] = {**sections.get("cluster", {}), "gateways": gateways}
+    report = run(case.write(tmp_path, row_groups=4 * gateways, **sections), tmp_path, slaves)
     assert answer(report) == case.answer()
     assert report["ledger"]["balanced"]
     table = pq.read_table(tmp_path / "run" / "results")

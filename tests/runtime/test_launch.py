@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -233,3 +234,45 @@ def test_a_signal_while_mpirun_is_being_started(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(launch.subprocess, "Popen", Popen)
     assert launch.launch_with_reason(_job(tmp_path), 4) == (128 + signal.SIGTERM, "stopped by SIGTERM")
     assert started[0].poll() is not None
+
+
+# ---------------------------------------------------------------- a master that has left, and an mpirun that has not
+
+_MASTER = """
+import json, os, socket, sys, time
+from swjoin.runtime.mpi.heartbeats import WATCH, Process, _packed
+plain = json.loads(os.environ[WATCH])
+over = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for beat in json.loads(sys.argv[1]):
+    beat = {"from": 0, "to": -1, "process": vars(Process.this()), **beat}
+    over.sendto(_packed(bytes.fromhex(plain["key"]), beat), tuple(plain["addresses"][0]))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_an_mpirun_that_does_not_end_after_its_master(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is stopped that nobody needed any more; mpirun waits for it."""
+    monkeypatch.setattr(launch, "_LEFT_BEHIND_S", 0.5)
+    (tmp_path / "master.py").write_text(_MASTER)
+    script = f'{sys.executable} {tmp_path}/master.py \'[{{"progress": 1}}, {{"left": {code}}}]\' 0; exec sleep 600'
+    _fake_mpirun(tmp_path, script, monkeypatch)
+    assert launch.launch_with_reason(_job(tmp_path), 4, quiet=True)[0] == code
+
+
+def test_the_launcher_ends_a_run_whose_master_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The master is killed; what mpirun does then is up to it, but it is ended, too."""
+    monkeypatch.setattr(launch, "_LEFT_BEHIND_S", 0.5)
+    (tmp_path / "master.py").write_text(_MASTER)
+    script = f"{sys.executable} {tmp_path}/master.py '[{{\"progress\": 1}}]' 600; echo $? >{tmp_path}/ended; exec sleep 600"
+    _fake_mpirun(tmp_path, script, monkeypatch)
+    code, failure = launch.launch_with_reason(_job(tmp_path, cluster={"failure_timeout": "1s"}), 4)
+    assert code == 1
+    assert re.fullmatch(
+        r"rank 0 \(master\) on \S+: no sign of life for 1 s \(cluster\.failure_timeout\); start it again", failure
+    )
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [failure]
+    assert (tmp_path / "ended").read_text().strip() == str(128 + signal.SIGKILL)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["failure"] == failure

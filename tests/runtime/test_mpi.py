@@ -25,6 +25,7 @@ from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
 from tests.support.cases import CASES, Case, by_name, moving
 from tests.support.commands import command
+from tests.support.drawn import drawn_marks
 from tests.support.limits import PROCESS_S
 from tests.support.ranks import run_jobs, run_mpirun
 
@@ -43,28 +44,33 @@ def _ranks_for(index: int) -> int:
     return RANKS[index % len(RANKS)]
 
 
-def _sinks_for(case: Case) -> int:
-    """Of cases that write results, two of three have several sinks; of 7 ranks some have a rank of their own."""
-    return 1 if case.settings.get("sink", {}).get("kind") == "count" else 1 + CASES.index(case) // len(RANKS) % 3
+def _sinks_for(case: Case, gateways: int) -> int:
+    """Of cases that write results, two of three have several sinks, and all with several gateways; of 7 ranks some have a rank
+    of their own."""
+    if case.settings.get("sink", {}).get("kind") == "count":
+        return 1
+    return 1 + CASES.index(case) // len(RANKS) % 3 if gateways == 1 else 2
 
 
-Played = Callable[[int, str], dict[str, Any]]
+Played = Callable[[int, str, int], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """run.json of a case, or of the first one in realtime pace, on so many ranks; one mpirun plays all of them."""
-    reports: dict[int, dict[str, dict[str, Any]]] = {}
+    """run.json of a case, or of the first one in realtime pace, on so many ranks and with so many gateways; one mpirun plays
+    all of them, those with several gateways as far as this session wants them."""
+    reports: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
 
-    def play(ranks: int) -> dict[str, dict[str, Any]]:
+    def play(ranks: int, gateways: int) -> dict[str, dict[str, Any]]:
         """With 4 ranks and more, partition-groups move and slaves come and go at random in every distribution epoch."""
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}gateways{gateways}")
         configs = {}
         for case in (CASES[i] for i in range(len(CASES)) if _ranks_for(i) == ranks):
             (folder / case.name).mkdir()
             sections = moving(case) if ranks > 3 else {}
-            sections["cluster"] = {**sections.get("cluster", {}), "sinks": _sinks_for(case)}
-            configs[case.name] = case.write(folder / case.name, **sections)
+            roles = {"sinks": _sinks_for(case, gateways), "gateways": gateways}
+            sections["cluster"] = {**sections.get("cluster", {}), **roles}
+            configs[case.name] = case.write(folder / case.name, row_groups=4 * gateways, **sections)
         (folder / "realtime").mkdir()
         configs["realtime"] = CASES[0].write(
             folder / "realtime", pace="realtime", cluster={"distribution_epoch_us": 20_000}, sink={"kind": "count"}
@@ -74,33 +80,44 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         run_jobs(ranks, jobs, folder)
         return {name: json.loads((out / "run.json").read_text()) for name, out in outs.items()}
 
-    def of(ranks: int, name: str) -> dict[str, Any]:
-        if ranks not in reports:
-            reports[ranks] = play(ranks)
-        return reports[ranks][name]
+    def of(ranks: int, name: str, gateways: int) -> dict[str, Any]:
+        if (ranks, gateways) not in reports:
+            reports[ranks, gateways] = play(ranks, gateways)
+        return reports[ranks, gateways][name]
 
     return of
 
 
-def _together(ranks: int, value: object, name: str) -> Any:
+def _together(ranks: int, value: object, name: str, *more: pytest.MarkDecorator) -> Any:
     """A test's parameter; those of so many ranks run in one process, which has started them once."""
-    return pytest.param(value, marks=[pytest.mark.xdist_group(f"{ranks} ranks")], id=name)
+    return pytest.param(value, marks=[pytest.mark.xdist_group(f"{ranks} ranks"), *more], id=name)
 
 
 @pytest.mark.parametrize("index", [_together(_ranks_for(i), i, by_name(c)) for i, c in enumerate(CASES)])
 def test_known_cases(index: int, played: Played) -> None:
+    _check(index, played, 1)
+
+
+@pytest.mark.parametrize(
+    "index", [_together(_ranks_for(i), i, by_name(c), *drawn_marks(f"gateways {c.name}")) for i, c in enumerate(CASES)]
+)
+def test_known_cases_with_two_gateways_and_sinks(index: int, played: Played) -> None:
+    _check(index, played, 2)
+
+
+def _check(index: int, played: Played, gateways: int) -> None:
     case = CASES[index]
-    report = played(_ranks_for(index), case.name)
+    report = played(_ranks_for(index), case.name, gateways)
     assert (report["results"]["count"], report["results"]["digest"]) == case.answer()
     assert report["ledger"]["balanced"]
     assert len(report["ranks"]) == _ranks_for(index)
-    assert len(report["sinks"]) == _sinks_for(case)
+    assert len(report["sinks"]) == _sinks_for(case, gateways)
     assert sum(sink["count"] for sink in report["sinks"]) == report["results"]["count"]
 
 
 @pytest.mark.parametrize("ranks", [_together(n, n, str(n)) for n in RANKS])
 def test_any_number_of_slaves_and_realtime(ranks: int, played: Played) -> None:
-    report = played(ranks, "realtime")
+    report = played(ranks, "realtime", 1)
     assert (report["results"]["count"], report["results"]["digest"]) == CASES[0].answer()
     roles = [r["role"] for r in report["ranks"].values()]
     assert roles == ["master", "collector", *(f"slave {i}" for i in range(ranks - 2))]

@@ -56,8 +56,8 @@ class Case:
         ids = answer(left, right, Bounds.of(*self.bounds, self.exclusive), how, (nulls[0], nulls[1]))
         return len(ids[0]), format_digest(pair_digest(*ids))
 
-    def write(self, folder: Path, **sections: Any) -> Path:
-        """Parquet files and a configuration; sections override the case's settings."""
+    def write(self, folder: Path, *, row_groups: int = 1, **sections: Any) -> Path:
+        """Parquet files of about so many row groups and a configuration; sections override the case's settings."""
         plain: dict[str, Any] = {
             "join": {"lower_us": self.bounds[0], "upper_us": self.bounds[1], "exclusive": list(self.exclusive)},
             "cluster": {"distribution_epoch_us": 100, "partition_count": 7},
@@ -68,7 +68,8 @@ class Case:
                 plain[name] = {**plain.get(name, {}), **value} if isinstance(value, dict) else value
         for name, rows in (("left", self.left), ("right", self.right)):
             table = pa.table({"key": pa.array(rows[0], pa.int64()), "ts": pa.array(rows[1], pa.int64())})
-            pq.write_table(table, folder / f"{name}.parquet")
+            group_rows = max(1, -(-len(table) // row_groups))
+            pq.write_table(table, folder / f"{name}.parquet", row_group_size=group_rows)
             plain[name] = {"path": str(folder / f"{name}.parquet"), "time_unit": "us"}
         path = folder / "config.yaml"
         path.write_text(json.dumps(plain))

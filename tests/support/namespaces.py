@@ -211,6 +211,10 @@ class Hosts:
         """Take its network away; nobody is told."""
         _ip("-n", self.names[host], "link", "set", "eth0", "down")
 
+    def hide(self, host: int, *, before: int) -> None:
+        """Take the way from one host to another away; all others are left."""
+        _ip("-n", self.names[before], "route", "add", "blackhole", f"{ADDRESS}.{host + 1}/32")
+
     def shape(self, host: int, *rule: str) -> None:
         """A queueing discipline for what the host sends."""
         line = ["tc", "-n", self.names[host], "qdisc", "replace", "dev", "eth0", "root", *rule]

@@ -27,7 +27,9 @@ from swjoin.runtime.simulator.result import SimulationError
 from tests.tools.oracle import answer
 from tests.tools.processes import FIRST_SLAVE, LaunchedRun, kill
 
-KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "both", "recovering")
+KINDS = ("slave", "slaves", "everybody", "stop", "master", "collector", "both", "recovering", "gateway", "frozen", "paused")
+_ENDING = ("everybody", "stop", "master")  # kinds after which the run has to be resumed
+_FAILURE_TIMEOUT_S = 4.0
 _LIMIT_S = 90.0
 
 
@@ -36,7 +38,9 @@ class FaultScenario:
     """A run and its fault.
 
     kind: `slave`, `slaves` (two), `everybody` (SIGKILL to all ranks and the launcher), `stop` (a request to stop), `master`,
-    `collector`, `both` (the collector and a slave), or `recovering` (a slave during the recovery from another one's death).
+    `collector`, `both` (the collector and a slave), `recovering` (a slave during the recovery from another one's death),
+    `gateway` (a rank with a further gateway or a further sink, where the run has one), `frozen` (a rank but the master's is
+    stopped for good) or `paused` (for a while, perhaps too long).
     at_s: time of the fault in the run. gap_s: between two deaths. again: ranks of the resumed run.
     """
 
@@ -94,10 +98,19 @@ class FaultScenario:
             plain["join"]["last"] = random_last.choice([20, 300, 3000], 2).tolist()
         sinks = int(np.random.default_rng([seed, 9]).choice([1, 1, 2, 3]))
         plain["cluster"]["sinks"] = sinks if plain["sink"]["kind"] != "count" else 1
-        if plain["reorganization"]["active_slaves"]:  # a sink may have a rank of its own
-            width = RankMap(ranks, plain["cluster"]["sinks"]).slave_ranks
+        gateways = int(np.random.default_rng([seed, 10]).choice([2, 3] if kind == "gateway" else [1, 2, 3]))
+        plain["cluster"]["gateways"] = 1 if "last" in plain["join"] else gateways
+        if kind in ("frozen", "paused"):
+            plain["cluster"]["failure_timeout"] = f"{_FAILURE_TIMEOUT_S:g}s"
+        if plain["reorganization"]["active_slaves"]:  # a gateway or a sink may have a rank of its own
+            width = RankMap(ranks, plain["cluster"]["sinks"], plain["cluster"]["gateways"]).slave_ranks
             plain["reorganization"]["active_slaves"] = min(plain["reorganization"]["active_slaves"], width)
         return FaultScenario(seed, kind, plain, ranks, at_s, float(random.choice([0, 0.02, 0.5])), int(random.integers(3, 8)))
+
+    def ranks_beside_slaves(self) -> list[int]:
+        """Ranks with further gateways or sinks."""
+        roles = RankMap(self.ranks, self.plain["cluster"]["sinks"], self.plain["cluster"]["gateways"])
+        return [rank for rank in range(FIRST_SLAVE, self.ranks) if roles.gateways_of(rank) or roles.sinks_of(rank)]
 
     def expected(self) -> tuple[int, str]:
         """Count and digest by the oracle."""
@@ -121,7 +134,15 @@ def _inject(scenario: FaultScenario, cluster: LaunchedRun) -> None:
         kill(cluster.process.pid, int(random.choice([signal.SIGTERM, signal.SIGINT])))
     elif scenario.kind == "master":
         cluster.kill([0])
+    elif scenario.kind in ("frozen", "paused"):
+        victim = [int(random.integers(COLLECTOR_RANK, scenario.ranks))]
+        cluster.kill(victim, signal.SIGSTOP)
+        if scenario.kind == "paused":
+            time.sleep(float(random.uniform(0.05, 2)) * _FAILURE_TIMEOUT_S)
+            cluster.kill(victim, signal.SIGCONT)
     else:
+        if scenario.kind == "gateway":
+            slaves = scenario.ranks_beside_slaves() or slaves
         victims = [COLLECTOR_RANK, *slaves] if scenario.kind in ("collector", "both") else slaves
         cluster.kill(victims[:1])
         if scenario.kind in ("slaves", "both", "recovering") and len(slaves) > 2:
@@ -146,8 +167,7 @@ def run_with_faults(seed: int, folder: Path, kinds: tuple[str, ...] = KINDS) -> 
     report = _report(out)
     if code == 2:
         raise SimulationError(f"refused: {cluster.said()}")
-    survivable = scenario.kind in ("slave", "slaves", "collector", "both", "recovering")
-    if survivable and (code or not report.get("complete")):
+    if scenario.kind not in _ENDING and (code or not report.get("complete")):
         raise SimulationError(f"{scenario.kind}: exit code {code}: {cluster.said()}")
     if scenario.kind == "stop" and code:
         raise SimulationError(f"stop: exit code {code}: {cluster.said()}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,18 @@ def _storable(schema: pa.Schema, *, text: bool) -> pa.Schema:
     return schema
 
 
+def only_hidden(folder: Path, start: str, end: str, writer: str) -> Path:
+    """The hidden file of results whose name starts and ends so: this writer's, or that of the one before it. A writer marks its
+    files, so that a process that the others have excluded from the run cannot touch those of its successor. RunFailed without
+    the file, and when it is not clear which one it is."""
+    found = list(folder.glob(f"{start}{end}"))
+    mine = [path for path in found if writer in path.name]
+    if len(mine or found) != 1:
+        problem = "are in several files" if found else "are gone"
+        raise RunFailed(f"{folder / start.removeprefix('.')}: results that a checkpoint holds {problem}")
+    return (mine or found)[0]
+
+
 def sink_of_file(name: str) -> int:
     """The number of the sink that has written a file of results, published or not."""
     found = _PART_NAME.match(name)
@@ -191,6 +204,7 @@ class FileSink:
         self._staged = staged
         self._resumes = resumes
         self._run_id = run_id
+        self._writer = secrets.token_hex(4)
         self._parts: dict[int, _Part] = {}
         self._created: list[Path] = []  # new folders, the innermost first
         self._prepare()
@@ -228,7 +242,7 @@ class FileSink:
             target = self._target / f"part-{sink}{number}.{'parquet' if self._kind == 'parquet' else 'csv'}"
         else:
             target = resolved(self._target)
-        mark = "" if self._staged else f".{os.getpid()}"
+        mark = f".{self._writer}" if self._staged else f".{os.getpid()}"
         part.files.append(_OpenFile(self._kind, target, self._schema, self._ids, target.with_name(f".{target.name}{mark}.tmp")))
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
@@ -284,15 +298,13 @@ class FileSink:
             sync_folder(self._target)
 
     def name_of(self, file: Path) -> str:
-        return file.name.removeprefix(".").removesuffix(".tmp")
+        return file.name.removeprefix(".").removesuffix(f".{self._writer}.tmp")
 
     def publish(self, names: Sequence[str], generation: int) -> None:
         for name in names:
-            hidden, shown = self._target / f".{name}.tmp", self._target / name
-            if hidden.exists():
-                hidden.replace(shown)
-            elif not shown.exists():
-                raise RunFailed(f"{shown}: results that a checkpoint holds are gone")
+            shown = self._target / name
+            if not shown.exists():
+                only_hidden(self._target, f".{name}", ".*tmp", self._writer).replace(shown)
         if names:
             sync_folder(self._target)
 
@@ -323,6 +335,8 @@ class FileSink:
             for file in part.files:
                 with writing(file.target):
                     file.publish()
+        for path in self._mine(".part-*.tmp") if self._staged else ():
+            path.unlink()  # of a rank that had been excluded from the run
 
     def abort(self, *, started: bool = True) -> None:
         """Keep the rows under `.incomplete` names; with checkpoints, keep the files of the last one."""

@@ -16,11 +16,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import KafkaSinkConfig
+from swjoin.connectors.files.sink import only_hidden
 from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import Pairs
@@ -134,6 +136,7 @@ class KafkaSink:
         self._where = f"sink kafka: topic {config.topic}"
         self._trouble = KafkaConnectionError()
         self._failure: str | None = None  # of a message that could not be delivered
+        self._writer = secrets.token_hex(4)
         self._rows_sent = 0  # by a run without checkpoints
         self._kept: dict[int, _GenerationFile] = {}
         self._producer = self._open()
@@ -161,7 +164,7 @@ class KafkaSink:
         if not resumes:
             if self._sent_file.exists():
                 raise UserError(f"{self._folder}: holds what another run has sent; choose another --out or remove it")
-            for path in self._folder.glob(".part-*.arrow"):  # of a run that ended before its first checkpoint
+            for path in self._folder.glob(".part-*.arrow*"):  # of a run that ended before its first checkpoint
                 path.unlink()
 
     # ------------------------------------------------------------ to the broker
@@ -213,7 +216,8 @@ class KafkaSink:
             self._send(rows, 0, first)
             return
         if generation not in self._kept:
-            self._kept[generation] = _GenerationFile(self._hidden(self._name(generation)), rows.schema)
+            path = self._folder / f".{self._name(generation)}.{self._writer}"
+            self._kept[generation] = _GenerationFile(path, rows.schema)
         self._kept[generation].write(rows)
 
     # ------------------------------------------------------------ with checkpoints
@@ -221,9 +225,6 @@ class KafkaSink:
     @staticmethod
     def _name(generation: int) -> str:
         return f"part-{generation:06d}.arrow"
-
-    def _hidden(self, name: str) -> Path:
-        return self._folder / f".{name}"
 
     @property
     def _sent_file(self) -> Path:
@@ -253,7 +254,7 @@ class KafkaSink:
             sync_folder(self._folder)
 
     def name_of(self, file: Path) -> str:
-        return file.name.removeprefix(".")
+        return file.name.removeprefix(".").removesuffix(f".{self._writer}")
 
     def publish(self, names: Sequence[str], generation: int) -> None:
         import pyarrow as pa
@@ -263,9 +264,10 @@ class KafkaSink:
             found = _FILE.fullmatch(name)
             if found is None:
                 raise RunFailed(f"{self._folder}: a checkpoint names {name[:100]}, which is no file of this sink")
-            number, path, first = int(found[1]), self._hidden(name), 0
+            number, first = int(found[1]), 0
             if number < done:
                 continue
+            path = only_hidden(self._folder, f".{name}", "*", self._writer)
             try:
                 with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
                     for rows in reader:
@@ -276,7 +278,8 @@ class KafkaSink:
         self._flush()
         write_whole(self._sent_file, json.dumps({"generations": max(done, generation + 1)}).encode())
         for name in names:
-            self._hidden(name).unlink(missing_ok=True)
+            for path in self._folder.glob(f".{name}*"):
+                path.unlink()
 
     def restore(self, names: Sequence[str], generation: int) -> None:
         for kept in self._kept.values():
@@ -284,7 +287,7 @@ class KafkaSink:
         self._kept.clear()
         if generation:
             self.publish(names, generation - 1)
-        for path in self._folder.glob(".part-*.arrow"):
+        for path in self._folder.glob(".part-*.arrow*"):
             path.unlink()
 
     # ------------------------------------------------------------ the end

@@ -22,7 +22,10 @@ from swjoin.runtime.host import WorkMeter
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from swjoin.runtime.mpi.heartbeats import Heartbeats
+
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
+_LONGEST_TRANSFER_S = 0.2  # of one sleep for a slower link
 
 
 class PeerLostError(RunFailed):
@@ -40,7 +43,8 @@ class PeerFailedError(RunFailed):
 class Channel:
     """Sends and receives whole byte messages, and waits without spinning.
 
-    rank, size: among the participating ranks. source: sender of the message found last.
+    rank, size: among the participating ranks. source: sender of the message found last. heartbeats: of this rank, once they
+    have begun.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -55,6 +59,7 @@ class Channel:
         self._sleep_s = _SHORTEST_SLEEP_S
         self._freed = FreedMemory()
         self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
+        self.heartbeats: Heartbeats | None = None
 
     @property
     def source(self) -> int:
@@ -104,7 +109,10 @@ class Channel:
         if bytes_per_s <= 0:
             return
         start = time.monotonic_ns()
-        time.sleep(nbytes / bytes_per_s)
+        left_s = nbytes / bytes_per_s
+        while left_s > 0:  # in pieces: who does nothing for long counts as dead
+            time.sleep(min(left_s, _LONGEST_TRANSFER_S))
+            left_s = nbytes / bytes_per_s - (time.monotonic_ns() - start) / 1e9
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
     def sleep(self, at_most_us: int = 1_000_000) -> None:
@@ -123,6 +131,9 @@ class Channel:
 
     def check(self) -> None:
         """Called in every round of a loop. PeerLostError: the run continues without a rank. PeerFailedError: the run ends."""
+        failure = "" if self.heartbeats is None else self.heartbeats.check()
+        if failure:
+            raise PeerFailedError(failure, RunFailed.exit_code)
 
     def need_only(self, ranks: Collection[int]) -> None:
         """Rank 0 needs no further message but from these ranks: deaths of others are ignored from now on."""
@@ -132,9 +143,16 @@ class Channel:
         nothing = np.empty(0, np.uint8)
         if self.rank != 0:
             self.wait(0, tag)
+            self.release_heartbeats()
             return
+        self.release_heartbeats()
         for rank in range(1, self.size):
             self.send(nothing, rank, tag)
+
+    def release_heartbeats(self) -> None:
+        """The run has ended for this rank: it declares nobody dead any more."""
+        if self.heartbeats is not None:
+            self.heartbeats.release()
 
     def broadcast(self, text: str | None, root: int) -> str:
         """JSON text from one rank to all."""

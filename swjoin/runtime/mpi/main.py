@@ -34,7 +34,7 @@ from swjoin.monitor.process_settings import keep_freed_memory
 from swjoin.runtime.disorder import advised
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.master_rank import MasterRank
-from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError
+from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError, open_heartbeats
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.worker_rank import WorkerRank
 from swjoin.runtime.new_folder import forget_worthless
@@ -83,6 +83,7 @@ def run_rank(
     try:
         with stop_signals(job) as wanted, spelled(job.spelling):
             role.stop_wanted = wanted.is_set
+            open_heartbeats(channel, job, survives=survives)
             role.set_up(channel)
             report = _run_role(role, channel)
     except EndedEarlyError as early:
@@ -90,7 +91,7 @@ def run_rank(
         if isinstance(channel, ResilientChannel):
             if str(early):
                 _LOG.error("%s", early)
-            leave(early.exit_code)
+            leave(channel, early.exit_code)
         raise
     except BaseException as failure:
         error = failure
@@ -109,13 +110,17 @@ def run_rank(
         if not isinstance(channel, ResilientChannel):
             raise
         _LOG.error("%s: %s", label[0], " ".join(str(failure).split()) or type(failure).__name__)
-        leave(1)
+        leave(channel, 1)
     if isinstance(channel, ResilientChannel):
-        leave(0)
+        leave(channel, 0)
+    if channel.heartbeats is not None:
+        channel.heartbeats.leave(0)
 
 
-def leave(code: int) -> None:
+def leave(channel: Channel, code: int) -> None:
     """End this process at once, its output flushed: after deaths MPI_Finalize may wait for the dead."""
+    if channel.heartbeats is not None:
+        channel.heartbeats.leave(code)
     if code:
         forget_worthless()
     sys.stdout.flush()
@@ -180,7 +185,7 @@ def _end_job(channel: Channel, job: Job, error: BaseException, place: str, debug
                 with contextlib.suppress(SwjoinError):
                     channel.probe(channel.any, FAILURE)
                 time.sleep(0.01)
-        leave(code)
+        leave(channel, code)
     if channel.comm.rank == COLLECTOR_RANK:
         _end_other_sinks(channel, job, text, code)
     else:

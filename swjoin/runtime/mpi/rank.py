@@ -1,6 +1,6 @@
 """The common part of all MPI ranks: tags, agreement on the set-up, the clock, events of background threads.
 
-What: `Rank`, `agree`, `identity`, the tags of messages.
+What: `Rank`, `agree`, `identity`, `open_heartbeats`, the tags of messages.
 Why: `run` can be called again: after the death of a rank the remaining ranks meet on a new channel, and every role is made anew
 from the newest checkpoint, while sources, files and the clock stay open.
 Stays out: the rank of each role (`runtime.mpi.master_rank`, `worker_rank`).
@@ -11,10 +11,13 @@ Data travels as frames in upper-case buffer calls; set-up and summaries are JSON
 from __future__ import annotations
 
 import json
+import os
 import platform
+import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +31,9 @@ from swjoin.monitor.host_load import RankMeter
 from swjoin.monitor.process_memory import peak_rss_bytes, rss_bytes
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError
+from swjoin.runtime.mpi.heartbeats import Heartbeats, Rules
 
-SUMMARY, VERDICT, FAILURE, BYE, STATUS = 22, 23, 24, 25, 26  # tags beside those of `cluster.wire.FORMATS`
+SUMMARY, VERDICT, FAILURE, BYE, STATUS, ENDPOINT = 22, 23, 24, 25, 26, 27  # tags beside those of `cluster.wire.FORMATS`
 
 
 class EndedEarlyError(SwjoinError):
@@ -57,6 +61,26 @@ def agree(channel: Channel, root: int, attempt: Callable[[], dict[str, Any]] | N
     if "error" in outcome:
         raise EndedEarlyError(outcome["error"] if channel.rank == ROOT else "", outcome["exit_code"])
     return outcome
+
+
+def open_heartbeats(channel: Channel, job: Job, *, survives: bool) -> None:
+    """Begin with heartbeats between all ranks, unless the job wants none. survives: the others go on without a dead rank."""
+    timeout_us = job.config.cluster.failure_timeout_us
+    if not timeout_us:
+        return
+    mend = partial(job.next_step, channel.size)
+    rules = Rules(timeout_us / 1e6, survives, mend, lambda size, rank: RankMap.of(job.config, size).name_of(rank))
+    one_host = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(channel.size)
+    heartbeats = Heartbeats(channel.rank, rules, loopback=one_host)
+    shared: str | None = None
+    if channel.rank == ROOT:
+        others = [parse(channel.wait(rank, ENDPOINT)) for rank in range(1, channel.size)]
+        shared = json.dumps({"key": secrets.token_hex(16), "endpoints": [heartbeats.endpoint, *others]})
+    else:
+        channel.send_json(heartbeats.endpoint, ROOT, ENDPOINT)
+    agreed = json.loads(channel.broadcast(shared, ROOT))
+    heartbeats.start(bytes.fromhex(agreed["key"]), agreed["endpoints"])
+    channel.heartbeats = heartbeats
 
 
 def identity(rank: int, role: str, meter: RankMeter, start_rss_bytes: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Collection
@@ -31,6 +32,7 @@ from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_LOG = logging.getLogger(__name__)
 _TAGS = 32  # tags of one attempt
 _RECOVER, _END, _READY, _ARRIVED, _GO, _TEXT = 0, 1, 28, 29, 30, 31  # the first two are independent of attempts
 _SPIN_NS = 50_000  # time for which an unfinished send is polled without a pause
@@ -59,9 +61,10 @@ class ResilientChannel(Channel):
         self._world = list(range(comm.size))  # MPI ranks of the participants
         self._me = comm.rank
         self._death_detected = False  # rank 0: a rank has died since this attempt started
+        self._excluded: dict[int, str] = {}  # rank 0: MPI ranks that count as dead although they live, perhaps; and why
         self._needed: set[int] | None = None  # rank 0, at the end of a run: MPI ranks whose death matters still
         self._order = self.mpi.Status()
-        self._stale: list[tuple[Any, NDArray[np.uint8]]] = []  # sends of earlier attempts; kept until complete
+        self._stale: list[tuple[Any, NDArray[np.uint8]]] = []  # messages of earlier attempts; kept until complete
 
     # ------------------------------------------------------------ messages
 
@@ -75,17 +78,22 @@ class ResilientChannel(Channel):
     def _send(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
         """Send, and wait until the message has left or a rank has died."""
         try:
-            request = self.comm.Isend([data, self.mpi.BYTE], dest=self._world[rank], tag=self._tag(tag))
-            start = time.monotonic_ns()
-            while not request.Test():
-                if time.monotonic_ns() - start > _SPIN_NS:
-                    self._stale.append((request, data))  # in case `check` raises
-                    self.check()
-                    self._stale.pop()
-                    time.sleep(_PAUSE_S)
+            self._complete(self.comm.Isend([data, self.mpi.BYTE], dest=self._world[rank], tag=self._tag(tag)), data)
         except self.mpi.Exception as error:
             self._note_death(error)
             self._await_rescue()
+
+    def _complete(self, request: Any, data: NDArray[np.uint8]) -> None:
+        """Wait for a send or a receive, which the other rank may never complete."""
+        start = time.monotonic_ns()
+        while not request.Test():
+            if time.monotonic_ns() - start > _SPIN_NS:
+                try:
+                    self.check()
+                except BaseException:
+                    self._stale.append((request, data))
+                    raise
+                time.sleep(_PAUSE_S)
 
     def _send_later(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
         try:
@@ -104,8 +112,9 @@ class ResilientChannel(Channel):
             return False
 
     def _receive(self, data: NDArray[np.uint8]) -> None:
+        source, tag = self._status.Get_source(), self._status.Get_tag()
         try:
-            super()._receive(data)
+            self._complete(self.comm.Irecv([data, self.mpi.BYTE], source=source, tag=tag), data)
         except self.mpi.Exception as error:  # its sender died while sending it
             self._note_death(error)
             self._await_rescue()
@@ -136,14 +145,17 @@ class ResilientChannel(Channel):
         """End the run: ranks that leave look dead, so deaths are ignored from now on; rank 0 leaves last."""
         if self._me != ROOT:
             while True:  # others may still be joining, and may die meanwhile
+                super().check()
                 try:
                     if self.comm.Iprobe(source=ROOT, tag=self._tag(tag)):
+                        self.release_heartbeats()
                         return
                     if self.comm.Iprobe(source=ROOT, tag=_RECOVER):
                         raise PeerLostError(_LOST)
                 except self.mpi.Exception:
                     return  # rank 0 has left
                 self.sleep()
+        self.release_heartbeats()
         deadline = time.monotonic() + _FAREWELL_S
         others = set(self._world) - {ROOT}
         for rank in others - self._failed():
@@ -155,6 +167,9 @@ class ResilientChannel(Channel):
             except self.mpi.Exception:
                 self.comm.Ack_failed(self.comm.size)
             time.sleep(_PAUSE_S)
+        if self.heartbeats is not None:
+            for rank in others - self._failed():
+                self.heartbeats.kill(rank)  # stopped since nobody needed it any more; mpirun would wait for it
 
     # ------------------------------------------------------------ deaths
 
@@ -176,8 +191,11 @@ class ResilientChannel(Channel):
 
     def check(self) -> None:
         """PeerLostError when rank 0 has detected a death: every rank then calls `next_attempt`."""
-        if self._me == ROOT and self._death_detected:
-            raise PeerLostError(_LOST)
+        super().check()
+        if self._me == ROOT:
+            self._exclude_suspects()
+            if self._death_detected:
+                raise PeerLostError("; ".join(self._newly_excluded()) or _LOST)
         try:
             if self._me != ROOT and self.comm.Iprobe(source=ROOT, tag=_RECOVER):
                 raise PeerLostError(_LOST)
@@ -188,11 +206,28 @@ class ResilientChannel(Channel):
                 data = np.empty(self._order.Get_count(self.mpi.BYTE), np.uint8)
                 self.comm.Recv([data, self.mpi.BYTE], source=self._order.Get_source(), tag=_END)
                 plain = json.loads(bytes(data))
+                if self._order.Get_source() not in self._world:  # it was excluded, and has woken up
+                    return
                 raise PeerFailedError(plain["text"], plain["exit_code"])
         except self.mpi.Exception as error:
             self._note_death(error)
         if self.attempt:
             self._drop_stale()
+
+    def _exclude_suspects(self) -> None:
+        """On rank 0: go on without ranks that count as dead. They are ended where that is possible; otherwise they end
+        themselves once they learn that the others have begun an attempt without them."""
+        if self.heartbeats is None:
+            return
+        for rank, reason in self.heartbeats.suspects.items():
+            if rank in self._world and rank not in self._excluded:
+                self._excluded[rank] = self.heartbeats.described(rank, reason)
+                self.heartbeats.kill(rank)
+                self._death_detected |= self._needed is None or rank in self._needed
+
+    def _newly_excluded(self) -> list[str]:
+        """Descriptions of excluded ranks that still take part in this attempt."""
+        return [self._excluded[rank] for rank in self._world if rank in self._excluded]
 
     def end_all(self, text: str, exit_code: int) -> None:
         """Send every other surviving rank the order to end, and the reason; does not wait."""
@@ -214,20 +249,28 @@ class ResilientChannel(Channel):
         raise RunFailed("a message failed, and no death was detected within 30 s")
 
     def _drop_stale(self) -> None:
-        """Receive and drop messages of earlier attempts, so that their senders can release them."""
+        """Receive and drop messages of earlier attempts, so that their senders can release them. Senders that are stopped may
+        never complete them."""
         status = self.mpi.Status()
         try:
             while self.comm.Iprobe(source=self.any, tag=self.mpi.ANY_TAG, status=status):
                 if status.Get_tag() in (_RECOVER, _END) or status.Get_tag() >= self._tag(0):
                     return
                 data = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
-                self.comm.Recv([data, self.mpi.BYTE], source=status.Get_source(), tag=status.Get_tag())
+                request = self.comm.Irecv([data, self.mpi.BYTE], source=status.Get_source(), tag=status.Get_tag())
+                self._stale.append((request, data))
         except self.mpi.Exception as error:
             self._note_death(error)
 
+    def _completed(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self.mpi.Exception:  # its other end has died
+            return True
+
     def next_attempt(self) -> None:
         """Start the next attempt, with new ranks for all survivors. RunFailed when the run cannot continue."""
-        self._stale += self._outgoing
+        self._stale = [pending for pending in self._stale if not self._completed(pending[0])] + self._outgoing
         self._outgoing, self._needed = [], None
         if self._me == ROOT:
             self._lead()
@@ -238,11 +281,18 @@ class ResilientChannel(Channel):
     def _lead(self) -> None:
         while True:
             self._death_detected = False
-            gone = self._failed()
+            self._exclude_suspects()
+            why = self._newly_excluded()
+            gone = self._failed() | set(self._excluded)
             self._world = [rank for rank in range(self.comm.size) if rank not in gone]
             if len(self._world) < LEAST_RANKS:
-                raise RunFailed(f"too few ranks are left ({len(self._world)} of at least {LEAST_RANKS}); {self._mend}")
+                few = f"too few ranks are left ({len(self._world)} of at least {LEAST_RANKS})"
+                raise RunFailed("; ".join([*why, few, self._mend]))
+            for text in why:
+                _LOG.warning("%s; the others go on without it", text)
             self.attempt += 1
+            if self.heartbeats is not None:
+                self.heartbeats.follow(self.attempt, self._world)
             message = np.frombuffer(json.dumps({"attempt": self.attempt, "ranks": self._world}).encode(), np.uint8)
             for rank in self._world[1:]:
                 try:
@@ -256,6 +306,8 @@ class ResilientChannel(Channel):
                         self.receive()
                         waiting.remove(rank)
                 self._drop_stale()
+                self._exclude_suspects()
+                super().check()
                 time.sleep(_PAUSE_S)
             if not waiting:
                 return
@@ -263,6 +315,8 @@ class ResilientChannel(Channel):
     def _follow(self) -> None:
         while True:
             self._take_orders()
+            if self.heartbeats is not None:
+                self.heartbeats.follow(self.attempt, self._world)
             self._drop_stale()
             try:
                 self._send(_NOTHING, ROOT, _READY)
@@ -275,6 +329,7 @@ class ResilientChannel(Channel):
         status = self.mpi.Status()
         received = False
         while True:
+            super().check()
             try:
                 if self.comm.Iprobe(source=ROOT, tag=_RECOVER, status=status):
                     data = np.empty(status.Get_count(self.mpi.BYTE), np.uint8)
