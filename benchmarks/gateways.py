@@ -64,6 +64,7 @@ def run(plain: dict[str, Any], folder: Path, share: int) -> dict[str, Any]:
 
 
 def answer(report: dict[str, Any]) -> tuple[int, str]:
+    """Count and digest."""
     return report["results"]["count"], report["results"]["digest"]
 
 
