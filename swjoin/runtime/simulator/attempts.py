@@ -35,7 +35,8 @@ class Freeze(NamedTuple):
 
 
 class Freezes(NamedTuple):
-    """Of one run. timeout_us: a role without a sign of life for longer counts as dead."""
+    """Of one run. timeout_us: a role without a sign of life for longer counts as dead; a multiple of 10, as it has 10 rounds of
+    heartbeats."""
 
     timeout_us: int
     all: tuple[Freeze, ...]
