@@ -16,6 +16,7 @@ from swjoin.runtime.simulator.result import SimulationError
 from swjoin.runtime.simulator.simulator import Simulation
 from swjoin.runtime.simulator.storage import MemorySink
 from tests.support.planted import texts
+from tests.tools.random_plans import run_plan
 from tests.tools.random_runs import Scenario, run_scenario
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -69,6 +70,10 @@ def test_a_long_freeze_is_a_death(kind: str, ratio: float | None) -> None:
     for scenario in itertools.islice(_scenarios(kind, ratio), 2):
         result = run_scenario(scenario)
         assert result.excluded >= result.recoveries >= 1
+
+
+def test_a_role_that_is_awake_for_less_than_a_round_of_heartbeats_is_alive() -> None:
+    run_plan(100_054)
 
 
 @pytest.mark.long

@@ -127,20 +127,21 @@ class Watch:
         self._detector = FailureDetector(timeout_us)
         self._hosts = {host.name: host for host in hosts}
         self._detector.observe(now_us)
-        self._note(self._hosts.values(), now_us)
+        self.heard(self._hosts.values(), now_us)
 
     @property
     def interval_us(self) -> int:
         return max(1, self._timeout_us // _ROUNDS)
 
-    def _note(self, hosts: Iterable[SimulatedHost], now_us: int) -> None:
+    def heard(self, hosts: Iterable[SimulatedHost], now_us: int) -> None:
+        """Heartbeats of these roles."""
         for host in hosts:
             self._detector.heard(host.name, now_us, now_us)
 
     def round(self, now_us: int) -> list[SimulatedHost]:
         """The roles that count as dead now."""
         self._detector.observe(now_us)
-        self._note((host for host in self._hosts.values() if host.awake_us <= now_us), now_us)
+        self.heard((host for host in self._hosts.values() if host.awake_us <= now_us), now_us)
         dead = [self._hosts[RoleId(name)] for name in self._detector.suspects(list(self._hosts), now_us)]
         for host in dead:
             silent_us = now_us - host.frozen_us if host.awake_us > now_us else 0

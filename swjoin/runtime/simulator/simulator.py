@@ -464,7 +464,9 @@ class Simulation:
         if attempt.watch is None:
             attempt.watch = Watch(self._timeout_us, [h for h in self._hosts.values() if h.name != MASTER], self.now_us)
             self._next_round(attempt.watch)
-        for host in attempt.freeze(freeze, self._freezable(), self.now_us):
+        victims = attempt.freeze(freeze, self._freezable(), self.now_us)
+        attempt.watch.heard(victims, self.now_us)  # until now; also when one has been awake for less than a round
+        for host in victims:
             self._steps.append(f"{self.now_us} us role {host.name} freezes until {host.awake_us} us")
 
     def _freezable(self) -> Sequence[SimulatedHost]:
