@@ -38,7 +38,7 @@ def _results_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         if self.number == 0:
             restore(self, names, generation)
         else:
-            self.publish([*names, *self._sealed], generation)
+            self.publish([*names, *(name for name, _ in self._sealed)], generation)
 
     monkeypatch.setattr(MemorySink, "restore", kept)
 

@@ -18,6 +18,7 @@ import numpy as np
 from swjoin.cluster.role import GATEWAY, SourceIdle, SourceResumed
 from swjoin.config.run import FlightConfig, ServeConfig, StreamConfig
 from swjoin.core.batch import STREAM_NAMES, RowLayout, SourceBatch
+from swjoin.runtime.simulator.attempts import SimulatedHost
 from swjoin.runtime.simulator.simulator import Simulation, actor_of
 from swjoin.runtime.simulator.storage import BatchSource
 from tests.tools.random_runs import Scenario
@@ -103,36 +104,41 @@ class LiveSimulation(Simulation):
     def _wait_for(self, stream: int) -> None:
         if not self._sources[stream].all_come:
             wait_us = self._scale_us * self._random.exponential() * float(self._random.choice([0.01, 1, 20], p=[0.3, 0.6, 0.1]))
-            self._at(self.now_us + 1 + int(wait_us), f"more of {STREAM_NAMES[stream]} has come", partial(self._come, stream))
+            name = f"more of {STREAM_NAMES[stream]} has come"
+            self._at(self.now_us + 1 + int(wait_us), self._hosts[GATEWAY], name, partial(self._come, stream))
 
     def _come(self, stream: int) -> None:
         self._sources[stream].come += 1
         self._wait_for(stream)
         self._look()
 
-    def _ask(self, gateway: int, stream: int, instead: int | None) -> None:
+    def _freezable(self) -> list[SimulatedHost]:
+        """The only gateway is on the master's rank."""
+        return [host for host in self._hosts.values() if host.name != GATEWAY]
+
+    def _ask(self, host: SimulatedHost, stream: int, instead: int | None) -> None:
         self._wanted, self._asked = (stream, instead), self._asked + 1
-        self._at(self.now_us + self._delays.work_us(actor_of(GATEWAY)), "a look at the sources", self._look)
+        self._at(self.now_us + self._delays.work_us(actor_of(GATEWAY)), host, "a look at the sources", self._look)
         timeout_us = self.config.time.idle_timeout_us
         if timeout_us:
-            self._at(self.now_us + timeout_us, "patience is over", partial(self._give_up, self._asked))
+            self._at(self.now_us + timeout_us, host, "patience is over", partial(self._give_up, self._asked))
 
     def _look(self) -> None:
         """As `GatewayHost.work`."""
         for stream in [s for s in sorted(self._idle) if self._sources[s].ready(0)]:
             self._idle.remove(stream)
-            self._deliver(GATEWAY, SourceResumed(stream))
+            self._deliver(self._hosts[GATEWAY], SourceResumed(stream))
         for wanted in self._wanted or ():
             if wanted is not None and self._sources[wanted].ready(0):
                 self._wanted = None
-                self._read(0, wanted)
+                self._read(self._hosts[GATEWAY], wanted)
                 return
 
     def _give_up(self, asked: int) -> None:
         if asked == self._asked and self._wanted is not None and not self._sources[self._wanted[0]].ready(0):
             stream, self._wanted = self._wanted[0], None
             self._idle.add(stream)
-            self._deliver(GATEWAY, SourceIdle(stream))
+            self._deliver(self._hosts[GATEWAY], SourceIdle(stream))
 
 
 def live_scenario(seed: int) -> Scenario:

@@ -36,9 +36,11 @@ from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
 from swjoin.core.row_codec import storage
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, Result, Schema, Source, Union
+from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
 from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
+from tests.tools.random_freezes import draw_freezes
 
 _OUTPUT_TIMES = ("max", "min", "left")
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
@@ -49,8 +51,8 @@ LEAST_EPOCH_US = 40  # in realtime pace: shorter ones are beside messages' delay
 @dataclass(frozen=True)
 class PlanScenario:
     """rows: of each source, as they are read. valid: of each source, which rows have a time. part_rows: most of a part between
-    stages; None: as in production, where the epochs of a random plan have one part each. crashes: as `PlanSimulation` takes
-    them."""
+    stages; None: as in production, where the epochs of a random plan have one part each. crashes, freezes: as
+    `PlanSimulation` takes them."""
 
     seed: int
     plan: LogicalPlan
@@ -61,10 +63,11 @@ class PlanScenario:
     batch_rows: int
     part_rows: int | None = None
     crashes: tuple[tuple[int, int], ...] = ()
+    freezes: Freezes = NO_FREEZES
 
     @staticmethod
     def draw(seed: int, *, calm: bool = False) -> PlanScenario:
-        """A scenario from a seed. calm: without moves, checkpoints and crashes; otherwise the same."""
+        """A scenario from a seed. calm: without moves, checkpoints, crashes and freezes; otherwise the same."""
         random = np.random.default_rng([seed, 20])
         span = int(random.choice([20, 200, 5_000]))
         plan = _draw_plan(random, span)
@@ -81,8 +84,8 @@ class PlanScenario:
             most, domain = most // 2, domain * 4
 
     def with_events(self) -> PlanScenario:
-        """The same, in many cases with moves and resizes, with checkpoints and crashes, and with several gateways and
-        sinks."""
+        """The same, in many cases with moves and resizes, with checkpoints, crashes and roles that freeze, and with several
+        gateways and sinks."""
         random = np.random.default_rng([self.seed, 21])
         plain: dict[str, Any] = to_plain(self.config)
         epoch_us, batch_rows, width = self.config.cluster.distribution_epoch_us, self.batch_rows, self.width
@@ -118,7 +121,8 @@ class PlanScenario:
         sinks = int(np.random.default_rng([self.seed, 22]).choice([1, 1, 2, 3]))
         gateways = int(np.random.default_rng([self.seed, 23]).choice([1, 1, 2, 3, 4]))
         config = config_from_plain(plain).with_sinks(sinks).with_gateways(gateways)
-        return replace(self, config=config, crashes=tuple(crashes), width=width, batch_rows=batch_rows)
+        freezes = draw_freezes(np.random.default_rng([self.seed, 24]), config, (50, 300, 1000))
+        return replace(self, config=config, crashes=tuple(crashes), freezes=freezes, width=width, batch_rows=batch_rows)
 
     def good_rows(self) -> dict[str, list[Row]]:
         """The rows of every source that take part: with a time, and not late."""
@@ -301,6 +305,7 @@ def simulate(scenario: PlanScenario, expected: Sequence[Row]) -> None:
         where = Path(folder) if scenario.config.checkpoint.enabled else None
         run = scenario.plan, scenario.config, scenario.sources(), scenario.width, scenario.seed
         simulation = PlanSimulation(*run, where, scenario.crashes)
+        simulation.freeze(scenario.freezes)
         if scenario.seed // 4 % 4 == 3:  # whatever part_rows is
             simulation.block_sends()
         result = simulation.run()

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ from swjoin.connectors.generator.bmodel import payload_bytes
 from swjoin.core.batch import STREAM_NAMES, U64, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest, pair_digest
+from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
 from swjoin.runtime.simulator.simulator import Simulation
 from tests.tools.oracle import answer, brute_force
+from tests.tools.random_freezes import draw_freezes
 from tests.tools.random_kills import KINDS, run_with_faults
 
 # payload of a stream: fixed bytes alone, tails of variable length beside them, or tails alone
@@ -42,17 +44,26 @@ _LONGEST_TAIL = 300
 
 @dataclass(frozen=True)
 class Scenario:
-    """Two streams as rows (key, ts, null masks) and how they are joined. crashes: as `simulator.Simulation` takes them."""
+    """Two streams as rows (key, ts, null masks) and how they are joined. crashes, freezes: as
+    `simulator.Simulation` takes them."""
 
     seed: int
     config: RunConfig
     slave_count: int
     rows: tuple[SourceBatch, SourceBatch]
     crashes: tuple[tuple[int, int], ...] = ()
+    freezes: Freezes = NO_FREEZES
 
     @staticmethod
     def draw(seed: int) -> Scenario:
         """A scenario from a seed."""
+        scenario = Scenario._draw_calm(seed)
+        freezes = draw_freezes(np.random.default_rng([seed, 12]), scenario.config, (20, 100, 400))
+        return replace(scenario, freezes=freezes)
+
+    @staticmethod
+    def _draw_calm(seed: int) -> Scenario:
+        """Without roles that freeze."""
         random = np.random.default_rng(seed)
         span = int(random.choice([50, 1_000, 100_000]))
         bound = int(random.choice([0, 0, span // 20, span // 3]))
@@ -380,6 +391,7 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
     with tempfile.TemporaryDirectory(prefix="swjoin-chaos-", dir=memory if memory.is_dir() else None) as folder:
         checkpoints = Path(folder) if scenario.config.checkpoint.enabled else None
         simulation = kind(scenario.config, sources, scenario.slave_count, seed, layouts, checkpoints, scenario.crashes)
+        simulation.freeze(scenario.freezes)
         if seed % 4 == 3:
             simulation.block_sends()
         result = simulation.run()

@@ -1,6 +1,6 @@
 """Sends that block the sender's rank until they are received, as MPI's may.
 
-What: `Channels`; `BlockingSends`: which ranks wait inside a send, and what waits for these ranks.
+What: `BlockingSends`: which ranks wait inside a send, and what waits for these ranks.
 Why: MPI copies a short message and returns, but nothing promises that: a protocol whose ranks wait for each other inside sends
 works until messages grow.
 Stays out: which messages block (`runtime.mpi.transport.waits`), delays (`runtime.simulator.simulator`).
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import RoleId
 
 Action: TypeAlias = Callable[[], None]
@@ -21,9 +21,9 @@ Action: TypeAlias = Callable[[], None]
 class BlockingSends:
     """A rank that sends waits for the receipt before it does anything else, and a rank that waits receives nothing."""
 
-    def __init__(self, rank_of: Callable[[RoleId], int], schedule: Callable[[str, Action], None]) -> None:
-        """rank_of: the rank that plays a role. schedule: puts a named action at the end of what is due now."""
-        self._rank_of, self._schedule = rank_of, schedule
+    def __init__(self, ranks: RankMap, schedule: Callable[[int, Action], None]) -> None:
+        """ranks: which of them plays a role. schedule: puts an action of a rank at the end of what is due now."""
+        self.ranks, self._rank_of, self._schedule = ranks, ranks.rank_of, schedule
         self._outgoing: defaultdict[int, deque[tuple[bool, Action]]] = defaultdict(deque)  # the first one is on its way
         self._waiting: defaultdict[int, deque[Action]] = defaultdict(deque)
 
@@ -62,7 +62,7 @@ class BlockingSends:
             action()
 
     def _go_on(self, rank: int) -> None:
-        self._schedule(f"rank {rank} goes on", lambda: self._next(rank))
+        self._schedule(rank, lambda: self._next(rank))
 
     def _next(self, rank: int) -> None:
         waiting = self._waiting[rank]
@@ -70,11 +70,3 @@ class BlockingSends:
         waiting.popleft()
         if waiting and not self._outgoing[rank]:
             self._go_on(rank)
-
-
-@dataclass
-class Channels:
-    """free_us: when the last message between two roles arrives; a later one comes after it. blocking: None: no send waits."""
-
-    free_us: dict[tuple[RoleId, RoleId], int] = field(default_factory=dict)
-    blocking: BlockingSends | None = None

@@ -22,7 +22,8 @@ class SimulationError(AssertionError):
 
 @dataclass
 class SimulationResult:
-    """The result of a run: pairs in arrival order at the sink, the roles' summaries, rows set aside, steps taken."""
+    """The result of a run: pairs in arrival order at the sink, the roles' summaries, rows set aside, steps taken. excluded: how
+    many roles counted as dead."""
 
     pairs: list[Pairs]
     count: int
@@ -37,6 +38,7 @@ class SimulationResult:
     prefill: dict[str, Any] = field(default_factory=dict)
     recoveries: int = 0
     checkpoints: int = 0
+    excluded: int = 0
 
     def ids(self) -> tuple[I64, I64]:
         """Ids of all pairs, left and right, as int64."""

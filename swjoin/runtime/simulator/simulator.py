@@ -5,17 +5,20 @@ Why: a protocol bug that loses a few tuples once a week on a cluster appears her
 Stays out: real time, real files, choosing scenarios (`tests.tools.random_runs`).
 
 Only messages from one sender to one receiver keep their order, as in MPI: each channel has delays of its own, each actor a
-speed of its own. Messages travel as packed frames, so the wire format is tested, too.
+speed of its own. Messages travel as packed frames, so the wire format is tested, too. A message belongs to the attempt of its
+sender, and is dropped in any other one, as the tags of MPI messages have it.
 """
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,13 +80,15 @@ from swjoin.config.job import Job
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, SourceBatch
 from swjoin.core.data_messages import Delivery, RunEvent, StateChunk
+from swjoin.core.errors import SwjoinError
 from swjoin.core.ids import SlaveId
 from swjoin.core.splits import WHOLE
 from swjoin.core.storage import Executors
-from swjoin.runtime.host import Host, Performers, nothing
+from swjoin.runtime.host import Performers, nothing
 from swjoin.runtime.mpi.transport import waits
 from swjoin.runtime.open import open_spill
-from swjoin.runtime.simulator.blocking_sends import BlockingSends, Channels
+from swjoin.runtime.simulator.attempts import NEVER_US, Attempt, Freeze, Freezes, SimulatedHost, Step, Watch
+from swjoin.runtime.simulator.blocking_sends import BlockingSends
 from swjoin.runtime.simulator.checkers import check_commits, check_ledger, check_owners, check_results, check_shown
 from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, SideRows, VirtualDisk
@@ -115,15 +120,6 @@ class _VirtualClock:
 
     def now_us(self) -> int:
         return self._simulation.clock_us
-
-
-class _SimulatedHost(Host):
-    """A host in the simulator. working: a piece of the slave's work is in the queue."""
-
-    def __init__(self, name: RoleId, role: Role, clock: _VirtualClock, performers: Performers) -> None:
-        super().__init__(name, performers)
-        self.role, self.clock = role, clock
-        self.working = False
 
 
 def _describe(message: Message) -> str:
@@ -158,16 +154,17 @@ class Simulation:
         )
         self._layouts = layouts
         self._crashes = deque(sorted(crashes))
-        self.recoveries = 0
+        self._freezes: deque[Freeze] = deque()
+        self._timeout_us = self.recoveries = self.excluded = 0
         self._job = Job(config, None, True, folder, None, "simulation")
         most_gateways = 1 if config.gateway_count == 1 else max(_MOST_GATEWAYS, config.gateway_count)
         self._sources_of = [self._open_sources(sources) for _ in range(most_gateways)]  # of every gateway
         actors = self._actor_count(max([slave_count, *(n for _, n in crashes)]))
         actors += 2 * (max(most_gateways, config.sink_count) - 1)
         self._delays = Delays(np.random.default_rng(seed), actors)
-        self._queue: list[tuple[int, int, str, Callable[[], None]]] = []
+        self._queue: list[Step] = []
         self._sequence = 0
-        self._channels = Channels()
+        self._attempt = Attempt()
         self._in_flight: Counter[int] = Counter()  # tuples in messages in flight, by stream, or by edge of a plan
         self._steps: deque[str] = deque(maxlen=12)
         self._sinks = [MemorySink(number) for number in range(config.sink_count)]
@@ -177,14 +174,10 @@ class Simulation:
         self._moved = False  # moves were in flight after the previous step
         self._changed: set[SlaveId] = set()  # slaves that handled an event in this step
         self._master_checkpointer: MasterCheckpointer | None = None
-        self._gateway_checkpointers: list[GatewayCheckpointer] = []
         self._sink_checkpointers: list[CollectorCheckpointer] = []
         if folder is not None:
             self._master_checkpointer = MasterCheckpointer(self._job, self._disk(MASTER))
-            for number, sink in enumerate(self._sinks):
-                self._sink_checkpointers.append(CollectorCheckpointer(self._job, sink, self._disk(sink_role(number))))
-        self._slave_checkpointers: list[SlaveCheckpointer] = []
-        self._hosts: dict[RoleId, _SimulatedHost] = {}
+            self._sink_checkpointers = [self._sink_checkpointer(sink) for sink in self._sinks]
         self._make_roles(slave_count)
 
     @property
@@ -193,13 +186,25 @@ class Simulation:
 
     # ------------------------------------------------------------ roles, hosts and disks
 
+    @property
+    def _hosts(self) -> dict[RoleId, SimulatedHost]:
+        return self._attempt.hosts
+
     def _disk(self, role: RoleId) -> Executors:
         """Disks of one role."""
 
-        def schedule(name: str, action: Callable[[], None]) -> None:
-            self._at(self.now_us + self._delays.work_us(actor_of(role)), name, action)
+        def disk(name: str, done: Callable[[Any], None]) -> VirtualDisk:
+            host = self._hosts[role]
 
-        return lambda name, done: VirtualDisk(name, done, schedule)
+            def schedule(name: str, action: Callable[[], None]) -> None:
+                self._at(self.now_us + self._delays.work_us(actor_of(role)), host, name, action)
+
+            return VirtualDisk(name, done, schedule)
+
+        return disk
+
+    def _sink_checkpointer(self, sink: MemorySink) -> CollectorCheckpointer:
+        return CollectorCheckpointer(self._job, sink, self._disk(sink_role(sink.number)))
 
     def _open_sources(self, sources: Sequence[Sequence[SourceBatch]]) -> tuple[BatchSource, ...]:
         return tuple(self.SOURCE(batches, layout) for batches, layout in zip(sources, self._layouts, strict=True))
@@ -248,6 +253,7 @@ class Simulation:
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""
         config = self.config.fitted_to(slave_count)
+        self._attempt = Attempt()
         self._new_roles(slave_count)
         newest = None if self._master_checkpointer is None else self._master_checkpointer.folder.newest()
         self._side_rows.begin(len(self.gateways), None if newest is None else newest.generation)
@@ -256,85 +262,110 @@ class Simulation:
         master = self._master_checkpointer
         if master is None:
             return
-        manifest = master.begin(self._deliver)
+        manifest = master.begin(lambda role, event: self._deliver(self._hosts[role], event))
         self._before = manifest
         master.restore(self.master, manifest, self.clock_us)
         controller = self.master.controller
         for gateway, sources in zip(self.gateways, self._sources_of, strict=False):
-            role = gateway_role(gateway.number)
-            saves = GatewayCheckpointer(self._job, sources, master.folder.path, gateway.number, self._disk(role))
-            saves.begin(manifest, master.folder.incarnation, partial(self._deliver, role))
+            host = self._hosts[gateway_role(gateway.number)]
+            saves = GatewayCheckpointer(self._job, sources, master.folder.path, gateway.number, self._disk(host.name))
+            saves.begin(manifest, master.folder.incarnation, partial(self._deliver, host))
             saves.restore(gateway, manifest, controller.map.owner, controller.active)
-            self._gateway_checkpointers.append(saves)
+            host.checkpointer = saves
         for sink, saved in zip(self.sinks, self._sink_checkpointers, strict=True):
-            saved.begin(sink, master.manifest_name, partial(self._deliver, sink_role(sink.number)))
+            saved.begin(sink, master.manifest_name, partial(self._deliver, self._hosts[sink_role(sink.number)]))
         owner = self.master.controller.map.owner.tolist()
         for slave in self.slaves:
-            actor = slave_role(slave.id)
+            host = self._hosts[slave_role(slave.id)]
             folder, incarnation = master.folder.path, master.folder.incarnation
-            checkpointer = SlaveCheckpointer(
-                folder, incarnation, slave, config, partial(self._deliver, actor), self._disk(actor)
-            )
+            done = partial(self._deliver, host)
+            checkpointer = SlaveCheckpointer(folder, incarnation, slave, config, done, self._disk(host.name))
             checkpointer.restore(master.manifest_name, owner, list(self.master.controller.active))
             slave.validate()
-            self._slave_checkpointers.append(checkpointer)
+            host.checkpointer = checkpointer
 
     def _make_hosts(self) -> None:
-        """Make a host for every role, with the performers of its effects."""
-        self._hosts.clear()
-        master: Performers = {RestartClock: self._restart_clock, Log: self._log}
+        """Make a host for every role, with the performers of its effects. What belongs to a process is bound to its host, as an
+        excluded one goes on with it."""
+        host = self._host(MASTER, self.master)
+        master: Performers = {RestartClock: self._restart_clock, Log: partial(self._log, host)}
         store = self._master_checkpointer
         if store is not None:
             master |= {
                 SavePart: lambda effect: store.save(effect.generation, effect.snapshot),
                 CompleteCheckpoint: store.folder.complete,
             }
-        self._host(MASTER, self.master, master)
+        host.performers |= master
         saves = store is not None
         for number, gateway in enumerate(self.gateways):
-            reads: Performers = {
-                Read: partial(self._read_wanted, number),
-                OpenSplit: partial(self._open_split, number),
-                SetAside: partial(self._set_aside, number),
-                Log: self._log,
+            host = self._host(gateway_role(number), gateway)
+            host.sources = self._sources_of[number]
+            host.performers |= {
+                Read: partial(self._read_wanted, host),
+                OpenSplit: partial(self._open_split, host),
+                SetAside: partial(self._set_aside, host),
+                Log: partial(self._log, host),
             }
             if saves:
-                reads |= {SavePart: partial(self._save_gateway, number), ReleaseInput: partial(self._release_input, number)}
-            self._host(gateway_role(number), gateway, reads)
+                host.performers[SavePart] = partial(self._save_gateway, host)
+                host.performers[ReleaseInput] = partial(self._release_input, host)
         for number, sink in enumerate(self.sinks):
-            performers: Performers = {Write: partial(self._write, number), CommitEpoch: partial(self._commit, number)}
+            host = self._host(sink_role(number), sink)
+            files = self._sinks[number]
+            host.performers |= {Write: partial(self._write, files), CommitEpoch: partial(self._commit, host)}
             if saves:
-                performers |= {SavePart: partial(self._save_results, number), Publish: partial(self._publish, number)}
-            self._host(sink_role(number), sink, performers)
+                saved = self._sink_checkpointers[number]
+                host.performers[SavePart] = partial(self._save_results, saved)
+                host.performers[Publish] = partial(self._publish, files, saved)
         for role in self.slaves:
-            self._host(slave_role(role.id), role, {SavePart: partial(self._save_slave, role)} if saves else {})
+            host = self._host(slave_role(role.id), role)
+            if saves:
+                host.performers[SavePart] = partial(self._save_slave, host)
 
-    def _host(self, name: RoleId, role: Role, performers: Performers) -> None:
-        shared: Performers = {
-            Send: partial(self._dispatch, name),
-            SetTimer: partial(self._set_timer, name),
+    def _host(self, name: RoleId, role: Role) -> SimulatedHost:
+        host = self._hosts[name] = SimulatedHost(name, role, _VirtualClock(self), self._attempt)
+        host.performers |= {
+            Send: partial(self._dispatch, host),
+            SetTimer: partial(self._set_timer, host),
             RestartClock: nothing,
         }
-        self._hosts[name] = _SimulatedHost(name, role, _VirtualClock(self), {**shared, **performers})
+        return host
 
     def _crash(self, slave_count: int) -> None:
         """All processes die; new ones continue from the newest checkpoint."""
         self._queue.clear()
-        self._channels.free_us.clear()
+        self._recover(slave_count)
+
+    def _exclude(self, dead: Sequence[SimulatedHost]) -> None:
+        """The others go on from the newest checkpoint without these roles. New processes play them, the others begin anew: of
+        what they were to do nothing is left, but messages still arrive."""
+        self._steps.append(f"{self.now_us} us roles {[host.name for host in dead]} count as dead")
+        self.excluded += len(dead)
+        for host in dead:
+            host.excluded = True
+            if is_sink(host.name):
+                number = sink_of(host.name)
+                self._sinks[number] = self._sinks[number].successor()
+                self._sink_checkpointers[number] = self._sink_checkpointer(self._sinks[number])
+            elif is_gateway(host.name):
+                number = gateway_of(host.name)
+                self._sources_of[number] = tuple(map(copy.copy, self._sources_of[number]))
+        self._keep(step for step in self._queue if step.message or step.host.excluded)
+        gone = {slave_of(host.name) % self._width for host in dead if is_slave(host.name)}
+        self._recover(max(1, self._width - len(gone)))
+
+    def _recover(self, slave_count: int) -> None:
+        """The next attempt, from the newest checkpoint."""
         self._in_flight, self._moved = Counter(), False
         self._changed.clear()
-        for checkpointer in self._slave_checkpointers:
-            checkpointer.close()
-        self._slave_checkpointers.clear()
-        for saves in self._gateway_checkpointers:
-            saves.close()
-        self._gateway_checkpointers.clear()
+        self._attempt.close_logs()
         self.recoveries += 1
         if self.config.gateway_count > 1 or self._dealt:
             count = self._delays.gateway_count(_MOST_GATEWAYS)
             self._job = replace(self._job, config=self.config.with_gateways(count))
+        blocking = self._attempt.blocking is not None
         self._make_roles(slave_count)
-        if self._channels.blocking is not None:
+        if blocking:
             self.block_sends()
         self._commits = [[c for c in commits if c <= self.master.epoch] for commits in self._commits]
         self._start()
@@ -353,32 +384,48 @@ class Simulation:
 
     def block_sends(self) -> None:
         """From the start, or from a crash on, ranks wait inside their sends, where MPI may make them wait."""
-        self._channels.blocking = BlockingSends(self._ranks.rank_of, lambda name, action: self._at(self.now_us, name, action))
+        attempt = self._attempt
+        ranks = RankMap.of_width(self._width, len(self.sinks), len(self.gateways))
 
-    @property
-    def _ranks(self) -> RankMap:
-        """The ranks that a cluster of this size has."""
-        return RankMap.of_width(self._width, len(self.sinks), len(self.gateways))
+        def schedule(rank: int, action: Callable[[], None]) -> None:
+            self._at(self.now_us, attempt.host_on(rank), f"rank {rank} goes on", action)
 
-    def _at(self, time_us: int, name: str, action: Callable[[], None]) -> None:
+        attempt.blocking = BlockingSends(ranks, schedule)
+
+    def freeze(self, freezes: Freezes) -> None:
+        """Roles freeze in this run. Longer than the timeout they may do so only in a run with checkpoints."""
+        self._freezes, self._timeout_us = deque(sorted(freezes.all, key=lambda freeze: freeze.step)), freezes.timeout_us
+
+    def _at(self, time_us: int, host: SimulatedHost, name: str, action: Callable[[], None], *, message: bool = False) -> None:
+        """Let a host do something, and later if it is frozen then."""
         self._sequence += 1
-        heapq.heappush(self._queue, (time_us, self._sequence, name, action))
+        heapq.heappush(self._queue, Step(time_us, self._sequence, host, name, action, message))
 
-    def _send(self, sender: RoleId, receiver: RoleId, name: str, action: Callable[[], None]) -> None:
+    def _keep(self, steps: Iterable[Step]) -> None:
+        """Only these are left."""
+        self._queue = list(steps)
+        heapq.heapify(self._queue)
+
+    def _send(self, sender: SimulatedHost, receiver: RoleId, name: str, action: Callable[[], None]) -> None:
         """Send a message: it arrives after a random delay, and after all earlier ones of the same channel."""
-        channel = (sender, receiver)
-        delay_us = self._delays.message_us(actor_of(sender), actor_of(receiver))
-        arrival = max(self.now_us + delay_us, self._channels.free_us.get(channel, 0) + 1)
-        self._channels.free_us[channel] = arrival
-        self._at(arrival, name, action)
+        channel, free_us = (sender.name, receiver), sender.attempt.free_us
+        delay_us = self._delays.message_us(actor_of(sender.name), actor_of(receiver))
+        arrival = free_us[channel] = max(self.now_us + delay_us, free_us.get(channel, 0) + 1)
+        self._at(arrival, sender.attempt.hosts[receiver], name, action, message=True)
 
     def run(self) -> SimulationResult:
         """Run to the end. SimulationError when an invariant is broken or all roles wait for each other."""
         self._start()
         steps = 0
-        while self._queue:
-            self.now_us, _, name, action = heapq.heappop(self._queue)
-            self._steps.append(f"{self.now_us} us {name}")
+        while self._queue and self._queue[0].time_us < NEVER_US:
+            while self._freezes and steps >= self._freezes[0].step:
+                self._freeze(self._freezes.popleft())
+            step = heapq.heappop(self._queue)
+            if step.host.awake_us > step.time_us:
+                heapq.heappush(self._queue, step._replace(time_us=step.host.awake_us))
+                continue
+            self.now_us = step.time_us
+            self._steps.append(f"{self.now_us} us {step.name}")
             steps += 1
             if steps > self.MAX_STEPS:
                 raise self._error("no end in sight")
@@ -388,15 +435,55 @@ class Simulation:
                     self._interrupt(slave_count)
                     if slave_count:
                         continue  # the action of this step is lost in the crash
-                action()
+                self._take(step)
                 self._check()
-                if self._over and not self._crash_at_the_end():
-                    break
+                if self._over and not self._crash_at_the_end():  # excluded roles may still do harm
+                    self._freezes.clear()
+                    self._keep(step for step in self._queue if step.host.excluded)
             except AssertionError as error:
                 raise self._error(str(error)) from error
         if not self._over:
             raise self._error("every role waits for another")
         return self._result(steps)
+
+    def _take(self, step: Step) -> None:
+        """Do what is due. An excluded role goes on for some time, and fails alone."""
+        host = step.host
+        if not host.excluded:
+            step.action()
+        elif host.steps_left:
+            host.steps_left -= 1
+            try:
+                step.action()
+            except (SwjoinError, OSError) as error:
+                self._steps.append(f"{self.now_us} us excluded role {host.name} ends: {error}")
+                host.steps_left = 0
+
+    def _freeze(self, freeze: Freeze) -> None:
+        attempt = self._attempt
+        if attempt.watch is None:
+            attempt.watch = Watch(self._timeout_us, [h for h in self._hosts.values() if h.name != MASTER], self.now_us)
+            self._next_round(attempt.watch)
+        victims = attempt.freeze(freeze, self._freezable(), self.now_us)
+        attempt.watch.heard(victims, self.now_us)  # until now; also when one has been awake for less than a round
+        for host in victims:
+            self._steps.append(f"{self.now_us} us role {host.name} freezes until {host.awake_us} us")
+
+    def _freezable(self) -> Sequence[SimulatedHost]:
+        """Hosts of roles that may freeze."""
+        return list(self._hosts.values())
+
+    def _next_round(self, watch: Watch) -> None:
+        self._at(self.now_us + watch.interval_us, self._hosts[MASTER], "heartbeats", partial(self._heartbeats, watch))
+
+    def _heartbeats(self, watch: Watch) -> None:
+        dead = watch.round(self.now_us)
+        if dead:
+            self._exclude(dead)
+        elif watch.ends(self.now_us):
+            self._attempt.watch = None
+        else:
+            self._next_round(watch)
 
     def _start(self) -> None:
         for host in list(self._hosts.values()):
@@ -408,7 +495,7 @@ class Simulation:
             self._crash(slave_count)
         elif not self.master.finished:
             self._steps.append(f"{self.now_us} us request to stop")
-            self._deliver(MASTER, StopRequested())
+            self._deliver(self._hosts[MASTER], StopRequested())
 
     def _crash_at_the_end(self) -> bool:
         """Perform a remaining crash, when all results are visible and the checkpoints still exist; False when none remains."""
@@ -429,55 +516,79 @@ class Simulation:
 
     # ------------------------------------------------------------ events and messages
 
-    def _deliver(self, name: RoleId, event: Event) -> None:
+    def _deliver(self, host: SimulatedHost, event: Event) -> None:
         """Deliver an event to a role, when its rank waits in no send."""
-        if self._channels.blocking is None:
-            self._handle(name, event)
+        blocking = host.attempt.blocking
+        if blocking is None:
+            self._handle(host, event)
         else:
-            self._channels.blocking.when_free(name, partial(self._handle, name, event))
+            blocking.when_free(host.name, partial(self._handle, host, event))
 
-    def _handle(self, name: RoleId, event: Event) -> None:
-        self._hosts[name].deliver(event)
-        if is_slave(name):
-            slave = self.slaves[slave_of(name)]
-            self._changed.add(slave.id)
-            self._keep_working(slave)
-        elif is_sink(name) and all(sink.stopped for sink in self.sinks):
+    def _handle(self, host: SimulatedHost, event: Event) -> None:
+        host.deliver(event)
+        if isinstance(host.role, Slave):
+            if not host.excluded:
+                self._changed.add(host.role.id)
+            self._keep_working(host, host.role)
+        elif is_sink(host.name) and not host.excluded and all(sink.stopped for sink in self.sinks):
             self._crash(self._width)
 
-    def _dispatch(self, sender: RoleId, effect: Send) -> None:
+    def _dispatch(self, host: SimulatedHost, effect: Send) -> None:
         """Send a message as a frame."""
         message, to = effect.message, effect.to
-        self._count(message, 1)
+        if host.attempt is self._attempt:
+            self._count(message, 1)
         frame = wire.FORMATS[type(message)].pack(message)
-        wire.address(frame, sender, to)
-        arrive = partial(self._arrive, sender, to, type(message), frame)
-        text = f"{_describe(message)} from role {sender} to role {to}"
-        if self._channels.blocking is None:
-            self._send(sender, to, text, arrive)
+        wire.address(frame, host.name, to)
+        arrive = partial(self._arrive, host, to, type(message), frame)
+        text = f"{_describe(message)} from role {host.name} to role {to}"
+        blocking = host.attempt.blocking
+        if blocking is None:
+            self._send(host, to, text, arrive)
             return
-        blocks = waits(sender, self._ranks, wire.FORMATS[type(message)])
-        receive = partial(self._receive, sender, to, blocks, arrive)
-        self._channels.blocking.send(sender, to, blocks, partial(self._send, sender, to, text, receive))
+        blocks = waits(host.name, blocking.ranks, wire.FORMATS[type(message)])
+        receive = partial(self._receive, blocking, host, to, blocks, arrive)
+        blocking.send(host.name, to, blocks, partial(self._send, host, to, text, receive))
 
-    def _receive(self, sender: RoleId, to: RoleId, blocks: bool, arrive: Callable[[], None]) -> None:
-        """Take a message when the receiver's rank waits in no send; only then a sender that waits goes on."""
-        sends = self._channels.blocking
-        assert sends is not None
+    def _receive(
+        self, sends: BlockingSends, sender: SimulatedHost, to: RoleId, blocks: bool, arrive: Callable[[], None]
+    ) -> None:
+        """Take a message when the receiver's rank waits in no send; only then a sender that waits goes on. Ranks in another
+        attempt take messages of earlier ones at once."""
 
         def take() -> None:
-            if blocks and self._ranks.rank_of(sender) != self._ranks.rank_of(to):
-                sends.received(sender)
+            if blocks and sends.ranks.rank_of(sender.name) != sends.ranks.rank_of(to) and self._acts(sender):
+                received = partial(sends.received, sender.name)
+                if sender.awake_us > self.now_us:
+                    self._at(self.now_us, sender, "a message has been received", received)
+                else:
+                    received()
             arrive()
 
-        sends.when_free(to, take)
+        if self._receiver(sender, to) is None:
+            take()
+        else:
+            sends.when_free(to, take)
 
-    def _arrive(self, sender: RoleId, to: RoleId, kind: type, frame: Frame) -> None:
+    def _acts(self, host: SimulatedHost) -> bool:
+        """Whether it takes part, or is excluded: all others of earlier attempts have left them."""
+        return host.excluded or host.attempt is self._attempt
+
+    def _receiver(self, sender: SimulatedHost, to: RoleId) -> SimulatedHost | None:
+        """Who takes a message; None: nobody, as it is of an earlier attempt."""
+        host = sender.attempt.hosts[to]
+        return host if self._acts(host) else None
+
+    def _arrive(self, sender: SimulatedHost, to: RoleId, kind: type, frame: Frame) -> None:
         message = wire.FORMATS[kind].unpack(frame)
-        self._count(message, -1)
-        if isinstance(message, Delivery) and self._slave_checkpointers:
-            self._slave_checkpointers[slave_of(to)].received(message, frame)
-        self._handle(to, Received(sender, message, frame))
+        host = self._receiver(sender, to)
+        if host is None:
+            return
+        if host.attempt is self._attempt:
+            self._count(message, -1)
+        if isinstance(message, Delivery) and isinstance(host.checkpointer, SlaveCheckpointer):
+            host.checkpointer.received(message, frame)
+        self._handle(host, Received(sender.name, message, frame))
 
     def _count(self, message: Message, sign: int) -> None:
         """Count the tuples of messages in flight."""
@@ -487,17 +598,16 @@ class Simulation:
         elif isinstance(message, StateChunk) and message.pending:
             self._in_flight[message.stream] += sign * len(message.tuples)
 
-    def _set_timer(self, name: RoleId, effect: SetTimer) -> None:
-        self._hosts[name].timers.set(effect)
-        due_us = max(self.now_us, effect.at_us - self._clock_ahead_us) + self._delays.work_us(actor_of(name))
-        self._at(due_us, f"timer {effect.timer} of role {name}", partial(self._fire, name, effect))
+    def _set_timer(self, host: SimulatedHost, effect: SetTimer) -> None:
+        host.timers.set(effect)
+        due_us = max(self.now_us, effect.at_us - self._clock_ahead_us) + self._delays.work_us(actor_of(host.name))
+        self._at(due_us, host, f"timer {effect.timer} of role {host.name}", partial(self._fire, host, effect))
 
-    def _fire(self, name: RoleId, effect: SetTimer) -> None:
-        if self._hosts[name].timers.remove(effect):
-            self._deliver(name, TimerFired(effect.timer))
+    def _fire(self, host: SimulatedHost, effect: SetTimer) -> None:
+        if host.timers.remove(effect):
+            self._deliver(host, TimerFired(effect.timer))
 
-    def _keep_working(self, slave: Slave) -> None:
-        host = self._hosts[slave_role(slave.id)]
+    def _keep_working(self, host: SimulatedHost, slave: Slave) -> None:
         if host.working or not slave.has_work:
             return
         host.working = True
@@ -507,9 +617,9 @@ class Simulation:
         def work() -> None:
             host.working = False
             slave.handle(TimesMeasured(process_us=work_us), self.clock_us)
-            self._deliver(slave_role(slave.id), WorkDue())
+            self._deliver(host, WorkDue())
 
-        self._at(self.now_us + work_us, f"work of slave {slave.id}", work)
+        self._at(self.now_us + work_us, host, f"work of slave {slave.id}", work)
 
     def _work_us(self, slave: Slave) -> int:
         """Duration of a slave's next piece of work."""
@@ -517,67 +627,73 @@ class Simulation:
 
     # ------------------------------------------------------------ performers
 
-    def _read_wanted(self, gateway: int, effect: Read) -> None:
-        self._ask(gateway, effect.stream, effect.instead)
+    def _read_wanted(self, host: SimulatedHost, effect: Read) -> None:
+        self._ask(host, effect.stream, effect.instead)
 
-    def _ask(self, gateway: int, stream: int, instead: int | None) -> None:
+    def _ask(self, host: SimulatedHost, stream: int, instead: int | None) -> None:
         """Let a gateway's source read, or be idle for some time."""
-        role = gateway_role(gateway)
-        patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(actor_of(role))
+        patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(actor_of(host.name))
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
         if stall_us <= patience_us:
-            name = self.gateways[gateway].streams[stream].name
-            self._at(at + stall_us, f"gateway {gateway} reads {name}", partial(self._read, gateway, stream))
+            name = f"gateway {gateway_of(host.name)} reads stream {stream}"
+            self._at(at + stall_us, host, name, partial(self._read, host, stream))
         else:
-            self._at(at + patience_us, "a stream is idle", partial(self._deliver, role, SourceIdle(stream)))
-            self._at(at + stall_us, "a stream resumes", partial(self._deliver, role, SourceResumed(stream)))
+            self._at(at + patience_us, host, "a stream is idle", partial(self._deliver, host, SourceIdle(stream)))
+            self._at(at + stall_us, host, "a stream resumes", partial(self._deliver, host, SourceResumed(stream)))
 
-    def _read(self, gateway: int, stream: int) -> None:
-        batch = self._sources_of[gateway][stream].read()
-        self._deliver(gateway_role(gateway), SourceEnded(stream) if batch is None else BatchRead(stream, batch))
+    def _read(self, host: SimulatedHost, stream: int) -> None:
+        batch = host.sources[stream].read()
+        self._deliver(host, SourceEnded(stream) if batch is None else BatchRead(stream, batch))
 
-    def _open_split(self, gateway: int, effect: OpenSplit) -> None:
+    def _open_split(self, host: SimulatedHost, effect: OpenSplit) -> None:
         def opened() -> None:
-            before_us = self._sources_of[gateway][effect.stream].open_split(effect.split, effect.skip)
-            self._deliver(gateway_role(gateway), SplitOpened(effect.stream, before_us))
+            before_us = host.sources[effect.stream].open_split(effect.split, effect.skip)
+            self._deliver(host, SplitOpened(effect.stream, before_us))
 
-        delay_us = self._delays.work_us(actor_of(gateway_role(gateway)))
-        self._at(self.now_us + delay_us, f"gateway {gateway} opens a split of stream {effect.stream}", opened)
+        name = f"gateway {gateway_of(host.name)} opens a split of stream {effect.stream}"
+        self._at(self.now_us + self._delays.work_us(actor_of(host.name)), host, name, opened)
 
     def _restart_clock(self, effect: RestartClock) -> None:
         self._clock_ahead_us = effect.clock_us - self.now_us
 
-    def _set_aside(self, gateway: int, effect: SetAside) -> None:
-        self._side_rows.add(gateway, effect.stream, effect.batch, effect.reason)
+    def _set_aside(self, host: SimulatedHost, effect: SetAside) -> None:
+        if not host.excluded:  # into a file of its own, which no checkpoint has
+            self._side_rows.add(gateway_of(host.name), effect.stream, effect.batch, effect.reason)
 
-    def _log(self, effect: Log) -> None:
-        self._events.append(effect.event)
+    def _log(self, host: SimulatedHost, effect: Log) -> None:
+        if not host.excluded:  # the file is on the master's rank
+            self._events.append(effect.event)
 
-    def _write(self, sink: int, effect: Write) -> None:
-        self._sinks[sink].write(effect.pairs, effect.generation)
+    def _write(self, files: MemorySink, effect: Write) -> None:
+        files.write(effect.pairs, effect.generation)
 
-    def _commit(self, sink: int, effect: CommitEpoch) -> None:
-        self._commits[sink].append(effect.epoch)
+    def _commit(self, host: SimulatedHost, effect: CommitEpoch) -> None:
+        if not host.excluded:  # no effect outside of its process
+            self._commits[sink_of(host.name)].append(effect.epoch)
 
-    def _save_results(self, sink: int, effect: SavePart) -> None:
-        self._sink_checkpointers[sink].save(effect.generation, effect.snapshot)
+    def _save_results(self, saved: CollectorCheckpointer, effect: SavePart) -> None:
+        saved.save(effect.generation, effect.snapshot)
 
-    def _save_gateway(self, number: int, effect: SavePart) -> None:
-        self._side_rows.cut(number, effect.generation)
-        self._gateway_checkpointers[number].save(effect.generation, effect.snapshot)
+    def _save_gateway(self, host: SimulatedHost, effect: SavePart) -> None:
+        assert isinstance(host.checkpointer, GatewayCheckpointer), "a gateway without checkpoints"
+        if not host.excluded:
+            self._side_rows.cut(gateway_of(host.name), effect.generation)
+        host.checkpointer.save(effect.generation, effect.snapshot)
 
-    def _release_input(self, number: int, _effect: ReleaseInput) -> None:
+    def _release_input(self, host: SimulatedHost, _effect: ReleaseInput) -> None:
         assert self._master_checkpointer is not None
-        self._gateway_checkpointers[number].forget(self._master_checkpointer.folder.kept)
+        assert isinstance(host.checkpointer, GatewayCheckpointer), "a gateway without checkpoints"
+        host.checkpointer.forget(self._master_checkpointer.folder.kept)
 
-    def _save_slave(self, slave: Slave, effect: SavePart) -> None:
-        self._slave_checkpointers[slave.id].save(effect)
+    def _save_slave(self, host: SimulatedHost, effect: SavePart) -> None:
+        assert isinstance(host.checkpointer, SlaveCheckpointer), "a slave without checkpoints"
+        host.checkpointer.save(effect)
 
-    def _publish(self, sink: int, effect: Publish) -> None:
+    def _publish(self, files: MemorySink, saved: CollectorCheckpointer, effect: Publish) -> None:
         assert self._master_checkpointer is not None
-        self._sink_checkpointers[sink].publish(effect.generation)
+        saved.publish(effect.generation)
         manifest, counted = self._master_checkpointer.folder.newest(), self.config.sink.kind == "count"
-        check_shown(self._sinks[sink], effect.generation, manifest, counted=counted)
+        check_shown(files, effect.generation, manifest, counted=counted)
 
     # ------------------------------------------------------------ checkers
 
@@ -633,4 +749,5 @@ class Simulation:
             summary["history"],
             self.recoveries,
             self.master.checkpoints.completed,
+            self.excluded,
         )

@@ -52,18 +52,29 @@ class VirtualDisk:
 
 
 class MemorySink:
-    """Pairs by generation. pairs: of all generations, published or not. checked: count of published pairs at the last check."""
+    """Pairs by generation. pairs: of all generations, published or not. checked: count of published pairs at the last check.
+
+    As in a directory of result files, every process marks those that are not published with its own mark, the writer's.
+    """
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        self.checked = 0
+        self.checked = self._writer = 0
         self._open: dict[int, list[Pairs]] = {}
-        self._sealed: dict[str, list[Pairs]] = {}
+        self._sealed: dict[tuple[str, int], list[Pairs]] = {}  # by name and writer
         self._shown: dict[str, list[Pairs]] = {}
+
+    def successor(self) -> MemorySink:
+        """Of another process, in the same directory, when this one is excluded from the run and may yet go on."""
+        other = MemorySink(self.number)
+        other.checked, other._writer = self.checked, self._writer + 1
+        other._sealed, other._shown = self._sealed, self._shown
+        return other
 
     @property
     def pairs(self) -> list[Pairs]:
-        groups = [*self._shown.values(), *self._sealed.values(), *self._open.values()]
+        sealed = [group for (_, writer), group in self._sealed.items() if writer == self._writer]
+        groups = [*self._shown.values(), *sealed, *self._open.values()]
         return [pairs for group in groups for pairs in group]
 
     @property
@@ -76,7 +87,7 @@ class MemorySink:
 
     def seal(self, generation: int) -> list[Path]:
         name = f"part-s{self.number}-{generation:06d}"
-        self._sealed[name] = self._open.pop(generation, [])
+        self._sealed[name, self._writer] = self._open.pop(generation, [])
         return [Path(name)]
 
     def sync(self, files: Sequence[Path]) -> None:
@@ -87,11 +98,15 @@ class MemorySink:
 
     def publish(self, names: Sequence[str], generation: int) -> None:
         for name in names:
-            if name in self._sealed:
+            found = [mark for sealed, mark in self._sealed if sealed == name]
+            if self._writer in found:
                 assert name not in self._shown, f"results {name} were published twice"
-                self._shown[name] = self._sealed.pop(name)
-            elif name not in self._shown:
-                raise RunFailed(f"results {name}, which a checkpoint holds, are gone")
+                found = [self._writer]
+            elif name in self._shown:
+                continue
+            if len(found) != 1:  # as `connectors.files.sink.only_hidden`
+                raise RunFailed(f"results {name}, which a checkpoint holds, are {'in several files' if found else 'gone'}")
+            self._shown[name] = self._sealed.pop((name, found[0]))
 
     def restore(self, names: Sequence[str], generation: int) -> None:
         self.publish(names, generation)
