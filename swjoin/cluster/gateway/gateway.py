@@ -30,7 +30,7 @@ from swjoin.cluster.gateway.arrival_sequence import ArrivalSequence, released
 from swjoin.cluster.gateway.deferral import defer_full_slaves
 from swjoin.cluster.gateway.feeds import Feeds
 from swjoin.cluster.gateway.ingress import Ingress, ingress_of
-from swjoin.cluster.gateway.intake import take_null_keys
+from swjoin.cluster.gateway.intake import StreamIntake, take_null_keys
 from swjoin.cluster.gateway.mini_buffers import Order
 from swjoin.cluster.gateway.open_splits import OpenSplits
 from swjoin.cluster.gateway.outbox import Outbox
@@ -307,7 +307,10 @@ class Gateway:
         else:
             return
         both = self._realtime or any(s.idle for s in self.streams)  # the other stream's time may have advanced, too
-        for of, batch in released(self.streams if both else [self.streams[stream]], self.order, self.streams):
+        self._append_released(self.streams if both else [self.streams[stream]])
+
+    def _append_released(self, streams: Sequence[StreamIntake]) -> None:
+        for of, batch in released(streams, self.order, self.streams):
             self.buffers.append(of, batch)
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.slots.waiting_bytes)
 
@@ -454,6 +457,8 @@ class Gateway:
         self.active = [SlaveId(s) for s in plan.served if s not in plan.inactive]
         self.state.checkpoint_under_way |= plan.checkpoint
         self.reading.carry_to(plan.times_us)
+        if not self._realtime:
+            self._append_released(self.streams)  # below the watermark that the next delivery has
         if self.feeds is None:
             self.state.moving.begin(plan)
         self._drain(now_us)
