@@ -242,3 +242,8 @@ def test_a_promise_that_forgets_the_silence_is_caught(monkeypatch: pytest.Monkey
     silent = [seed for seed in range(400) if random_runs.Scenario.draw(seed).config.time.idle_timeout_us]
     assert len(silent) > 30
     assert complaints(silent, 3) == 3
+
+
+def test_an_idle_gateway_delivers_what_the_time_of_others_releases() -> None:
+    """A run in which such rows once came after the watermark that had passed them."""
+    random_runs.run_simulated(100_380)
