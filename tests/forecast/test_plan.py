@@ -246,7 +246,7 @@ def test_what_the_model_does_not_cover() -> None:
     wanted = dataclasses.replace(config(), queries=config_from_plain({"join": {"last": 10}, "sink": {"kind": "count"}}).queries)
     with pytest.raises(NotModelledError, match=text):
         Model.of(wanted, SLOW, 0, workload_profile(wanted))
-    told = ForecastOptions(SLOW, 0, None, None, 4)(wanted, 2, workload_profile(wanted))
+    told = ForecastOptions(SLOW, 0, None, None, 4)(wanted, 2, workload_profile(wanted), None)
     assert told.plain["saturation"] is None
     assert told.plain["network"]["pairs_per_s"] > 0
     assert any(text in note for note in told.notes)
@@ -254,7 +254,7 @@ def test_what_the_model_does_not_cover() -> None:
 
 def test_conditions_kinds_and_checkpoints_are_noted() -> None:
     wanted = config(join={"how": "left", "where": "left_ts < right_ts"}, checkpoint={"interval": "1s"})
-    told = ForecastOptions(SLOW, 0, None, None, 4)(wanted, 2, workload_profile(wanted))
+    told = ForecastOptions(SLOW, 0, None, None, 4)(wanted, 2, workload_profile(wanted), None)
     assert told.plain["saturation"]["rate_per_s"] > 0
     notes = " ".join(told.notes)
     for text in (

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -146,7 +147,7 @@ def machine() -> str:
     """The same text for two processes exactly when one may kill the other by its number."""
     parts = [platform.node()]
     with contextlib.suppress(OSError):
-        parts += [open("/proc/sys/kernel/random/boot_id").read().strip(), os.readlink("/proc/self/ns/pid")]  # noqa: SIM115
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
     return " ".join(parts)
 
 
