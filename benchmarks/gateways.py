@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument(
         "--rate", type=int, default=50_000, help="tuples per second of each stream; ten times as many, not held"
     )
+    parser.add_argument("--share", type=int, default=32, help="of a core that a held gateway has: the inverse")
     args = parse(parser, repeat=1, seconds=2, rate=2_000, share=4)
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         _table(args, Path(folder), args.share, args.seconds, args.rate)
