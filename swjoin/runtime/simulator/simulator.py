@@ -233,7 +233,7 @@ class Simulation:
         """Of all gateways."""
         firsts_us = [first_us for source in self._sources_of[0] if (first_us := source.origin_us()) is not None]
         origin_us = min(firsts_us, default=0) if self._dealt else None
-        return [Share(number, self._dealt, origin_us) for number in range(self.config.gateway_count)]
+        return [Share(number, self._dealt, origin_us=origin_us) for number in range(self.config.gateway_count)]
 
     @property
     def gateway(self) -> Gateway:
