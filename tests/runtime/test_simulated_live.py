@@ -47,7 +47,7 @@ def test_seeds(seed: int) -> None:
     run_scenario(live_scenario(seed), LiveSimulation)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(9))
 def test_seeds_with_several_gateways(seed: int) -> None:
     run_scenario(shared_scenario(seed), LiveSimulation)
 
@@ -55,6 +55,7 @@ def test_seeds_with_several_gateways(seed: int) -> None:
 @pytest.mark.long
 def test_many_seeds() -> None:
     assert _complaints(range(6, 200), 1) == 0
+    assert _complaints(range(9, 100), 1, shared_scenario) == 0
 
 
 def _crashing(scenario: Any) -> bool:
@@ -116,11 +117,11 @@ def test_lateness_by_gateway_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return classify(self, replace(batch, high_us=None), *more)
 
     monkeypatch.setattr(StreamIntake, "_classify", careless)
-    assert _complaints(range(40), 2, shared_scenario) == 2
+    assert _complaints([1, 21, *range(60)], 2, shared_scenario) == 2
 
 
 def test_positions_of_one_gateway_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits of other gateways begin anew."""
     taken_over = LiveBatchSource.taken_over
     monkeypatch.setattr(LiveBatchSource, "taken_over", lambda self, positions: taken_over(self, positions[:1]))
-    assert _complaints(range(40), 1, shared_scenario) == 1
+    assert _complaints([16, 26, *range(60)], 1, shared_scenario) == 1

@@ -25,7 +25,7 @@ from swjoin.runtime.simulator.simulator import Simulation, actor_of
 from swjoin.runtime.simulator.storage import BatchSource
 from tests.tools.random_runs import Scenario
 
-_LEAST_EPOCH_US = 300
+_LEAST_EPOCH_US, _SHARED_EPOCH_US = 300, 10_000
 SPLITS = 5
 
 
@@ -127,7 +127,7 @@ class LiveSimulation(Simulation):
 
     def __init__(self, config: Any, sources: Any, slave_count: int, seed: int, *more: Any) -> None:
         self._random = np.random.default_rng([seed, 0x11FE])
-        scales_us = [100.0, 3_000.0, 100_000.0] if config.gateway_count == 1 else [30.0, 100.0, 3_000.0]  # fewer epochs
+        scales_us = [100.0, 3_000.0, 100_000.0] if config.gateway_count == 1 else [30.0, 100.0, 300.0]  # fewer epochs
         self._scale_us = float(self._random.choice(scales_us))
         self._wanted: dict[int, tuple[int, int | None]] = {}  # by gateway
         self._asked: Counter[int] = Counter()
@@ -216,4 +216,10 @@ def shared_scenario(seed: int) -> Scenario:
     stream = StreamConfig(kafka=KafkaConfig("nowhere:1", "topic"), schema="key: int64, ts: int64", time_unit="us")
     gateways = 1 if scenario.config.query.last is not None else 2 + seed // 2 % 3
     config = dataclasses.replace(scenario.config, left=stream, right=stream, serve=ServeConfig())
+    if config.pace == "realtime":  # all gateways and slaves exchange messages in every epoch
+        longer = -(-_SHARED_EPOCH_US // config.cluster.distribution_epoch_us)
+        cluster, moves = config.cluster, config.reorganization
+        cluster = dataclasses.replace(cluster, distribution_epoch_us=longer * cluster.distribution_epoch_us)
+        moves = dataclasses.replace(moves, epoch_us=longer * moves.epoch_us)
+        config = dataclasses.replace(config, cluster=cluster, reorganization=moves)
     return dataclasses.replace(scenario, config=config.with_gateways(gateways))
