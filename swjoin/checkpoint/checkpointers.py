@@ -34,7 +34,7 @@ from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
 from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
 from swjoin.connectors.files.sink import sink_of_file
 from swjoin.connectors.sink import Sink
-from swjoin.connectors.source import Source, is_live
+from swjoin.connectors.source import Source, is_live, is_shared
 from swjoin.core.batch import I64, LEFT, STREAM_NAMES, TupleBatch, check_layout, in_memory
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed, UserError
@@ -157,6 +157,11 @@ def dealt_before(manifest: Manifest | None) -> bool:
     return manifest is not None and "splits" in manifest.plain["master"]["state"]
 
 
+def shared_before(manifest: Manifest | None) -> bool:
+    """Whether the inputs were read in splits, also those of live streams, when this checkpoint was made."""
+    return manifest is not None and "splits" in manifest.gateways[0]["state"]
+
+
 def _splits_of(manifest: Manifest) -> tuple[list[dict[str, Any]], list[list[list[int]]]]:
     """What was left to deal of every stream, and the splits that gateways were reading, as `SplitDealer.restore` takes both."""
     states = [gateway["state"] for gateway in manifest.gateways]
@@ -238,7 +243,10 @@ class GatewayCheckpointer:
         for stream, source in enumerate(self._sources):
             rows = gateway.streams[stream].counts.tuples
             if is_live(source):
-                source.resume_at(rows, manifest.gateways[self._number]["positions"][stream])
+                positions = [part["positions"][stream] for part in manifest.gateways]
+                with restoring(manifest.path):
+                    position = source.taken_over(positions) if is_shared(source) and source.shared else positions[0]
+                source.resume_at(rows, position)
             elif gateway.splits is None:
                 source.seek(rows)
 
@@ -268,7 +276,7 @@ class GatewayCheckpointer:
     def forget(self, kept: Sequence[Manifest]) -> None:
         """After a completed checkpoint: release rows of live sources before the oldest one that is kept."""
         for stream, source in enumerate(self._sources):
-            if kept and is_live(source):
+            if kept and is_live(source) and not (is_shared(source) and source.shared):
                 source.forget(kept[0].gateways[self._number]["state"]["streams"][stream]["counts"]["tuples"])
 
     def save(self, generation: int, snapshot: Snapshot) -> None:

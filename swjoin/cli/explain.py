@@ -43,7 +43,7 @@ _LISTS = {"stages", "edges"}  # sections with a line for every sentence
 _STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to the master",
-    "kafka": "a Kafka topic, read by the master",
+    "kafka": "a Kafka topic, read by {reader}",
     "watch": "a directory that is watched: files that appear are read",
 }
 _SERVICES = {
@@ -124,7 +124,8 @@ def _source(config: RunConfig, stream: StreamConfig) -> tuple[str, str]:
     live = _live(stream)
     if live:
         kind, settings = live[0]
-        return kind, f"{_LIVE.get(kind, f'source {kind}')} ({_settings(settings)})"
+        reader = "the master" if config.gateway_count == 1 else "the gateways"
+        return kind, f"{_LIVE.get(kind, f'source {kind}').format(reader=reader)} ({_settings(settings)})"
     if stream.path is not None:
         named = ", ".join(stream.paths)
         place = "a file" if len(stream.paths) == 1 and os.path.isfile(named) else "all their files, in path order"

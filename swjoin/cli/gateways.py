@@ -23,6 +23,10 @@ def fitted(job: Job) -> tuple[Job, tuple[str, ...]]:
     count, config, names = job.config.gateway_count, job.config, list(STREAM_NAMES)
     if count == 1:
         return job, ()
+    if config.live:
+        return job, (
+            f"Gateway g of {count} reads the partitions g, g + {count}, ... of each topic; fewer read if there are fewer.",
+        )
     sources: tuple[Source, ...] = ()
     try:
         instances = instances_of(job, 1)

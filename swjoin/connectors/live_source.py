@@ -8,6 +8,7 @@ Stays out: schemas (`connectors.schema`), opening both streams (`connectors.open
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 class MergedSource(EncodedSource):
     """One live stream, whose rows come through a `Merge`. A subclass fills the lanes and resumes at a position.
 
-    schema: the columns that are read, in the order of every offered batch.
+    schema: the columns that are read, in the order of every offered batch. shared: several gateways read the stream, each a
+    share of its splits; batches from the merge then end with two columns more: numbers of the rows, and merge times.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class MergedSource(EncodedSource):
         self.stream = stream
         self.schema: pa.Schema = pa.schema([schema.field(name) for name in view.columns])
         self.merge = merge
+        self.shared = False
         self._checker = TupleEncoder(config, view, keys, lambda row: f"row {row} of the batch (counting from 0)")
         self._next: pa.RecordBatch | None = None
 
@@ -88,7 +91,10 @@ class MergedSource(EncodedSource):
         if batch is None:
             self.merge.finish()  # later producers are refused
             return None
-        return self.encode(batch)
+        if not self.shared:
+            return self.encode(batch)
+        numbers, high_us = (np.array(column, np.int64) for column in batch.columns[-2:])  # copies: kernels write arrays
+        return replace(self.encode(batch.select(self.schema.names), numbers), high_us=high_us)
 
     def locate(self, row_id: int) -> str:
         return self.describe_row(row_id)

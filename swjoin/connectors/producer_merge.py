@@ -71,10 +71,11 @@ class Merge:
     any number, and `finish` ends the stream.
 
     lane_bytes: capacity of a lane; `push` waits while it is full. idle_timeout_us: 0: wait for idle lanes for ever. linger_s:
-    time between two batches, in which rows collect.
+    time between two batches, in which rows collect. shows_times: whether batches end with a column of the rows' merge times.
     """
 
     def __init__(self, *, expected: int = 0, lane_bytes: int, idle_timeout_us: int = 0, linger_s: float = 0.002) -> None:
+        self.shows_times = False
         self._expected, self._lane_bytes = expected, lane_bytes
         self._idle_s, self._linger_s = idle_timeout_us / 1e6, linger_s
         self._lanes: dict[str, _Lane] = {}
@@ -345,19 +346,19 @@ class Merge:
         parts = [_first_rows(lane, min(rows, most)) for lane, rows in ready]
         if len(parts) == 1:
             taken = [len(parts[0].times_us)]
-            batch = parts[0].batch
+            batch, times_us = parts[0].batch, parts[0].times_us
         else:
             times_us = np.concatenate([part.times_us for part in parts])
             order = np.argsort(times_us, kind="stable")[:most]
             starts = np.cumsum([0, *(len(part.times_us) for part in parts)])
             owner = np.searchsorted(starts, order, side="right") - 1
             taken = np.bincount(owner, minlength=len(parts)).tolist()
-            batch = pa.concat_batches([part.batch for part in parts]).take(pa.array(order))
+            batch, times_us = pa.concat_batches([part.batch for part in parts]).take(pa.array(order)), times_us[order]
         for (lane, _), part, rows in zip(ready, parts, taken, strict=True):
             if rows:
                 self._emitted_us = max(self._emitted_us, int(part.times_us[rows - 1]))
                 _drop_rows(lane, rows)
-        return batch
+        return batch.append_column("merge time", pa.array(times_us)) if self.shows_times else batch
 
     # ------------------------------------------------------------ across a crash
 

@@ -1,13 +1,14 @@
 """Protocols of sources.
 
 What: `Source`, which a gateway reads; `SplitSource`, which several gateways read; `LiveSource`, a stream without a known end;
-`BATCH_ROWS`.
+`SharedSource`, such a stream in splits that several gateways read; `BATCH_ROWS`.
 Why: gateways read batches and do not depend on their technology.
 Stays out: null keys and late rows (`cluster.gateway.intake`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from swjoin.core.batch import RowLayout, SourceBatch
@@ -119,8 +120,35 @@ class LiveSource(Source, Protocol):
         ...
 
 
+class SharedSource(LiveSource, Protocol):
+    """A live stream in splits with fixed numbers, which several gateways read: gateway g of n has the splits g, g + n, ...
+
+    There is no order of all rows: unless they have an id column, ids are those of `core.splits.row_ids`.
+    """
+
+    shared: bool  # since `take_share`
+    split_count: int  # when it was opened
+
+    def first_position(self) -> dict[str, Any]:
+        """Where all splits begin, as JSON values: the same for all gateways."""
+        ...
+
+    def take_share(self, gateway: int, gateways: int, first: dict[str, Any]) -> None:
+        """Before anything is read: read the splits of this gateway alone. gateways: that read the stream; one above them has
+        none, and its stream has ended. first: as of `first_position`, perhaps in another process."""
+        ...
+
+    def taken_over(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The position of this share. positions: of all gateways of a checkpoint, perhaps with other shares."""
+        ...
+
+
 def is_live(source: Source) -> TypeGuard[LiveSource]:
     return hasattr(source, "resume_at")
+
+
+def is_shared(source: Source) -> TypeGuard[SharedSource]:
+    return hasattr(source, "take_share")
 
 
 def is_split(source: Source) -> TypeGuard[SplitSource]:

@@ -234,7 +234,9 @@ class SourceBatch:
 
     key_valid, ts_valid: bool (n,), or None when every row is valid. A row with a null key never matches, a row with a null
     time follows the late policy; both keep their ids, and the master counts them. key and ts of invalid rows are unspecified.
-    id: uint64 (n,). columns: of a source of a plan, whose keys are unspecified: each stage has keys of its own.
+    id: uint64 (n,). columns: of a source of a plan, whose keys are unspecified: each stage has keys of its own. high_us: int64
+    (n,), ascending: of a stream that is merged from splits, the greatest time of each row's split up to that row, by which it
+    is late; None: the rows' own times say it.
     """
 
     key: I64
@@ -244,6 +246,7 @@ class SourceBatch:
     ts_valid: Bool | None = None
     rows: PayloadRows | None = None
     columns: Columns | None = None
+    high_us: I64 | None = None
 
     def __len__(self) -> int:
         return int(self.key.shape[0])

@@ -1,6 +1,7 @@
 """Splits: the pieces of an input that gateways read, in the input's own order.
 
-What: `Split`; `remaining`, the splits after a position; `range_ends`, which cuts rows that span much time.
+What: `Split`; `remaining`, the splits after a position; `range_ends`, which cuts rows that span much time; `row_ids`, ids of
+rows of live splits.
 Why: with several gateways the master deals out the splits of every input one by one; a split says what its reader has to know
 of all rows before it, so that row ids and lateness are those of one gateway.
 Stays out: making splits (`connectors`), dealing (`cluster.master.split_dealer`), reading (`cluster.gateway.open_splits`).
@@ -11,10 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from swjoin.core.batch import I64
+from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 
 LEAST_ROWS = 4_096  # of a range
 ALL_ROWS = 1 << 62  # a position behind the last row of any input
+_OFFSET_BITS, _SPLIT_BITS = 52, 11  # of a row id; its highest bit is 0
 
 
 @dataclass(frozen=True)
@@ -53,3 +59,17 @@ def range_ends(rows: int, span_us: int, reach_us: int, least_rows: int | None = 
     `least_rows` rows (None: `LEAST_ROWS`), which would not be worth a split, unless all rows are fewer."""
     count = max(1, min(-(-span_us // max(1, reach_us)), rows // (least_rows or LEAST_ROWS)))
     return [rows * (number + 1) // count for number in range(count)]
+
+
+def row_ids(split: int, offsets: I64, where: str) -> I64:
+    """Ids of rows of a live stream that several gateways read: split number + 1 in bits 52 to 62, offset in the split in bits 0
+    to 51. So no id is a position in a stream that one gateway read before. RunFailed, with the split's name, if one does not
+    fit."""
+    if split + 1 >= 1 << _SPLIT_BITS or (len(offsets) and int(np.max(offsets)) >= 1 << _OFFSET_BITS):
+        raise RunFailed(f"{where}: row ids have room for splits below 2^11 - 1 and offsets below 2^52; name an id column")
+    return offsets | (split + 1 << _OFFSET_BITS)
+
+
+def split_and_offset(row_id: int) -> tuple[int, int]:
+    """Of an id of `row_ids`."""
+    return (row_id >> _OFFSET_BITS) - 1, row_id & (1 << _OFFSET_BITS) - 1

@@ -27,8 +27,8 @@ from swjoin.checkpoint.checkpointers import (
     CollectorCheckpointer,
     GatewayCheckpointer,
     MasterCheckpointer,
-    dealt_before,
     owners_of,
+    shared_before,
 )
 from swjoin.checkpoint.store import Manifest, first_epoch_of, kept_manifests
 from swjoin.cluster.collector import Collector
@@ -77,7 +77,7 @@ from swjoin.connectors.files.run_files import (
     MetricsFile,
 )
 from swjoin.connectors.output_paths import check_outputs
-from swjoin.connectors.source import Source, is_live, is_split
+from swjoin.connectors.source import Source, is_live, is_shared, is_split
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, Spelling, SwjoinError, UserError
@@ -150,9 +150,10 @@ class GatewayHost(Host):
         watcher: GatewayWatcher | None,
         log: Callable[[RunEvent], None] | None,
         number: int = 0,
+        live_shares: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         """number: of the gateway. progress: that of the first one in the same process. log: of the first one alone; others tell
-        the master."""
+        the master. live_shares: as of the first one."""
         super().__init__(gateway_role(number))
         self.job = job
         self.instances = instances_of(job, 1)  # until `make`
@@ -163,6 +164,7 @@ class GatewayHost(Host):
             self.where = compile_job_where(job, (left, right)) if number == 0 else None
         else:
             self.sources = open_plan_sources(job, self.instances.logical, self.instances.columns.read)
+        self.live_shares = self._live_shares() if live_shares is None else live_shares
         self.ingest = open_flight(job, self.sources, self.names) if number == 0 else None
         self.checkpointer: GatewayCheckpointer | None = None
         self.first_read_s: float | None = None
@@ -187,6 +189,11 @@ class GatewayHost(Host):
     @property
     def number(self) -> int:
         return gateway_of(self.name)
+
+    def _live_shares(self) -> list[dict[str, Any]]:
+        """Of live streams that gateways share, how many can read each one, and where it begins, ready for JSON."""
+        shared = [source for source in self.sources if is_shared(source)]
+        return [{"splits": source.split_count, "first": source.first_position()} for source in shared]
 
     @property
     def names(self) -> Sequence[str]:
@@ -233,19 +240,25 @@ class GatewayHost(Host):
         that is to be restored. start: of a run with checkpoints."""
         self.clock = clock
         self._reads = _Reads(IdleDetector(self.job.config.time.idle_timeout_us))
-        if self.checkpointer is not None and start is not None:
+        shared, dealt = shares(self.job, manifest), deals(self.job, manifest)
+        if shared:
+            self._let_keys_travel(manifest)
+        if self.checkpointer is not None and start is not None:  # saves codes of keys, if there are any
             self.checkpointer.begin(manifest, start.incarnation, partial(start.on_saved, self.name))
         target = late_target(self.job)
         if target is not None and (self._late is None or self.checkpointer is not None):
             from swjoin.connectors.files.late_rows import LateSink
 
-            shared = None if self.job.config.gateway_count == 1 else self.number
+            number = None if self.job.config.gateway_count == 1 else self.number
             rows = None if self.checkpointer is None else self.checkpointer.late_rows
-            self._late = LateSink(target, rows, self.names, shared)
+            self._late = LateSink(target, rows, self.names, number)
         self.instances = instances_from(self.job, slave_count, manifest)
-        share = Share(self.number, deals(self.job, manifest))
-        if share.dealt:
-            self._let_keys_travel(manifest)
+        share = Share(self.number, dealt, shared and not dealt)
+        if share.fixed:
+            for source, of in zip(self.sources, self.live_shares, strict=True):
+                assert is_shared(source), "a live stream that one gateway reads"
+                source.take_share(self.number, min(self.job.config.gateway_count, of["splits"]), of["first"])
+        if dealt:
             firsts_us = [first_us for source in self.sources if (first_us := _origin_of(source)) is not None]
             share = replace(share, origin_us=min(firsts_us, default=0))
         if self.instances is None:
@@ -259,7 +272,7 @@ class GatewayHost(Host):
     def _let_keys_travel(self, manifest: Manifest | None) -> None:
         """UserError when a run goes on that had codes for its keys."""
         for source in self.sources:
-            if manifest is not None and not dealt_before(manifest) and source.dictionary is not None:
+            if manifest is not None and not shared_before(manifest) and source.dictionary is not None:
                 problem = "the run began with one gateway, and its keys are no integers"
                 raise UserError(problem, subject=str(manifest.path), remedy="resume it with one gateway")
         for source in self.sources:
@@ -394,9 +407,14 @@ class Start:
     on_saved: Callable[[RoleId, Any], None]
 
 
+def shares(job: Job, manifest: Manifest | None) -> bool:
+    """Whether gateways read splits. manifest: of the checkpoint that is to be restored."""
+    return job.config.gateway_count > 1 or shared_before(manifest)
+
+
 def deals(job: Job, manifest: Manifest | None) -> bool:
-    """Whether gateways read splits that the master deals out. manifest: of the checkpoint that is to be restored."""
-    return (job.config.gateway_count > 1 and not job.config.live) or dealt_before(manifest)
+    """Whether gateways read splits that the master deals out. manifest: as of `shares`."""
+    return shares(job, manifest) and not job.config.live
 
 
 def _origin_of(source: Source) -> int | None:
@@ -461,19 +479,23 @@ class MasterHost(Host):
     def _fit_gateways(self) -> None:
         """Use fewer gateways where there are fewer splits."""
         config = self.job.config
-        if config.gateway_count == 1 or config.live:
+        if config.gateway_count == 1:
             return
-        used = usable_gateways(config, self.gateway.splits())
+        if config.live:
+            used, pieces = max(share["splits"] for share in self.gateway.live_shares), "partitions"
+            used = min(used, config.gateway_count)
+        else:
+            used, pieces = usable_gateways(config, self.gateway.splits()), "splits"
         if used < config.gateway_count:
-            splits = "1 split" if used == 1 else f"{used} splits"
-            _LOG.warning("%d gateways: the inputs have %s at most, so as many are used", config.gateway_count, splits)
+            has = f"{used} {pieces}" if used > 1 else f"1 {pieces.removesuffix('s')}"
+            _LOG.warning("%d gateways: the inputs have %s at most, so as many are used", config.gateway_count, has)
             self.gateway.job = self.job = replace(self.job, config=config.with_gateways(used))
 
     def make_gateways(self) -> None:
         """Make all further gateways, in the same process."""
         for number in range(1, self.job.config.gateway_count):
-            watcher = None if self.watcher is None else GatewayWatcher(self.job.config)
-            self.gateways.append(GatewayHost(self.job, self.gateway.progress, watcher, None, number))
+            first, watcher = self.gateway, None if self.watcher is None else GatewayWatcher(self.job.config)
+            self.gateways.append(GatewayHost(self.job, first.progress, watcher, None, number, first.live_shares))
             if self.checkpointer is not None:
                 self.gateways[-1].keep_checkpoints(self.checkpointer.folder.path)
 

@@ -36,7 +36,7 @@ from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.disorder import advised
 from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
-from swjoin.runtime.hosts import CollectorHost, MasterHost, deals, instances_from
+from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from, shares
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
@@ -272,7 +272,7 @@ class _LocalLoop:
         manifest = None if checkpointer is None else checkpointer.folder.newest()
         instances = instances_from(self.role_host.job, count, manifest)
         if instances is None:
-            in_order = not deals(self.role_host.job, manifest)
+            in_order = not shares(self.role_host.job, manifest)
             slaves = [
                 [Slave(SlaveId(s), config, gateway.layouts, where=gateway.where, in_order=in_order)] for s in range(count)
             ]

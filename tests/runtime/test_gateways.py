@@ -118,7 +118,8 @@ def test_resumptions_take_any_numbers_of_gateways(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = _plain(inputs, kind, checkpoint={"epochs": 2}, cluster={"distribution_epoch": "20ms"})
+    key = "key" if gateways[0] == 1 else "text"
+    plain = _plain(inputs, kind, key, checkpoint={"epochs": 2}, cluster={"distribution_epoch": "20ms"})
     report = _in_pieces(config_from_plain(plain), tmp_path / "run", monkeypatch, [1, 2, 3, 2], [20, 30, 20], gateways=gateways)
     assert report["complete"]
     assert _identity(report) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,20 +11,21 @@ import pytest
 from swjoin.checkpoint.checkpointers import GatewayCheckpointer
 from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.cluster.gateway.read_scheduler import ReadScheduler
+from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.simulator.result import SimulationError
 from tests.support.limits import LONG_S
-from tests.tools.random_live_streams import LiveBatchSource, LiveSimulation, live_scenario
-from tests.tools.random_runs import run_scenario
+from tests.tools.random_live_streams import LiveBatchSource, LiveSimulation, live_scenario, shared_scenario
+from tests.tools.random_runs import Scenario, run_scenario
 
 pytestmark = pytest.mark.timeout(LONG_S)
 
 
-def _complaints(seeds: Iterable[int], enough: int) -> int:
+def _complaints(seeds: Iterable[int], enough: int, draw: Callable[[int], Scenario] = live_scenario) -> int:
     found = 0
     for seed in seeds:
         try:
-            run_scenario(live_scenario(seed), LiveSimulation)
+            run_scenario(draw(seed), LiveSimulation)
         except (SimulationError, AssertionError, SwjoinError):
             found += 1
             if found == enough:
@@ -45,9 +47,15 @@ def test_seeds(seed: int) -> None:
     run_scenario(live_scenario(seed), LiveSimulation)
 
 
+@pytest.mark.parametrize("seed", range(9))
+def test_seeds_with_several_gateways(seed: int) -> None:
+    run_scenario(shared_scenario(seed), LiveSimulation)
+
+
 @pytest.mark.long
 def test_many_seeds() -> None:
     assert _complaints(range(6, 200), 1) == 0
+    assert _complaints(range(9, 100), 1, shared_scenario) == 0
 
 
 def _crashing(scenario: Any) -> bool:
@@ -99,3 +107,21 @@ def test_rows_forgotten_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(GatewayCheckpointer, "restore", remember)
     monkeypatch.setattr(GatewayCheckpointer, "forget", forget)
     assert _complaints(_chosen(60, _crashing, 26), 1) == 1
+
+
+def test_lateness_by_gateway_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is late by what its gateway has read, instead of what is before it in its split."""
+    classify = StreamIntake._classify
+
+    def careless(self: StreamIntake, batch: SourceBatch, *more: Any) -> Any:
+        return classify(self, replace(batch, high_us=None), *more)
+
+    monkeypatch.setattr(StreamIntake, "_classify", careless)
+    assert _complaints([1, 21, *range(60)], 2, shared_scenario) == 2
+
+
+def test_positions_of_one_gateway_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits of other gateways begin anew."""
+    taken_over = LiveBatchSource.taken_over
+    monkeypatch.setattr(LiveBatchSource, "taken_over", lambda self, positions: taken_over(self, positions[:1]))
+    assert _complaints([16, 26, *range(60)], 1, shared_scenario) == 1

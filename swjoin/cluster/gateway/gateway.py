@@ -94,11 +94,13 @@ _Closing = tuple[int, tuple[int, ...], int | None]  # of a slot: deliver below t
 
 @dataclass(frozen=True)
 class Share:
-    """What a gateway is among several. number: of the gateway. dealt: it reads splits that the master deals out. origin_us:
-    start of the time axis, where it is known before anything is read."""
+    """What a gateway is among several. number: of the gateway. dealt: it reads splits that the master deals out. fixed: it
+    reads those of live streams that belong to its number. origin_us: start of the time axis, where it is known before anything
+    is read."""
 
     number: int = 0
     dealt: bool = False
+    fixed: bool = False
     origin_us: int | None = None
 
 
@@ -138,7 +140,7 @@ class Gateway:
         self._closing: _Closing | None = None  # the first slot of an epoch, which waits for the master's plan
         self._effects: list[Effect] = []  # of the slot that is being closed, and events for the run's log
         self._prefill = Prefill(self.streams, config.measure.prefill_us)
-        self.state = RunState(in_prefill=self._prefill.length_us > 0, gateway=share.number)
+        self.state = RunState(in_prefill=self._prefill.length_us > 0, gateway=share.number, fixed=share.fixed)
         self.slots = Slots(config, self.streams, self.buffers, self.state)
         self.overload = Overload(config, self.streams, self.buffers, self.slots, self._note, store)
         self._slots_closed = self._prefill.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
@@ -573,6 +575,8 @@ class Gateway:
             plain["edges"] = self.feeds.outlet.ledger.to_plain()
         if self.splits is not None:
             plain["splits"] = self.splits.plain_state()
+        elif self.state.fixed:
+            plain["splits"] = [[] for _ in self.streams]  # none is half read: sources know their positions
         return Snapshot(plain, tuples)
 
     def _label(self, stream: int) -> str:
@@ -591,6 +595,8 @@ class Gateway:
         """
         for stream, intake in enumerate(self.streams):
             states = [state["streams"][stream] for state in saved]
+            if self.state.fixed:  # a gateway that has read all of its splits is behind nobody
+                states = [state for state in states if not state["ended"]] or states
             arrived_us = min(state["arrived_high_us"] for state in states)  # of an idle stream above the other
             intake.restore_time(max(arrived_us, min(state["high_us"] for state in states)), arrived_us)
         for number, share in enumerate(shares):
@@ -603,7 +609,7 @@ class Gateway:
                 }
                 self.buffers.put_back(stream, kept.pop("buffered"))
                 plain = share.plain["streams"][stream]
-                if self.splits is not None or number:
+                if self.splits is not None or self.state.fixed or number:
                     intake.take_over(plain, kept)
                 else:
                     intake.restore(plain, kept)

@@ -26,7 +26,7 @@ from swjoin.core.sequence_numbers import without_sequence
 from swjoin.core.units import format_duration
 
 GOOD, NULL_KEY, NULL_TIME, LATE = 0, 1, 2, 3
-_EMPTY_MASK = np.empty(0, np.bool_)
+_EMPTY_MASK, _NO_TIMES = np.empty(0, np.bool_), np.empty(0, np.int64)
 LEAVE_OUT = setting("late", "time.late", "drop"), " or ", setting("late", "time.late", "side")
 
 
@@ -46,12 +46,12 @@ class LateRowError(UserError):
 
 @kernel
 def classify(
-    ts: I64, ts_valid: Bool, key_valid: Bool, high: int, allowed: int, verdict: U8, running: I64
+    ts: I64, ts_valid: Bool, key_valid: Bool, split_high: I64, high: int, allowed: int, verdict: U8, running: I64
 ) -> tuple[int, int, int, int, int]:
     """Fill in the verdict of every row and the running maximum of times, both (n,).
 
-    Empty masks: all rows are valid. Returns (new high, null keys, late rows, index of the first late row or -1, high before
-    that row).
+    Empty masks: all rows are valid. split_high: as `SourceBatch.high_us`, or empty. Returns (new high, null keys, late rows,
+    index of the first late row or -1, high before that row).
     """
     null_keys = 0
     late = 0
@@ -59,7 +59,10 @@ def classify(
     high_at_first = high
     masked_ts = ts_valid.shape[0] > 0
     masked_key = key_valid.shape[0] > 0
+    of_splits = split_high.shape[0] > 0
     for i in range(ts.shape[0]):
+        if of_splits and split_high[i] > high:
+            high = split_high[i]
         has_ts = not masked_ts or ts_valid[i]
         t = ts[i]
         v = GOOD
@@ -128,8 +131,9 @@ class StreamIntake:
         key_valid = _EMPTY_MASK if batch.key_valid is None else batch.key_valid
         by_arrival = self.time.model == "arrival"
         allowed = END_OF_TIME_US if by_arrival else self.time.max_out_of_order_us
+        split_high_us = _NO_TIMES if batch.high_us is None else batch.high_us
         high, null_keys, late, first_late, high_then = classify(
-            batch.ts, ts_valid, key_valid, high_us, allowed, verdict, running
+            batch.ts, ts_valid, key_valid, split_high_us, high_us, allowed, verdict, running
         )
         if by_arrival:
             late = 0

@@ -112,13 +112,14 @@ class MovingGroups:
 class RunState:
     """in_prefill: measuring has not started. stopping: nothing more is to be read. checkpoint_under_way: one was started and
     is not durable. closed: the last distribution epoch is closed, or the run stops with the checkpoint under way. gateway: its
-    number. due_epoch: the last one that another gateway wanted."""
+    number. fixed: as of `Share`. due_epoch: the last one that another gateway wanted."""
 
     in_prefill: bool = False
     stopping: bool = False
     checkpoint_under_way: bool = False
     closed: bool = False
     gateway: int = 0
+    fixed: bool = False
     due_epoch: int = -1
     moving: MovingGroups = field(default_factory=MovingGroups)
 

@@ -16,7 +16,7 @@ import numpy as np
 from swjoin.connectors.files.sink import GROUP_ROWS
 from swjoin.core.batch import STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, UserError
-from swjoin.core.storage import AppendedFile, replacing
+from swjoin.core.storage import AppendedFile, replacing, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +69,8 @@ class LateSink:
         self._target, self._names = target, list(names)
         self._kept = rows is not None
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if rows is None:  # otherwise at the end: a stopped run may go on with another number of gateways
+                target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
         self.rows = AppendedFile(target.with_name(f".{target.name}.rows")) if rows is None else rows
@@ -99,6 +100,8 @@ class LateSink:
         rows = np.frombuffer(self.rows.read(), _ROW)
         if len(rows) and (int(rows["stream"].max()) >= len(self._names) or int(rows["reason"].max()) >= len(_REASONS)):
             raise RunFailed(f"{self.rows.path}: corrupt: a row of no stream, or for no reason")
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for at in range(0, len(rows), GROUP_ROWS):
                 part = rows[at : at + GROUP_ROWS]

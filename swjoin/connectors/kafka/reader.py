@@ -1,6 +1,7 @@
 """Consumer thread of a Kafka topic: every partition fills its lane of a `Merge`.
 
-What: `PartitionReader`; `OffsetTracker`, which maps the rows of a lane to their messages.
+What: `PartitionReader`; `Share`, the partitions of one gateway of several; `OffsetTracker`, which maps the rows of a lane to
+their messages.
 Why: consuming and decoding overlap with the master's work.
 Stays out: positions in checkpoints (`connectors.kafka.source`), the content of messages (`connectors.kafka.decoder`).
 
@@ -58,6 +59,15 @@ class Piece:
     offsets: I64
     within: I64
     unusable: Bool
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one gateway of several reads. is_mine: whether a partition belongs to it. row_numbers: of rows, given their
+    partition, messages and rows in these; the last column of the rows in the merge."""
+
+    is_mine: Callable[[int], bool]
+    row_numbers: Callable[[int, I64, I64], I64]
 
 
 class OffsetTracker:
@@ -145,7 +155,10 @@ class PartitionReader:
         times_of: Callable[[pa.RecordBatch], tuple[I64, Bool | None]],
         merge: Merge,
         position: dict[str, Any],
+        share: Share | None = None,
     ) -> None:
+        """share: None: all partitions are read."""
+        self._share = share
         self._make_client, self._topic, self._where = client, topic, f"{where}: topic {topic}"
         self._decoder, self._times_of, self._merge = decoder, times_of, merge
         self._complained = False
@@ -299,6 +312,8 @@ class PartitionReader:
             if len(index):
                 batch = _rows_of(rows.batch, index)
                 times, valid = self._times_of(batch)
+                if self._share is not None:
+                    batch = _with_numbers(batch, self._share.row_numbers(number, row_offsets[index], within[index]))
                 partition.waiting.append(Piece(batch, times, valid, row_offsets[index], within[index], rows.unusable[index]))
 
     def _warn_once(self) -> None:
@@ -352,12 +367,18 @@ class PartitionReader:
         kafka = client_library()
         try:
             for number in sorted(client.list_topics(self._topic, timeout=5).topics[self._topic].partitions):
-                if number not in self._partitions:
+                if number not in self._partitions and (self._share is None or self._share.is_mine(number)):
                     low, _ = marks_of(client, self._topic, number)
                     self._add(number, _Partition(low, 0, 0, None))
                     client.incremental_assign([kafka.TopicPartition(self._topic, number, low)])
         except kafka.KafkaException:
             return  # retried at the next check
+
+
+def _with_numbers(batch: pa.RecordBatch, numbers: I64) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return batch.append_column("row number", pa.array(numbers))
 
 
 def _rows_of(batch: pa.RecordBatch, index: I64) -> pa.RecordBatch:

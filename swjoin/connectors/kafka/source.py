@@ -1,6 +1,8 @@
 """Kafka source: the partitions of a topic, merged by time.
 
 What: `KafkaSource`.
+Row ids without an id column: positions in the merged stream; with several gateways `core.splits.row_ids` of the partition and
+the message's offset, for messages of format arrow offset * 2^16 + row in the message.
 Why: a checkpoint stores for every partition the next message after the rows that have been read, so that a recovery reads
 exactly the remaining rows. The broker stores no offsets for swjoin.
 Stays out: the consumer thread (`connectors.kafka.reader`), the content of messages (`connectors.kafka.decoder`), settings of
@@ -9,24 +11,29 @@ the client (`connectors.kafka.client`), results (`connectors.kafka.sink`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from swjoin.config.run import StreamConfig
 from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic, marks_of
 from swjoin.connectors.kafka.decoder import MessageDecoder
-from swjoin.connectors.kafka.reader import PartitionReader, lane_of
+from swjoin.connectors.kafka.reader import PartitionReader, Share, lane_of
 from swjoin.connectors.live_source import MergedSource
 from swjoin.connectors.producer_merge import MOST_LANES, Merge
 from swjoin.connectors.row_encoder import StreamColumns
-from swjoin.core.batch import STREAM_NAMES, SourceBatch
+from swjoin.core.batch import I64, STREAM_NAMES, SourceBatch
 from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.splits import row_ids, split_and_offset
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Consumer
+
+_MOST_ROWS = 1 << 16  # of a message of format arrow, in row ids
 
 
 class KafkaSource(MergedSource):
@@ -49,18 +56,28 @@ class KafkaSource(MergedSource):
             self.decoder = MessageDecoder(self.kafka.format, self.schema, self.times_of, config.id)
         except UserError as error:
             raise UserError(f"{self.where}: {error}") from None
-        offsets, ends = self._topic_offsets()
-        self._start: dict[str, Any] = {
+        first, last = self._topic_offsets()
+        self.split_count = len(first)
+        offsets = first if self.kafka.start == "earliest" else last
+        self._first: dict[str, Any] = {
+            "oldest": {lane_of(p): offset for p, offset in first.items()},
             "lanes": {lane_of(p): [0, BEGIN_OF_TIME_US, False] for p in offsets},
             "emitted_us": BEGIN_OF_TIME_US,
             "finished": False,
             "offsets": {lane_of(p): [offset, 0] for p, offset in offsets.items()},
-            "ends": {lane_of(p): end for p, end in ends.items()} if self.kafka.until_end else None,
+            "ends": {lane_of(p): end for p, end in last.items()} if self.kafka.until_end else None,
             "unusable": 0,
         }
+        self._share = 0, 1  # this gateway, and how many read the topic
         self._position = self._after = self._start
         self._unusable = 0
         self._reader: PartitionReader | None = None
+
+    @property
+    def _start(self) -> dict[str, Any]:
+        """Its position at the start of the run."""
+        plain = {name: value for name, value in self._first.items() if name != "oldest"}
+        return self.taken_over([plain]) if self.shared else plain
 
     # ------------------------------------------------------------ the topic
 
@@ -81,7 +98,7 @@ class KafkaSource(MergedSource):
         return made
 
     def _topic_offsets(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Start offsets of the partitions as the option `start` selects them, and their present ends."""
+        """Offsets of the first stored messages of all partitions, and their present ends."""
         kafka, trouble = client_library(), KafkaConnectionError()
         client = self.client(trouble)
         try:
@@ -97,7 +114,7 @@ class KafkaSource(MergedSource):
                 except kafka.KafkaException as error:
                     text = one_line(error.args[0].str())
                     raise UserError(f"{self.where}: topic {self.kafka.topic}, partition {partition}: {text}") from None
-                first[partition], last[partition] = (low if self.kafka.start == "earliest" else high), high
+                first[partition], last[partition] = low, high
             return first, last
         finally:
             client.close()
@@ -107,7 +124,14 @@ class KafkaSource(MergedSource):
     def next_batch(self) -> pa.RecordBatch | None:
         if self._reader is None:
             self._reader = PartitionReader(
-                self.client, self.kafka.topic, self.where, self.decoder, self.times_of, self.merge, self._position
+                self.client,
+                self.kafka.topic,
+                self.where,
+                self.decoder,
+                self.times_of,
+                self.merge,
+                self._position,
+                Share(self.is_mine, self.row_numbers) if self.shared else None,
             )
             self._unusable = self._position["unusable"]
         if self._reader.failure is not None:
@@ -132,7 +156,60 @@ class KafkaSource(MergedSource):
         return batch
 
     def describe_row(self, row: int) -> str:
-        return f"{self.where}, topic {self.kafka.topic}, row {row} (counting from 0)"
+        topic, (partition, offset) = f"{self.where}, topic {self.kafka.topic}", split_and_offset(row)
+        if partition < 0:
+            return f"{topic}, row {row} (counting from 0)"
+        within = "" if self.kafka.format == "json" else f", row {offset % _MOST_ROWS} of it (counting from 0)"
+        return f"{topic}, partition {partition}, message {offset if not within else offset // _MOST_ROWS}{within}"
+
+    # ------------------------------------------------------------ with several gateways
+
+    def first_position(self) -> dict[str, Any]:
+        return self._first
+
+    def take_share(self, gateway: int, gateways: int, first: dict[str, Any]) -> None:
+        self.shared = self.merge.shows_times = True
+        self._share, self._first = (gateway, gateways), first
+        self._position = self._after = self._start
+
+    def is_mine(self, partition: int) -> bool:
+        """Whether this gateway reads a partition."""
+        gateway, gateways = self._share
+        return partition % gateways == gateway
+
+    def taken_over(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        lanes, offsets, emitted_us = {}, {}, []
+        for position in positions:
+            for lane, (taken, high_us, ended) in position["lanes"].items():
+                if self.is_mine(int(lane)):  # what its merge had emitted is late in this one, too
+                    lanes[lane] = [taken, max(high_us, position["emitted_us"]), ended]
+                    offsets[lane] = position["offsets"][lane]
+                    emitted_us.append(position["emitted_us"])
+        ends = {lane: end for position in positions for lane, end in (position["ends"] or {}).items() if lane in lanes}
+        known = {lane for position in positions for lane in position["lanes"]}
+        for lane, offset in self._first["oldest"].items():
+            if self.is_mine(int(lane)) and lane not in known and not self.kafka.until_end:  # the topic has gained it
+                lanes[lane], offsets[lane] = [0, BEGIN_OF_TIME_US, False], [offset, 0]
+        return {
+            "lanes": lanes,
+            "emitted_us": min(emitted_us, default=BEGIN_OF_TIME_US),
+            "finished": False,
+            "offsets": offsets,
+            "ends": ends if self.kafka.until_end else None,
+            "unusable": sum(position["unusable"] for position in positions) if self._share[0] == 0 else 0,
+        }
+
+    def row_numbers(self, partition: int, offsets: I64, within: I64) -> I64:
+        """Of rows of one partition: message, and row in it. RunFailed when one does not fit into a row id."""
+        where = f"{self.where}, topic {self.kafka.topic}, partition {partition}"
+        if self.config.id is not None:
+            return offsets
+        if self.kafka.format == "arrow":
+            if (within >= _MOST_ROWS).any():
+                message = int(offsets[np.argmax(within)])
+                raise RunFailed(f"{where}, message {message}: row ids have room for 65,536 rows; name an id column")
+            offsets = offsets * _MOST_ROWS + within
+        return row_ids(partition, offsets, where)
 
     # ------------------------------------------------------------ across a crash
 
@@ -174,6 +251,7 @@ class KafkaSource(MergedSource):
     def _restart(self, row: int, position: dict[str, Any]) -> None:
         self._stop()
         self.merge = self._make_merge()
+        self.merge.shows_times = self.shared
         # Not finished: rows that waited in the lanes are consumed again, up to the partitions' stops.
         self.merge.restore({**position, "finished": False})
         self.rows, self._next = row, None

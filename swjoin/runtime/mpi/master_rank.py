@@ -97,7 +97,8 @@ class MasterRank(Rank):
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.gateway.layouts]
             where = None if role_host.gateway.where is None else program_out(role_host.gateway.where)
             named = {"host": platform.node(), "run_id": self.job.run_id, "gateways": role_host.job.config.gateway_count}
-            return {"plan": plan, "layouts": layouts, "where": where, **named}
+            live_shares = role_host.gateway.live_shares
+            return {"plan": plan, "layouts": layouts, "where": where, "live_shares": live_shares, **named}
 
         setup = agree(channel, ROOT, open_role_host)
         roles = self.take_gateways(channel, setup["gateways"])
@@ -232,6 +233,8 @@ class MasterRank(Rank):
 
     def _start(self, channel: Channel, role_host: MasterHost) -> Manifest | None:
         """Start together with all other ranks, from the newest checkpoint if there is one; returns its manifest."""
+        from swjoin.runtime.hosts import shares
+
         slave_count = self.take_roles(channel).slave_ranks
         self.saved = deque()
 
@@ -242,7 +245,7 @@ class MasterRank(Rank):
                 clock.restart(newest.plain["clock_us"])
             role_host.make(clock, slave_count, self.save)
             if checkpointer is None:
-                return {"manifest": None, "first_epoch": 0, "owners": [], "deals": role_host.role.dealer is not None}
+                return {"manifest": None, "first_epoch": 0, "owners": [], "shares": shares(role_host.job, None)}
             manifest = checkpointer.manifest
             return {
                 "manifest": checkpointer.manifest_name,
@@ -252,7 +255,7 @@ class MasterRank(Rank):
                 "incarnation": checkpointer.folder.incarnation,
                 "owner": role_host.role.controller.map.owner.tolist(),
                 "active": [int(slave) for slave in role_host.role.controller.active],
-                "deals": role_host.role.dealer is not None,
+                "shares": shares(role_host.job, manifest),
                 "clock_us": None if manifest is None else manifest.plain["clock_us"],
             }
 

@@ -132,7 +132,8 @@ class WorkerRank(Rank):
         from swjoin.monitor.role_watchers import GatewayWatcher
         from swjoin.runtime.hosts import GatewayHost
 
-        self._gateways[number] = GatewayHost(self.job, False, GatewayWatcher(self.job.config), None, number)
+        watcher, shares = GatewayWatcher(self.job.config), self._setup["live_shares"]
+        self._gateways[number] = GatewayHost(self.job, False, watcher, None, number, shares)
         return {}
 
     def _open_sink(self, number: int, *, again: bool = False) -> dict[str, Any]:
@@ -246,7 +247,7 @@ class WorkerRank(Rank):
         config = self.job.config.fitted_to(count)
         instances = instances_of(self.job, count, setup["first_epoch"], setup["owners"])
         if instances is None:
-            in_order = not setup["deals"]
+            in_order = not setup["shares"]
             slaves = [Slave(SlaveId(number), config, self._layouts, where=self._where, in_order=in_order)]
         else:
             slaves = [Slave.of_plan(instances, SlaveId(s)) for s in range(number, instances.slave_count, count)]

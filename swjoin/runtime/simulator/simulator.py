@@ -27,7 +27,7 @@ from swjoin.checkpoint.checkpointers import (
     GatewayCheckpointer,
     MasterCheckpointer,
     SlaveCheckpointer,
-    dealt_before,
+    shared_before,
 )
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster import wire
@@ -219,14 +219,19 @@ class Simulation:
         self.gateways = [
             Gateway(config, slave_count, self._layouts, store=open_spill(self._job), share=share) for share in self._shares()
         ]
-        self.slaves = [Slave(SlaveId(i), config, self._layouts, in_order=not self._dealt) for i in range(slave_count)]
+        self.slaves = [Slave(SlaveId(i), config, self._layouts, in_order=not self._shared) for i in range(slave_count)]
         self._make_sinks(slave_count)
 
     @property
     def _dealt(self) -> bool:
         """Whether gateways read splits that are dealt to them."""
+        return self._shared and not self.config.live
+
+    @property
+    def _shared(self) -> bool:
+        """Whether gateways read splits, dealt ones or those of their number."""
         store = self._master_checkpointer
-        return self.config.gateway_count > 1 or (store is not None and dealt_before(store.folder.newest()))
+        return self.config.gateway_count > 1 or (store is not None and shared_before(store.folder.newest()))
 
     def _new_dealer(self, config: RunConfig) -> SplitDealer | None:
         if not self._dealt:
@@ -238,7 +243,8 @@ class Simulation:
         """Of all gateways."""
         firsts_us = [first_us for source in self._sources_of[0] if (first_us := source.origin_us()) is not None]
         origin_us = min(firsts_us, default=0) if self._dealt else None
-        return [Share(number, self._dealt, origin_us) for number in range(self.config.gateway_count)]
+        fixed = self._shared and not self._dealt
+        return [Share(number, self._dealt, fixed, origin_us) for number in range(self.config.gateway_count)]
 
     @property
     def gateway(self) -> Gateway:
@@ -360,7 +366,7 @@ class Simulation:
         self._changed.clear()
         self._attempt.close_logs()
         self.recoveries += 1
-        if self.config.gateway_count > 1 or self._dealt:
+        if self._shared:
             count = self._delays.gateway_count(_MOST_GATEWAYS)
             self._job = replace(self._job, config=self.config.with_gateways(count))
         blocking = self._attempt.blocking is not None
