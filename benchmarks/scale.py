@@ -128,8 +128,7 @@ def held(costs: CostModel, repeat: int, seconds: int, rate: int, share: int) -> 
             for gateways, speeds in measured.items():
                 report = held_gateways.run(held_gateways.config_of(gateways, seconds, rate), Path(folder), share)
                 answers.add(held_gateways.answer(report))
-                newest = max(Path(folder).glob("run*"), key=lambda run: run.stat().st_mtime_ns)
-                speeds.append(steady(metrics_of(newest))[0])
+                speeds.append(steady(metrics_of(held_gateways.newest_run(Path(folder))))[0])
     if len(answers) != 1:
         raise SystemExit(f"answers differ: {sorted(answers)}")
     for gateways, speeds in measured.items():
