@@ -282,7 +282,7 @@ class _Gateways:
         self.names = [gateway_role(number) for number in (0, 1)]
         self.master = Master(config, 1)
         self.epochs = 0
-        self.told_us: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the last watermarks of every gateway
+        self.announced_us: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the last watermarks of every gateway
         for number in (0, 1):
             self._perform(self.names[number], self.roles[number].start())
             self.handle(number, reported(0, 0.0))
@@ -303,7 +303,7 @@ class _Gateways:
                 self.handle(self.names.index(effect.to), Received(sender, effect.message))
             elif isinstance(effect.message, Delivery):
                 number = self.names.index(sender)
-                self.told_us[number] = effect.message.left_time_us, effect.message.right_time_us
+                self.announced_us[number] = effect.message.left_time_us, effect.message.right_time_us
                 self.handle(number, reported(0, 0.0))
 
 
@@ -312,10 +312,10 @@ def test_the_last_rows_before_a_silence_are_not_kept_for_the_next_ones() -> None
     gateways = _Gateways()
     gateways.handle(1, SourceIdle(0), SourceIdle(1))
     gateways.handle(0, BatchRead(0, rows([10])), BatchRead(1, rows([20])), SourceIdle(0), SourceIdle(1))
-    assert gateways.told_us == [(20, 20), (20, 20)]
+    assert gateways.announced_us == [(20, 20), (20, 20)]
     before = gateways.epochs
     gateways.handle(1, SourceResumed(0), BatchRead(0, rows([30])), SourceIdle(0))
-    assert gateways.told_us == [(30, 30), (30, 30)]
+    assert gateways.announced_us == [(30, 30), (30, 30)]
     assert gateways.epochs <= before + 3
 
 
@@ -325,8 +325,8 @@ def test_a_stream_that_is_idle_where_it_is_open_follows_the_other_one() -> None:
     gateways.handle(1, SourceEnded(1))
     gateways.handle(0, BatchRead(0, rows([10])), BatchRead(1, rows([10])), SourceIdle(0), SourceIdle(1))
     gateways.handle(1, BatchRead(0, rows([40] * 60)))
-    assert gateways.told_us[0] == (40, 40)
-    assert gateways.told_us[1] == (40, END_OF_TIME_US)
+    assert gateways.announced_us[0] == (40, 40)
+    assert gateways.announced_us[1] == (40, END_OF_TIME_US)
 
 
 def test_an_idle_gateway_does_not_go_beyond_the_slowest() -> None:

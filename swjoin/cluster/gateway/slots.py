@@ -28,7 +28,7 @@ class Slots:
     ) -> None:
         self.boundary_us = BEGIN_OF_TIME_US
         self.first: tuple[int, tuple[int, ...]] | None = None  # of the epoch: deliver below this time, watermarks
-        self._told: tuple[bool, tuple[int, ...]] | None = None  # all streams rest: `exhausted` for the master, watermarks
+        self._announced: tuple[bool, tuple[int, ...]] | None = None  # all streams rest: `exhausted` for the master, watermarks
         self._several = config.gateway_count > 1
         last = config.query.last
         self.size = EpochSize(
@@ -60,7 +60,7 @@ class Slots:
         """As `end`, without regard to moves and checkpoints."""
         if self._resting and (self._state.others_read or not self.exhausted):  # an idle stream may stay idle
             watermarks_us = tuple(stream.watermark_us for stream in self._streams)
-            news = self._several and self._told != (self.exhausted, watermarks_us)
+            news = self._several and self._announced != (self.exhausted, watermarks_us)
             if not (self._buffers.tuples or mid_epoch or self._null_keys_wait or news):
                 return None
             if not self.exhausted:
@@ -85,9 +85,9 @@ class Slots:
             self.boundary_us = end_us
         times_us = tuple(min(end_us, stream.watermark_us) for stream in self._streams)
         if not again:
-            self._told = (self.exhausted, times_us) if self._resting else None
-        elif self._told is not None:
-            self._told = (self._told[0], times_us) if self._resting else None
+            self._announced = (self.exhausted, times_us) if self._resting else None
+        elif self._announced is not None:
+            self._announced = (self._announced[0], times_us) if self._resting else None
         return times_us
 
     @property
