@@ -81,7 +81,9 @@ class EpochPlan:
     served: slaves with a delivery, ascending. inactive: those of them that are inactive afterwards. everything: deliver all
     tuples. last: the last epoch of the run. generation: number of checkpoints before. checkpoint: one ends with this epoch.
     halt: the run stops with that checkpoint. moves: (move, partition-group, supplier, consumer) of each move that starts here.
-    times_us: of every stream, the greatest watermark of a gateway that is not idle; with several gateways.
+    times_us: with several gateways that have not all read everything, up to where those with nothing but idle streams go: the
+    least watermark of every stream at a gateway that is not idle; of a stream that is open at none of these the greatest of the
+    others; if all are idle the greatest of all.
     """
 
     epoch: int = -1

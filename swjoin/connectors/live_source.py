@@ -94,7 +94,7 @@ class MergedSource(EncodedSource):
         if not self.shared:
             return self.encode(batch)
         numbers, high_us = (np.array(column, np.int64) for column in batch.columns[-2:])  # copies: kernels write arrays
-        return replace(self.encode(batch.select(self.schema.names), numbers), high_us=high_us)
+        return replace(self.encode(batch.select(list(range(len(self.schema)))), numbers), high_us=high_us)
 
     def locate(self, row_id: int) -> str:
         return self.describe_row(row_id)

@@ -15,14 +15,32 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.checkpoint.manifest import check_gateway_state, check_master_state
+from swjoin.cluster.gateway.gateway import Gateway, Share
 from swjoin.cluster.gateway.intake import StreamIntake
-from swjoin.cluster.role import BatchRead, SavePart, Snapshot, SourceIdle, StopRequested
+from swjoin.cluster.master.master import Master, idle_times_us
+from swjoin.cluster.messages import EpochWanted
+from swjoin.cluster.role import (
+    MASTER,
+    BatchRead,
+    Received,
+    RoleId,
+    SavePart,
+    Send,
+    Snapshot,
+    SourceEnded,
+    SourceIdle,
+    SourceResumed,
+    StopRequested,
+    gateway_role,
+)
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
 from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.generator.source import GeneratorSource
 from swjoin.core.batch import RIGHT, SourceBatch
+from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import UserError
+from swjoin.core.ids import END_OF_TIME_US
 from swjoin.runtime.idle_sources import IdleDetector
 from tests.conftest import ROOT
 from tests.support.effects import reported
@@ -247,3 +265,88 @@ def test_a_promise_that_forgets_the_silence_is_caught(monkeypatch: pytest.Monkey
 def test_an_idle_gateway_delivers_what_the_time_of_others_releases() -> None:
     """A run in which such rows once came after the watermark that had passed them."""
     random_runs.run_simulated(100_380)
+
+
+# ---------------------------------------------------------------- with several gateways
+
+
+class _Gateways:
+    """Two gateways of a run in asap pace, their master, and one slave that is always ready."""
+
+    def __init__(self) -> None:
+        cluster = {"distribution_epoch": "0us", "epoch_tuples": 100, "partition_count": 4}
+        time = {"idle_timeout": "1s", "late": "drop"}
+        plain = {"join": {"within": "1s"}, "time": time, "cluster": cluster}
+        config = config_from_plain(plain).with_gateways(2)
+        self.roles: list[Any] = [Gateway(config, 1, (None, None), share=Share(number, fixed=True)) for number in (0, 1)]
+        self.names = [gateway_role(number) for number in (0, 1)]
+        self.master = Master(config, 1)
+        self.epochs = 0
+        self.announced_us: list[tuple[int, int]] = [(0, 0), (0, 0)]  # the last watermarks of every gateway
+        for number in (0, 1):
+            self._perform(self.names[number], self.roles[number].start())
+            self.handle(number, reported(0, 0.0))
+
+    def handle(self, number: int, *events: Any) -> None:
+        for event in events:
+            self._perform(self.names[number], self.roles[number].handle(event, 0))
+
+    def _perform(self, sender: RoleId, effects: list[Any]) -> None:
+        for effect in effects:
+            if not isinstance(effect, Send):
+                continue
+            if effect.to == MASTER:
+                self._perform(MASTER, self.master.handle(Received(sender, effect.message), 0))
+                self.epochs = self.master.epoch + 1
+                assert self.epochs < 50, "epochs without end"
+            elif effect.to in self.names:
+                self.handle(self.names.index(effect.to), Received(sender, effect.message))
+            elif isinstance(effect.message, Delivery):
+                number = self.names.index(sender)
+                self.announced_us[number] = effect.message.left_time_us, effect.message.right_time_us
+                self.handle(number, reported(0, 0.0))
+
+
+def test_the_last_rows_before_a_silence_are_not_kept_for_the_next_ones() -> None:
+    """The slave hears of the time of all gateways, also if it is the other one that brought rows."""
+    gateways = _Gateways()
+    gateways.handle(1, SourceIdle(0), SourceIdle(1))
+    gateways.handle(0, BatchRead(0, rows([10])), BatchRead(1, rows([20])), SourceIdle(0), SourceIdle(1))
+    assert gateways.announced_us == [(20, 20), (20, 20)]
+    before = gateways.epochs
+    gateways.handle(1, SourceResumed(0), BatchRead(0, rows([30])), SourceIdle(0))
+    assert gateways.announced_us == [(30, 30), (30, 30)]
+    assert gateways.epochs <= before + 3
+
+
+def test_a_stream_that_is_idle_where_it_is_open_follows_the_other_one() -> None:
+    """The right stream has one partition, which the first gateway reads."""
+    gateways = _Gateways()
+    gateways.handle(1, SourceEnded(1))
+    gateways.handle(0, BatchRead(0, rows([10])), BatchRead(1, rows([10])), SourceIdle(0), SourceIdle(1))
+    gateways.handle(1, BatchRead(0, rows([40] * 60)))
+    assert gateways.announced_us[0] == (40, 40)
+    assert gateways.announced_us[1] == (40, END_OF_TIME_US)
+
+
+def test_an_idle_gateway_does_not_go_beyond_the_slowest() -> None:
+    config = [(0, (10, 30), False), (1, (50, 20), False), (2, (5, 5), True), (3, (END_OF_TIME_US,) * 2, False)]
+    wanted = [EpochWanted(0, times_us[0] == END_OF_TIME_US, False, (), (), times_us, idle) for _, times_us, idle in config]
+    assert idle_times_us(wanted) == (10, 20)
+    assert idle_times_us(wanted[2:]) == (5, 5)
+    assert idle_times_us(wanted[3:]) == ()
+
+
+def test_a_gateway_that_has_read_everything_asks_for_no_epoch_while_others_read() -> None:
+    gateways = _Gateways()
+    gateways.handle(1, SourceEnded(0), SourceEnded(1))
+    gateways.handle(0, BatchRead(0, rows([10] * 60)), BatchRead(1, rows([10] * 60)))
+    assert gateways.epochs <= 3
+    gateways.handle(0, SourceEnded(0), SourceEnded(1))
+    assert gateways.master.finished
+
+
+@pytest.mark.parametrize("seed", [181, 426])
+def test_what_ends_while_an_epoch_is_planned_is_told_in_the_next_one(seed: int) -> None:
+    """A stream ends between the request for an epoch and its plan: the gateway is the last one that reads."""
+    random_runs.run_simulated(seed)

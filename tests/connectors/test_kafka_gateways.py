@@ -205,6 +205,20 @@ def test_resumptions_take_any_numbers_of_gateways(
     assert min(notes) < 1 << 52 < max(notes)
 
 
+def test_columns_may_have_any_names(cluster: MockCluster, tmp_path: Path) -> None:
+    """Also those of the columns that the merge adds."""
+    names = "row number", "merge time"
+    plain: dict[str, Any] = {"join": {"within": "1s"}, "time": {"late": "drop"}, "sink": {"kind": "parquet"}}
+    for side in _PER_SIDE:
+        cluster.send(f"names-{side}", [(p, json.dumps({"key": 1, "ts": p, names[0]: 7, names[1]: p}).encode()) for p in (0, 1)])
+        where = {"servers": cluster.servers, "topic": f"names-{side}", "until_end": True}
+        schema = "key: int64, ts: int64, row number: int64, merge time: int64"
+        plain[side] = {"kafka": where, "schema": schema, "key": "key", "time": "ts", "time_unit": "us"}
+    _run(config_from_plain(plain).with_gateways(2), tmp_path / "run", 1)
+    table = pq.read_table(tmp_path / "run" / "results")
+    assert sorted(zip(*(table[f"left_{name}"].to_pylist() for name in names), strict=True)) == [(7, 0), (7, 0), (7, 1), (7, 1)]
+
+
 def test_keys_of_text_keep_the_one_gateway_they_began_with(
     many: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

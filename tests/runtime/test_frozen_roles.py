@@ -12,16 +12,18 @@ import pytest
 from swjoin.cluster.role import RoleId
 from swjoin.runtime.mpi.heartbeats import SILENT, FailureDetector
 from swjoin.runtime.simulator.attempts import Freeze, Freezes, SimulatedHost
-from swjoin.runtime.simulator.result import SimulationError
+from swjoin.runtime.simulator.result import SimulationError, SimulationResult
 from swjoin.runtime.simulator.simulator import Simulation
 from swjoin.runtime.simulator.storage import MemorySink
 from tests.support.planted import texts
+from tests.tools.random_live_streams import LiveSimulation, shared_scenario
 from tests.tools.random_plans import run_plan
 from tests.tools.random_runs import Scenario, run_scenario
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = 60
 KINDS = ("gateway", "sink", "slave")
+LIVE_GATEWAY = "live gateway"  # not the first one, which is on the master's rank
 _TIMEOUT_US = 1_000
 
 
@@ -29,22 +31,25 @@ def _scenarios(kind: str, ratio: float | None) -> Iterator[Scenario]:
     """Runs with checkpoints and many tuples, whose results are stored. A role of this kind freezes twice. ratio: of duration
     to timeout; None: for good."""
     for seed in itertools.count():
-        scenario = Scenario.draw(seed)
-        config = scenario.config
+        scenario = (shared_scenario if kind == LIVE_GATEWAY else Scenario.draw)(seed)
+        config, of_kind = scenario.config, 0 if kind == LIVE_GATEWAY else KINDS.index(kind)
+        counts = config.gateway_count - (kind == LIVE_GATEWAY), config.sink_count, scenario.slave_count
         stored = config.checkpoint.enabled and config.sink.kind != "count"
-        if not stored or config.pace != "asap" or min(map(len, scenario.rows)) < 40:
+        if not stored or not counts[of_kind] or config.pace != "asap" or min(map(len, scenario.rows)) < 40:
             continue
         duration_us = None if ratio is None else int(ratio * _TIMEOUT_US)
-        counts = config.gateway_count, config.sink_count, scenario.slave_count
-        before = sum(counts[: KINDS.index(kind)])
-        pick = (before + seed % counts[KINDS.index(kind)] + 0.5) / sum(counts)
+        pick = (sum(counts[:of_kind]) + seed % counts[of_kind] + 0.5) / sum(counts)
         freezes = tuple(Freeze(step, pick, duration_us) for step in (30 + seed % 50, 90 + seed % 70))
         yield replace(scenario, freezes=Freezes(_TIMEOUT_US, freezes), crashes=())
 
 
+def _result(scenario: Scenario) -> SimulationResult:
+    return run_scenario(scenario, LiveSimulation if scenario.config.live else Simulation)
+
+
 def _run(scenario: Scenario) -> None:
     try:
-        run_scenario(scenario)
+        _result(scenario)
     except LookupError as error:  # a role gets what can have no meaning for it
         raise SimulationError(f"{type(error).__name__}: {error}") from error
 
@@ -57,18 +62,18 @@ def _complaints(scenarios: Iterator[Scenario], enough: int = 1) -> int:
 # ---------------------------------------------------------------- without a bug
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, LIVE_GATEWAY])
 def test_a_short_freeze_is_a_delay(kind: str) -> None:
     for scenario in itertools.islice(_scenarios(kind, 0.99), 2):
-        result = run_scenario(scenario)
+        result = _result(scenario)
         assert (result.excluded, result.recoveries) == (0, 0)
 
 
 @pytest.mark.parametrize("ratio", [1.2, 3.0, None])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, LIVE_GATEWAY])
 def test_a_long_freeze_is_a_death(kind: str, ratio: float | None) -> None:
     for scenario in itertools.islice(_scenarios(kind, ratio), 2):
-        result = run_scenario(scenario)
+        result = _result(scenario)
         assert result.excluded >= result.recoveries >= 1
 
 
@@ -77,7 +82,7 @@ def test_a_role_that_is_awake_for_less_than_a_round_of_heartbeats_is_alive() -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, LIVE_GATEWAY])
 def test_without_a_bug_nothing_is_caught(kind: str) -> None:
     assert _complaints(_scenarios(kind, 2.0)) == 0
 

@@ -172,7 +172,7 @@ class LiveSimulation(Simulation):
 
     def _excluded(self, host: SimulatedHost) -> bool:
         """Whether others go on without this host: nothing comes to it any more."""
-        return self._hosts[host.name] is not host
+        return self._hosts.get(host.name) is not host
 
     def _ask(self, host: SimulatedHost, stream: int, instead: int | None) -> None:
         if self._excluded(host):

@@ -388,9 +388,13 @@ class Gateway:
             end = END_OF_TIME_US
         if end is None:
             return False
-        self.slots.first = end, self.slots.closed(end)
-        self._closing = *self.slots.first, None
+        self._end_slot(end)
         return True
+
+    def _end_slot(self, end_us: int, *, again: bool = False) -> None:
+        """asap pace: close the first slot of an epoch at this time. again: as of `Slots.closed`."""
+        self.slots.first = end_us, self.slots.closed(end_us, again=again)
+        self._closing = *self.slots.first, None
 
     @property
     def _next_end_us(self) -> int:
@@ -458,9 +462,10 @@ class Gateway:
         self.epoch, self._plan = EpochIndex(plan.epoch), plan
         self.active = [SlaveId(s) for s in plan.served if s not in plan.inactive]
         self.state.checkpoint_under_way |= plan.checkpoint
-        self.reading.carry_to(plan.times_us)
-        if not self._realtime:
-            self._append_released(self.streams)  # below the watermark that the next delivery has
+        self.state.others_read = bool(plan.times_us)
+        if self.reading.carry_to(plan.times_us) and not self._realtime:
+            self._append_released(self.streams)  # below the watermark that this delivery has
+            self._end_slot(self._closing[0], again=True)
         if self.feeds is None:
             self.state.moving.begin(plan)
         self._drain(now_us)

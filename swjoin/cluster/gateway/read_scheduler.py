@@ -132,9 +132,12 @@ class ReadScheduler:
             if mine.idle and (self._live or not self._realtime):
                 mine.carry(max(other.high_us for other in self._streams if other is not mine))
 
-    def carry_to(self, times_us: Sequence[int]) -> None:
-        """A gateway with nothing but idle streams goes along with the others. times_us: watermarks of every stream."""
-        if times_us and all(stream.idle or stream.ended for stream in self._streams):
+    def carry_to(self, times_us: Sequence[int]) -> bool:
+        """A gateway with nothing but idle streams goes along with the others; whether it is one. times_us: watermarks of every
+        stream."""
+        resting = bool(times_us) and all(stream.idle or stream.ended for stream in self._streams)
+        if resting:
             for mine, time_us in zip(self._streams, times_us, strict=True):
                 if mine.idle:
                     mine.carry_watermark(time_us)
+        return resting

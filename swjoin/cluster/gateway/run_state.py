@@ -112,7 +112,8 @@ class MovingGroups:
 class RunState:
     """in_prefill: measuring has not started. stopping: nothing more is to be read. checkpoint_under_way: one was started and
     is not durable. closed: the last distribution epoch is closed, or the run stops with the checkpoint under way. gateway: its
-    number. fixed: as of `Share`. due_epoch: the last one that another gateway wanted."""
+    number. fixed: as of `Share`. due_epoch: the last one that another gateway wanted. others_read: in the last distribution
+    epoch not all gateways had read everything."""
 
     in_prefill: bool = False
     stopping: bool = False
@@ -121,6 +122,7 @@ class RunState:
     gateway: int = 0
     fixed: bool = False
     due_epoch: int = -1
+    others_read: bool = False
     moving: MovingGroups = field(default_factory=MovingGroups)
 
     @property

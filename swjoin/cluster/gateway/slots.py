@@ -28,6 +28,8 @@ class Slots:
     ) -> None:
         self.boundary_us = BEGIN_OF_TIME_US
         self.first: tuple[int, tuple[int, ...]] | None = None  # of the epoch: deliver below this time, watermarks
+        self._announced: tuple[bool, tuple[int, ...]] | None = None  # all streams rest: `exhausted` for the master, watermarks
+        self._several = config.gateway_count > 1
         last = config.query.last
         self.size = EpochSize(
             max(1, config.cluster.epoch_tuples // config.gateway_count), sum(last) if last else config.query.bounds.retention_us
@@ -56,8 +58,13 @@ class Slots:
 
     def ripe(self, origin_us: int | None, *, mid_epoch: bool) -> int | None:
         """As `end`, without regard to moves and checkpoints."""
-        if all(s.exhausted or s.idle for s in self._streams) and not self.exhausted:  # an idle stream may stay idle
-            return END_OF_TIME_US if self._buffers.tuples or mid_epoch or self._null_keys_wait else None
+        if self._resting and (self._state.others_read or not self.exhausted):  # an idle stream may stay idle
+            watermarks_us = tuple(stream.watermark_us for stream in self._streams)
+            news = self._several and self._announced != (self.exhausted, watermarks_us)
+            if not (self._buffers.tuples or mid_epoch or self._null_keys_wait or news):
+                return None
+            if not self.exhausted:
+                return END_OF_TIME_US
         if self._by_count:
             enough = self._buffers.tuples >= self.size.tuples
             return END_OF_TIME_US if self.exhausted or enough or self.full() else None
@@ -72,11 +79,21 @@ class Slots:
             return boundary
         return END_OF_TIME_US if self.full() else None
 
-    def closed(self, end_us: int) -> tuple[int, ...]:
-        """Close the slot at `end_us`; returns the watermarks of all streams."""
+    def closed(self, end_us: int, *, again: bool = False) -> tuple[int, ...]:
+        """Close the slot at `end_us`; returns the watermarks of all streams. again: after the master has planned its epoch."""
         if end_us < END_OF_TIME_US:
             self.boundary_us = end_us
-        return tuple(min(end_us, stream.watermark_us) for stream in self._streams)
+        times_us = tuple(min(end_us, stream.watermark_us) for stream in self._streams)
+        if not again:
+            self._announced = (self.exhausted, times_us) if self._resting else None
+        elif self._announced is not None:
+            self._announced = (self._announced[0], times_us) if self._resting else None
+        return times_us
+
+    @property
+    def _resting(self) -> bool:
+        """Whether all streams are idle, or have ended."""
+        return all(stream.exhausted or stream.idle for stream in self._streams)
 
     @property
     def exhausted(self) -> bool:

@@ -53,7 +53,7 @@ from swjoin.cluster.role import (
 )
 from swjoin.config.run import RunConfig
 from swjoin.core.data_messages import MoveEnd, RunEvent
-from swjoin.core.ids import EpochIndex, SlaveId
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
 
 
 class Master:
@@ -186,11 +186,10 @@ class Master:
         loads.parked_bytes = {SlaveId(s): sum(column) for s, column in enumerate(zip(*parked, strict=True)) if any(column)}
         exhausted = all(w.exhausted for w in self._wanted.values())
         everything = all(w.everything for w in self._wanted.values()) and not self._moves
-        busy = [w.times_us for w in self._wanted.values() if not w.idle]
+        times_us = idle_times_us(list(self._wanted.values()))
         self._wanted.clear()
         plan = self._plan_epoch(now_us, exhausted=exhausted, everything=everything)
-        times_us = tuple(map(max, zip(*busy, strict=True)))
-        return [*effects, *self._to_gateways(replace(plan, times_us=times_us) if times_us else plan)]
+        return [*effects, *self._to_gateways(replace(plan, times_us=times_us))]
 
     def _plan_epoch(self, now_us: int, *, exhausted: bool, everything: bool) -> EpochPlan:
         """The next distribution epoch, its phase and its plan."""
@@ -326,3 +325,14 @@ class Master:
         self.checkpoints.validate()
         if self.dealer is not None:
             self.dealer.validate()
+
+
+def idle_times_us(wanted: Sequence[EpochWanted]) -> tuple[int, ...]:
+    """See `EpochPlan.times_us`. wanted: of all gateways."""
+    going_on = [w for w in wanted if not w.exhausted]
+    busy = [w for w in going_on if not w.idle]
+    streams = list(zip(*(w.times_us for w in busy or going_on), strict=True))
+    known = [[time_us for time_us in times if time_us < END_OF_TIME_US] for times in streams]
+    found = [(min if busy else max)(times) for times in known if times]
+    most_us = max(found, default=BEGIN_OF_TIME_US)  # as that of a stream which is idle, or has ended, wherever others go on
+    return tuple(min(times) if busy and times else most_us for times in known)
