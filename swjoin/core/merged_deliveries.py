@@ -1,8 +1,8 @@
 """Tuples that are grouped by partition-group: merged from several parts, and cut into parts.
 
-What: `Grouped`, tuples of one stream group after group; `merged`, several of them as one.
+What: `Grouped`, tuples of one stream group after group; `merged`, several of them as one; `on_common_groups`.
 Why: a stage receives the parts of an epoch from many senders, and its join takes each partition-group in one piece.
-Stays out: routing (`routing`), what is merged when (`cluster.slave.merger`).
+Stays out: routing (`routing`), what is merged when (`cluster.slave.merger`, `cluster.slave.inbox`).
 """
 
 from __future__ import annotations
@@ -52,3 +52,12 @@ def merged(parts: Sequence[Grouped], tuples: TupleBatch) -> Grouped:
     sums = np.bincount(groups, weights=counts).astype(np.int64)
     used = np.flatnonzero(sums)
     return Grouped(used, sums[used], tuples.take(order))
+
+
+def on_common_groups(sides: Sequence[Grouped]) -> tuple[I64, I64]:
+    """The groups of any side, int64 (g,), ascending; and tuples of each in each side, int64 (sides, g)."""
+    groups = np.unique(np.concatenate([side.groups for side in sides]))
+    counts = np.zeros((len(sides), len(groups)), np.int64)
+    for row, side in zip(counts, sides, strict=True):
+        row[np.searchsorted(groups, side.groups)] = side.counts
+    return groups, counts

@@ -301,23 +301,21 @@ class Slave:
         self.join.check_rows(delivery, f"slave {self.id}, epoch {delivery.epoch}")
         gateway = 0 if self.inbox is None else gateway_of(sender)
         self._check_promise(gateway, delivery)
+        delivery = self.mover.keys.received(delivery)
         if self.inbox is None:
             return self._take(delivery, now_us)
         self.inbox.add(gateway, delivery)
         effects: list[Effect] = []
-        while (part := self.inbox.take()) is not None:
-            effects += self._take(part, now_us)
+        while (epoch := self.inbox.take()) is not None:
+            effects += self._take(epoch, now_us)
         return effects
 
     def _take(self, delivery: Delivery, now_us: int) -> list[Effect]:
-        """Put a delivery, or a part of an epoch, into the stream buffer."""
-        delivery = self.mover.keys.received(delivery)
+        """Put the delivery of an epoch into the stream buffer."""
         self._buffer.append(delivery)
         self._buffered_bytes += delivery.nbytes
         waiting_bytes = 0 if self.inbox is None else self.inbox.bytes
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, int(self._buffered_bytes) + waiting_bytes)
-        if not delivery.final:
-            return []
         self._occupancies.append(self.occupancy_ratio)
         self._exchanges_us.append(0 if self._reported_us is None else now_us - self._reported_us)
         self._reported_us = None
@@ -358,7 +356,7 @@ class Slave:
         if self._inactive:
             ready = not self._awaiting and not self.has_work
         elif self._realtime:
-            ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES * self._config.gateway_count
+            ready = self._exchange_due and len(self._buffer) < MOST_DELIVERIES
         else:
             overlapped = self._config.cluster.communication == "overlapped" and not self.in_prefill
             ready = not self._awaiting and (not self._buffer if overlapped else not self._joins)

@@ -26,7 +26,7 @@ from swjoin.core.batch import BOTH, LEFT, RIGHT, STREAM_NAMES, Bool, Pairs, RowL
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import SlaveId
-from swjoin.core.merged_deliveries import Grouped, merged
+from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.plan.watermarks import needed_below, watermark_out
 
 _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
@@ -95,10 +95,7 @@ class StageInstance:
             for port in (LEFT, RIGHT):
                 self.null_key_rows[port] += len(delivery.null_keys[port])
         sides = [self._side(port, piece.parts[port]) for port in (LEFT, RIGHT)]
-        groups = np.union1d(sides[LEFT].groups, sides[RIGHT].groups)
-        counts = np.zeros((2, len(groups)), np.int64)
-        for port, side in enumerate(sides):
-            counts[port, np.searchsorted(groups, side.groups)] = side.counts
+        groups, counts = on_common_groups(sides)
         tuples = sides[LEFT].tuples, sides[RIGHT].tuples
         self._arrival_us = min((int(batch.arrival_us.min()) for batch in tuples if len(batch)), default=0)
         of = piece.deliveries[0]
