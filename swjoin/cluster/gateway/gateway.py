@@ -193,15 +193,14 @@ class Gateway:
                 side_rows = self.streams[stream].read(batch, None if self._realtime and not self.config.live else now_us)
                 effects += [SetAside(stream, rows, reason) for rows, reason in side_rows]
                 if self.splits is not None:
-                    self.splits.count(stream, len(batch))
+                    effects += self.splits.count(stream, len(batch))
                 self._collect(stream)
             case SourceEnded(stream):
                 self.reading.pending = None
                 if self.splits is None:
                     self.streams[stream].end()
                 else:
-                    self.splits.ended(stream)
-                    effects += self.splits.ask(stream)
+                    effects += self.splits.ended(stream)
                 self._collect(stream)
             case SplitOpened(stream, before_us) if self.splits is not None:
                 self.splits.opened(stream, before_us)

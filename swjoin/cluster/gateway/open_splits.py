@@ -56,14 +56,17 @@ class OpenSplits:
         self._opened[stream] = True
         self._streams[stream].pass_time(before_us)
 
-    def count(self, stream: int, rows: int) -> None:
-        """Rows of the open split were read."""
+    def count(self, stream: int, rows: int) -> list[Effect]:
+        """Rows of the open split were read; perhaps the last ones."""
+        split = self._open[stream]
         self._read[stream] += rows
+        return self.ended(stream) if split is not None and self._read[stream] == split.rows else []
 
-    def ended(self, stream: int) -> None:
+    def ended(self, stream: int) -> list[Effect]:
         """The open split has no more rows."""
         self._open[stream], self._opened[stream], self._low_us[stream] = None, False, BEGIN_OF_TIME_US
         self._finished[stream] += 1
+        return self.ask(stream)
 
     def ready(self, stream: int) -> bool:
         """Whether a row of this stream can be read."""
