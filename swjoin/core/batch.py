@@ -167,6 +167,11 @@ class TupleBatch:
         columns = None if self.columns is None else self.columns.take(index)
         return TupleBatch(self.key[index], self.ts[index], self.id[index], self.arrival_us[index], rows, columns)
 
+    def pieces(self, starts: I64, lengths: I64) -> TupleBatch:
+        """All tuples, in pieces from these positions on, one after the other. int64 (pieces,); each piece is of one
+        partition-group, and these ascend."""
+        return self.take(np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(len(self)))
+
     def slice(self, start: int, stop: int) -> TupleBatch:
         rows = None if self.rows is None else self.rows.slice(start, stop)
         columns = None if self.columns is None else self.columns.slice(start, stop)

@@ -48,10 +48,9 @@ def merged(parts: Sequence[Grouped], tuples: TupleBatch) -> Grouped:
     counts = np.concatenate([part.counts for part in parts])
     by_group = np.argsort(groups, kind="stable")  # of pieces, each one group of one part
     starts, lengths = (np.cumsum(counts) - counts)[by_group], counts[by_group]
-    order = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(len(tuples))
     sums = np.bincount(groups, weights=counts).astype(np.int64)
     used = np.flatnonzero(sums)
-    return Grouped(used, sums[used], tuples.take(order))
+    return Grouped(used, sums[used], tuples.pieces(starts, lengths))
 
 
 def on_common_groups(sides: Sequence[Grouped]) -> tuple[I64, I64]:

@@ -68,6 +68,10 @@ class ModelBatch(TupleBatch):
     def take(self, index: I64) -> ModelBatch:
         raise NotImplementedError("runs have no single tuples")
 
+    def pieces(self, starts: I64, lengths: I64) -> ModelBatch:
+        by_group = np.argsort(self.key, kind="stable")
+        return self._runs(by_group, self.count[by_group])
+
     def followed_by(self, others: Sequence[TupleBatch]) -> ModelBatch:
         parts = [self, *(p for p in others if isinstance(p, ModelBatch))]
         names = ("key", "ts", "stretch", "arrival_us", "arrival_end_us", "count")

@@ -45,7 +45,7 @@ from swjoin.operators.state_movement import pieces
 from swjoin.operators.window_store import WindowSizes
 from swjoin.state.arrays import MINI_BYTES, STAT_COMPARISONS, STAT_PAIRS, Inputs, block_bytes
 
-_PIECES = 4  # steps at most of the deliveries of an epoch, or of each if there are more, whatever the budget
+_PIECES = 4  # steps of a delivery, at most, whatever the budget
 
 
 @dataclass
@@ -84,11 +84,9 @@ class ModelJoin:
         sizes: WindowSizes,
         tuple_bytes: int,
         pair_bytes: int = 0,
-        parts: int = 1,
     ) -> None:
-        """pair_bytes: of a result row; 0: pairs are only counted. parts: deliveries of an epoch, one of each gateway."""
+        """pair_bytes: of a result row; 0: pairs are only counted."""
         self.distribution, self.pair_bytes = distribution, pair_bytes
-        self._pieces = -(-_PIECES // parts)
         self._overlaps = overlaps
         self.meter = Meter()
         self.span_us: Callable[[Meter], float] = lambda done: 0.0
@@ -183,7 +181,7 @@ class ModelJoin:
         assert isinstance(work, ModelWork)
         assert work is self._open, "step on a delivery that is not open"
         counts = work.delivery.left_counts + work.delivery.right_counts
-        budget = max(tuple_budget, -(-int(counts.sum()) // self._pieces))
+        budget = max(tuple_budget, -(-int(counts.sum()) // _PIECES))
         done = np.cumsum(counts[work.next_group :])
         stop = min(work.next_group + int(np.searchsorted(done, budget)) + 1, len(counts))
         piece = slice(work.next_group, stop)

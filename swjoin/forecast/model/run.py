@@ -186,8 +186,7 @@ class _ModelCluster:
     def _slave(self, number: SlaveId) -> ModelSlave:
         config, module = self._config, self._config.module
         sizes = WindowSizes(module.block_tuples, module.theta_tuples, module.window_bytes)
-        widths, parts = (self._tuple_bytes, self._pair_bytes), config.gateway_count
-        join = ModelJoin(self._distribution, self._overlaps, sizes, *widths, parts)
+        join = ModelJoin(self._distribution, self._overlaps, sizes, self._tuple_bytes, self._pair_bytes)
         role = Slave(number, config, (self._layout, self._layout), join)
         kept_bytes = self._payload_bytes if self._pair_bytes else 0
         return ModelSlave(self._rank(slave_role(number)), role, join, kept_bytes, self.hosts, self.map)

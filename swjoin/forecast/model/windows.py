@@ -119,9 +119,9 @@ def as_matrix(groups: I64, batch: TupleBatch) -> Fresh:
         none = np.empty(0, np.int64)
         return Fresh(np.zeros((len(groups), 0)), none, none, none)
     moment = np.stack([batch.stretch, batch.arrival_us, batch.arrival_end_us])
-    if (moment == moment[:, :1]).all():  # one stretch, in the order of partition-groups
+    if (moment == moment[:, :1]).all():  # one stretch
         alone = np.zeros((len(groups), 1))
-        alone[np.searchsorted(groups, batch.key), 0] = batch.count
+        np.add.at(alone[:, 0], np.searchsorted(groups, batch.key), batch.count)
         return Fresh(alone, *moment[:, :1])
     unique, column = np.unique(moment, axis=1, return_inverse=True)
     count = np.zeros((len(groups), unique.shape[1]))
