@@ -210,7 +210,7 @@ def test_a_plan_on_few_ranks_sustains_less(tmp_path: Path, swjoin: Any) -> None:
         done = swjoin("plan", tmp_path / "c.yaml", "-n", ranks, "--costs", tmp_path / "costs.yaml", "--host-cores", 0, "--json")
         assert done.code == 0, done.err
         found.append(json.loads(done.out)["saturation"]["rate_per_s"])
-    assert found[0] < 0.8 * found[1]
+    assert found[0] < 0.9 * found[1]
 
 
 def test_epochs_may_be_shorter_than_the_shortest_split() -> None:
