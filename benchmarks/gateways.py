@@ -100,8 +100,8 @@ def _table(args: argparse.Namespace, folder: Path, share: int, seconds: int, rat
 
 
 def _sustained(folder: Path, seconds: int, rate: int, most_s: float) -> int:
-    """The highest of some rates that most gateways sustain in realtime pace, tuples per second of each stream: the p99 delay is
-    at most `most_s`. rate: to begin with."""
+    """The first rate, falling by a quarter each time, that most gateways sustain in realtime pace, tuples per second of each
+    stream: the p99 delay is at most `most_s`. rate: above it."""
     while rate >= _LEAST_RATE:
         report = run(config_of(GATEWAYS[-1], seconds, rate, "realtime"), folder, 0)
         if report["delay_s"]["p99"] <= most_s:
@@ -141,7 +141,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         _table(args, Path(folder), args.share, args.seconds, args.rate)
         reached = _table(args, Path(folder), 0, args.seconds, 10 * args.rate)
-        sustained = _sustained(Path(folder), args.seconds // 2, int(reached / 8), args.sustained_s)
+        sustained = _sustained(Path(folder), args.seconds // 2, int(reached / 2), args.sustained_s)
         print(f"{GATEWAYS[-1]} gateways sustain 2 x {sustained:,} tuples/s in realtime pace, t_d = {EPOCH_MS} ms")
         _delays(args.repeat, Path(folder), args.seconds // 2, sustained // 2)
 

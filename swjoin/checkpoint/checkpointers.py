@@ -162,6 +162,16 @@ def shared_before(manifest: Manifest | None) -> bool:
     return manifest is not None and "splits" in manifest.gateways[0]["state"]
 
 
+def shares(job: Job, manifest: Manifest | None) -> bool:
+    """Whether gateways read splits. manifest: of the checkpoint that is to be restored."""
+    return job.config.gateway_count > 1 or shared_before(manifest)
+
+
+def deals(job: Job, manifest: Manifest | None) -> bool:
+    """Whether gateways read splits that the master deals out. manifest: as of `shares`."""
+    return shares(job, manifest) and not job.config.live
+
+
 def _splits_of(manifest: Manifest) -> tuple[list[dict[str, Any]], list[list[list[int]]]]:
     """What was left to deal of every stream, and the splits that gateways were reading, as `SplitDealer.restore` takes both."""
     states = [gateway["state"] for gateway in manifest.gateways]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swjoin.core.batch import I64, TupleBatch
+from swjoin.core.batch import I64, LEFT, TupleBatch
+from swjoin.core.data_messages import Delivery
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,13 @@ class Grouped:
     groups: I64
     counts: I64
     tuples: TupleBatch
+
+    @staticmethod
+    def of(delivery: Delivery, stream: int) -> Grouped:
+        """One stream of a delivery."""
+        if stream == LEFT:
+            return Grouped(delivery.groups, delivery.left_counts, delivery.left)
+        return Grouped(delivery.groups, delivery.right_counts, delivery.right)
 
     @staticmethod
     def empty() -> Grouped:

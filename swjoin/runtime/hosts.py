@@ -27,8 +27,10 @@ from swjoin.checkpoint.checkpointers import (
     CollectorCheckpointer,
     GatewayCheckpointer,
     MasterCheckpointer,
+    deals,
     owners_of,
     shared_before,
+    shares,
 )
 from swjoin.checkpoint.store import Manifest, first_epoch_of, kept_manifests
 from swjoin.cluster.collector import Collector
@@ -405,16 +407,6 @@ class Start:
 
     incarnation: int
     on_saved: Callable[[RoleId, Any], None]
-
-
-def shares(job: Job, manifest: Manifest | None) -> bool:
-    """Whether gateways read splits. manifest: of the checkpoint that is to be restored."""
-    return job.config.gateway_count > 1 or shared_before(manifest)
-
-
-def deals(job: Job, manifest: Manifest | None) -> bool:
-    """Whether gateways read splits that the master deals out. manifest: as of `shares`."""
-    return shares(job, manifest) and not job.config.live
 
 
 def _origin_of(source: Source) -> int | None:

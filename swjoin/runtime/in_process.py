@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from swjoin.checkpoint.checkpointers import SlaveCheckpointer
+from swjoin.checkpoint.checkpointers import SlaveCheckpointer, shares
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.messages import Message
@@ -36,7 +36,7 @@ from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.disorder import advised
 from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
-from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from, shares
+from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted

@@ -123,15 +123,14 @@ class Merger:
             sender, delivery = self._parts.popleft()
             self._waiting[sender] -= 1
             feed = self.feeds[delivery.edge, sender]
-            tuples = delivery.left if feed.port == LEFT else delivery.right
-            self._rows -= len(tuples)
+            part = Grouped.of(delivery, feed.port)
+            self._rows -= len(part.tuples)
             self._bytes -= delivery.nbytes
             piece.deliveries.append(delivery)
             piece.senders[sender] += 1
-            piece.row_count += len(tuples)
-            if len(tuples):
-                counts = delivery.left_counts if feed.port == LEFT else delivery.right_counts
-                piece.parts[feed.port].append(Grouped(delivery.groups, counts, tuples))
+            piece.row_count += len(part.tuples)
+            if len(part.tuples):
+                piece.parts[feed.port].append(part)
             if len(delivery.null_keys[feed.port]):
                 piece.null_keys[feed.port].append(delivery.null_keys[feed.port])
             if delivery.final:

@@ -69,7 +69,7 @@ class ModelBatch(TupleBatch):
         raise NotImplementedError("runs have no single tuples")
 
     def pieces(self, starts: I64, lengths: I64) -> ModelBatch:
-        by_group = np.argsort(self.key, kind="stable")
+        by_group = np.argsort(self.key, kind="stable")  # a run is of one partition-group
         return self._runs(by_group, self.count[by_group])
 
     def followed_by(self, others: Sequence[TupleBatch]) -> ModelBatch:

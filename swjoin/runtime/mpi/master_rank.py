@@ -233,7 +233,7 @@ class MasterRank(Rank):
 
     def _start(self, channel: Channel, role_host: MasterHost) -> Manifest | None:
         """Start together with all other ranks, from the newest checkpoint if there is one; returns its manifest."""
-        from swjoin.runtime.hosts import shares
+        from swjoin.checkpoint.checkpointers import shares
 
         slave_count = self.take_roles(channel).slave_ranks
         self.saved = deque()

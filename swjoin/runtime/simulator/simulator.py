@@ -27,7 +27,8 @@ from swjoin.checkpoint.checkpointers import (
     GatewayCheckpointer,
     MasterCheckpointer,
     SlaveCheckpointer,
-    shared_before,
+    deals,
+    shares,
 )
 from swjoin.checkpoint.store import Manifest
 from swjoin.cluster import wire
@@ -224,14 +225,16 @@ class Simulation:
 
     @property
     def _dealt(self) -> bool:
-        """Whether gateways read splits that are dealt to them."""
-        return self._shared and not self.config.live
+        return deals(self._job, self._newest)
 
     @property
     def _shared(self) -> bool:
-        """Whether gateways read splits, dealt ones or those of their number."""
+        return shares(self._job, self._newest)
+
+    @property
+    def _newest(self) -> Manifest | None:
         store = self._master_checkpointer
-        return self.config.gateway_count > 1 or (store is not None and shared_before(store.folder.newest()))
+        return None if store is None else store.folder.newest()
 
     def _new_dealer(self, config: RunConfig) -> SplitDealer | None:
         if not self._dealt:
