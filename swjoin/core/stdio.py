@@ -1,6 +1,6 @@
 """Standard streams that are closed, on a full disk, or of a closed terminal.
 
-What: `prepare`, called once by the process of a command; `mute`, `mute_terminals`.
+What: `prepare`, called once by the process of a command; `mute`, `mute_terminals`; `wait_until_read`.
 Why: `swjoin ... >&-` equals `>/dev/null`; a full disk behind `>` gives one line; a run whose terminal is closed stops in order
 instead of failing when it prints.
 Stays out: the output. Imports are few and small, so that `swjoin --help` is instant.
@@ -8,10 +8,13 @@ Stays out: the output. Imports are few and small, so that `swjoin --help` is ins
 
 from __future__ import annotations
 
+import array
 import errno
 import io
 import os
+import stat
 import sys
+import time
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -84,6 +87,23 @@ def mute_terminals() -> None:
         except termios.error as error:
             if error.args[0] == errno.EIO:
                 _to_nowhere(number)
+
+
+def wait_until_read(limit_s: float, number: int = 2) -> None:
+    """Wait until the reader of this standard stream, if it is a pipe, has taken everything written, at most so many seconds."""
+    import fcntl
+    import termios
+
+    deadline = time.monotonic() + limit_s
+    unread = array.array("i", [0])
+    while time.monotonic() < deadline:
+        try:
+            fcntl.ioctl(number, termios.FIONREAD, unread)
+        except OSError:
+            return  # neither a pipe nor a terminal
+        if not stat.S_ISFIFO(os.fstat(number).st_mode) or not unread[0]:
+            return
+        time.sleep(0.01)
 
 
 def _to_nowhere(number: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from swjoin.core.errors import UserError, how_to_install
+from swjoin.core.stdio import wait_until_read
 
 _LOG = logging.getLogger(__name__)
 _NO_MPI4PY = (
@@ -65,6 +66,7 @@ def end_all_ranks(text: str) -> NoReturn:
     from mpi4py import MPI
 
     _LOG.error("%s", text)
+    wait_until_read(1.0)  # of a rank that aborts mpirun drops what it has not read yet
     MPI.COMM_WORLD.Abort(UserError.exit_code)
     raise UserError("")  # Abort does not return
 

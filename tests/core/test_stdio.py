@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from swjoin.core.stdio import wait_until_read
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
@@ -185,3 +187,25 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(folder: Path) -> None:
             env=environment(folder),
         )
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "swjoin: interrupted\n"), module
+
+
+# ---------------------------------------------------------------- last words
+
+
+def test_waits_until_a_pipe_was_read() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"last words")
+    started = time.monotonic()
+    wait_until_read(0.1, writing)
+    assert time.monotonic() - started >= 0.1, "nobody reads"
+    seen: list[bytes] = []
+    reader = threading.Timer(0.1, lambda: seen.append(os.read(reading, 100)))
+    reader.start()
+    wait_until_read(PROCESS_S, writing)
+    reader.join()
+    assert seen == [b"last words"]
+    wait_until_read(PROCESS_S, writing)  # nothing to wait for
+    for number in (reading, writing):
+        os.close(number)
+    with open(os.devnull, "w") as file:
+        wait_until_read(PROCESS_S, file.fileno())

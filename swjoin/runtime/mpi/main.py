@@ -30,6 +30,7 @@ from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.cluster.ranks import COLLECTOR_RANK, ROOT, RankMap
 from swjoin.config.job import Job
 from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
+from swjoin.core.stdio import wait_until_read
 from swjoin.monitor.process_settings import keep_freed_memory
 from swjoin.runtime.disorder import advised
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
@@ -177,6 +178,7 @@ def _end_job(channel: Channel, job: Job, error: BaseException, place: str, debug
         text = f"{place}: {type(error).__name__}: {error}"
     if not isinstance(error, PeerFailedError):
         _LOG.error("%s", " ".join(text.split()), exc_info=error if debug else None)
+        wait_until_read(_FLUSH_S / 3)  # of a rank that aborts mpirun drops what it has not read yet
     if isinstance(channel, ResilientChannel):
         if not isinstance(error, PeerFailedError):
             channel.end_all(text, code)
