@@ -231,7 +231,7 @@ def test_only_an_older_soak_is_removed(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.mpi
 @pytest.mark.long
 def test_a_short_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A slave is killed, then somebody whose death ends the run, which is resumed; all that holds for half an hour holds."""
+    """A rank is killed, then somebody whose death ends the run, which is resumed; all that holds for half an hour holds."""
     times = ["--window", "500ms", "--epoch", "100ms", "--checkpoint", "500ms", "--every", "1500ms"]
     more = [
         "--rate",
@@ -254,7 +254,9 @@ def test_a_short_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "right: count and digest, ledger, nothing left behind" in said.out
     told = json.loads((tmp_path / "soak" / "soak.json").read_text())
     assert told["results"]["count"] == told["answer"][0] > 1000
-    assert [strike["kind"] for strike in told["strikes"]] == ["slave", "everybody"]
+    first, second = (strike["kind"] for strike in told["strikes"])
+    assert first in SURVIVED
+    assert second in ENDING
     assert len(told["parts"]) == 2
     assert [told["left"]["processes"], told["wrong"]] == [0, []]
     table = pyarrow.csv.read_csv(tmp_path / "memory.csv")
