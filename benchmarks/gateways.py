@@ -27,7 +27,6 @@ from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import gateway_role
 from tests.tools.processes import LaunchedRun
 
-GATEWAYS = (1, 2, 4)
 SLAVES = 2
 EPOCH_TUPLES = 131_072  # where nothing is held
 EPOCH_MS = 10  # where delay is measured
@@ -79,7 +78,7 @@ def answer(report: dict[str, Any]) -> tuple[int, str]:
 
 def _table(args: argparse.Namespace, folder: Path, share: int, seconds: int, rate: int) -> float:
     """Prints it; returns the median throughput of the most gateways, tuples per second of both streams."""
-    speeds: dict[int, list[float]] = {gateways: [] for gateways in GATEWAYS}
+    speeds: dict[int, list[float]] = {gateways: [] for gateways in args.gateways}
     answers = set()
     for _ in range(args.repeat):
         for gateways, found in speeds.items():
@@ -96,25 +95,25 @@ def _table(args: argparse.Namespace, folder: Path, share: int, seconds: int, rat
         ratios = [speed / one for speed, one in zip(found, speeds[1], strict=True)]
         median, ratio = statistics.median(found) / 1e3, statistics.median(ratios)
         print(f"| {gateways} | {median:,.0f} | {ratio:.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
-    return statistics.median(speeds[GATEWAYS[-1]])
+    return statistics.median(speeds[args.gateways[-1]])
 
 
-def _sustained(folder: Path, seconds: int, rate: int, most_s: float) -> int:
-    """The first rate, falling by a quarter each time, that most gateways sustain in realtime pace, tuples per second of each
+def _sustained(gateways: int, folder: Path, seconds: int, rate: int, most_s: float) -> int:
+    """The first rate, falling by a quarter each time, that so many gateways sustain in realtime pace, tuples per second of each
     stream: the p99 delay is at most `most_s`. rate: above it."""
     while rate >= _LEAST_RATE:
-        report = run(config_of(GATEWAYS[-1], seconds, rate, "realtime"), folder, 0)
+        report = run(config_of(gateways, seconds, rate, "realtime"), folder, 0)
         if report["delay_s"]["p99"] <= most_s:
             return rate
         rate = rate * 3 // 4
-    raise SystemExit(f"{GATEWAYS[-1]} gateways do not sustain {_LEAST_RATE:,} tuples/s")
+    raise SystemExit(f"{gateways} gateways do not sustain {_LEAST_RATE:,} tuples/s")
 
 
-def _delays(repeat: int, folder: Path, seconds: int, rate: int) -> None:
+def _delays(args: argparse.Namespace, folder: Path, seconds: int, rate: int) -> None:
     """rate: tuples per second of each stream."""
-    delays: dict[int, list[tuple[float, float]]] = {GATEWAYS[0]: [], GATEWAYS[-1]: []}
+    delays: dict[int, list[tuple[float, float]]] = {args.gateways[0]: [], args.gateways[-1]: []}
     answers = set()
-    for _ in range(repeat):
+    for _ in range(args.repeat):
         for gateways, found in delays.items():
             report = run(config_of(gateways, seconds, rate, "realtime"), folder, 0)
             found.append((1e3 * report["delay_s"]["p50"], 1e3 * report["delay_s"]["p99"]))
@@ -137,13 +136,15 @@ def main() -> None:
     )
     parser.add_argument("--share", type=int, default=32, help="of a core that a held gateway has: the inverse")
     parser.add_argument("--sustained-s", type=float, default=0.1, help="p99 delay, at most, of a rate that is sustained")
-    args = parse(parser, repeat=1, seconds=4, rate=100_000, share=4, sustained_s=60.0)
+    parser.add_argument("--gateways", type=int, nargs="+", default=[1, 2, 4], help="their numbers, the first one 1")
+    args = parse(parser, repeat=1, seconds=2, rate=50_000, share=2, sustained_s=60.0, gateways=[1, 2])
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         _table(args, Path(folder), args.share, args.seconds, args.rate)
         reached = _table(args, Path(folder), 0, args.seconds, 10 * args.rate)
-        sustained = _sustained(Path(folder), args.seconds // 2, int(reached / 2), args.sustained_s)
-        print(f"{GATEWAYS[-1]} gateways sustain 2 x {sustained:,} tuples/s in realtime pace, t_d = {EPOCH_MS} ms")
-        _delays(args.repeat, Path(folder), args.seconds // 2, sustained // 2)
+        most = args.gateways[-1]
+        sustained = _sustained(most, Path(folder), args.seconds // 2, int(reached / 2), args.sustained_s)
+        print(f"{most} gateways sustain 2 x {sustained:,} tuples/s in realtime pace, t_d = {EPOCH_MS} ms")
+        _delays(args, Path(folder), args.seconds // 2, sustained // 2)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,7 @@ from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import sink_role
 from tests.tools.processes import LaunchedRun
 
-SINKS = (1, 2, 4)
 SLAVES = 2
-_SHARE = 16  # of a core
 _LIMIT_S = 600.0
 
 
@@ -38,8 +36,8 @@ def config_of(sinks: int, seconds: int, rate: int) -> dict[str, Any]:
     }
 
 
-def run(sinks: int, seconds: int, rate: int, folder: Path) -> tuple[float, int, str]:
-    """Rows per second, count and digest."""
+def run(sinks: int, seconds: int, rate: int, share: int, folder: Path) -> tuple[float, int, str]:
+    """Rows per second, count and digest. share: of a core that each sink has, the inverse."""
     out = folder / f"run{time.monotonic_ns()}"
     path = folder / "config.yaml"
     path.write_text(json.dumps(config_of(sinks, seconds, rate)))
@@ -50,7 +48,7 @@ def run(sinks: int, seconds: int, rate: int, folder: Path) -> tuple[float, int, 
     while not (out / "results").is_dir() and launched.process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     pids = launched.ranks()
-    with held([pids[roles.rank_of(sink_role(sink))] for sink in range(sinks)], _SHARE):
+    with held([pids[roles.rank_of(sink_role(sink))] for sink in range(sinks)], share):
         code = launched.end(_LIMIT_S)
     if code:
         raise SystemExit(f"{sinks} sinks: exit code {code}: {launched.said()}")
@@ -64,18 +62,20 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=20, help="length of the streams")
     parser.add_argument("--rate", type=int, default=40_000, help="tuples per second of each stream")
-    args = parse(parser, repeat=1, seconds=2, rate=5_000)
-    speeds: dict[int, list[float]] = {sinks: [] for sinks in SINKS}
+    parser.add_argument("--sinks", type=int, nargs="+", default=[1, 2, 4], help="their numbers, the first one 1")
+    parser.add_argument("--share", type=int, default=16, help="of a core that a sink has: the inverse")
+    args = parse(parser, repeat=1, seconds=2, rate=5_000, sinks=[1, 2], share=2)
+    speeds: dict[int, list[float]] = {sinks: [] for sinks in args.sinks}
     answers = set()
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         for _ in range(args.repeat):
             for sinks, found in speeds.items():
-                speed, count, digest = run(sinks, args.seconds, args.rate, Path(folder))
+                speed, count, digest = run(sinks, args.seconds, args.rate, args.share, Path(folder))
                 found.append(speed)
                 answers.add((count, digest))
     if len(answers) != 1:
         raise SystemExit(f"answers differ: {sorted(answers)}")
-    print(f"{next(iter(answers))[0]:,} rows of Parquet, {SLAVES} slaves; every sink held to a sixteenth of a core")
+    print(f"{next(iter(answers))[0]:,} rows of Parquet, {SLAVES} slaves; every sink held to 1/{args.share} of a core")
     print("| sinks | M rows/s | over one | range |\n|---|---|---|---|")
     for sinks, found in speeds.items():
         ratios = [speed / one for speed, one in zip(found, speeds[1], strict=True)]

@@ -14,6 +14,7 @@ from swjoin.cluster.role import Effect
 from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.core.data_messages import ResultChunk
 from swjoin.core.ids import EpochIndex
+from swjoin.runtime.simulator.simulator import Simulation
 from swjoin.runtime.simulator.storage import MemorySink
 from tests.support.planted import complaints
 from tests.tools.random_runs import Scenario
@@ -63,6 +64,7 @@ def _end_for_some(monkeypatch: pytest.MonkeyPatch) -> None:
         return [effect for sink, effect in enumerate(effects) if sink == 0 or counts[sink] or chunk.last]
 
     monkeypatch.setattr(ResultOutlet, "end", some)
+    monkeypatch.setattr(Simulation, "MAX_STEPS", 25_000)  # a sink waits for ever; without the bug these runs take up to 20,000
 
 
 def _sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
