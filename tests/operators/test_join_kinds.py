@@ -318,7 +318,7 @@ def _null_keys_are_lost(patch: pytest.MonkeyPatch) -> None:
         (_not_joined_again, 54),
         (_come_out_again, 54),
         (_partners_are_dropped, 594),
-        (_old_tuples_go_with_their_block, 20),
+        (_old_tuples_go_with_their_block, 180),
         (_null_keys_are_lost, 1),
     ],
 )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from swjoin.runtime.mpi.heartbeats import Heartbeats
 
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
-_COSTLY_PARTS, _COSTLY_SLEEP_S = 30, 5e-3  # a round of waiting takes at most so small a part of the time; but no longer sleep
 _LONGEST_TRANSFER_S = 0.2  # of one sleep for a slower link
 
 
@@ -58,7 +57,6 @@ class Channel:
         self.meter = WorkMeter(cpu_us, cpu_at_us=cpu_us())
         self._status = MPI.Status()
         self._sleep_s = _SHORTEST_SLEEP_S
-        self._woken_ns = 0  # CPU time of this thread at the end of the last sleep
         self._freed = FreedMemory()
         self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
         self.heartbeats: Heartbeats | None = None
@@ -121,11 +119,8 @@ class Channel:
         """Yield the core for a moment; longer each time until a probe succeeds."""
         start = time.monotonic_ns()
         self._freed.trim_if_due()
-        round_s = (time.thread_time_ns() - self._woken_ns) / 1e9
-        longest_s = min(max(_LONGEST_SLEEP_S, _COSTLY_PARTS * round_s), _COSTLY_SLEEP_S)
         time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
-        self._sleep_s = min(self._sleep_s * 1.5, longest_s)
-        self._woken_ns = time.thread_time_ns()
+        self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
         self.meter.idle_us += (time.monotonic_ns() - start) // 1000
 
     def wait(self, rank: int, tag: int) -> NDArray[np.uint8]:
