@@ -130,7 +130,7 @@ def test_dead_tuples_that_leave_with_their_partition_group_are_caught(monkeypatc
     monkeypatch.setattr(GroupExport, "__init__", everything)
     monkeypatch.setattr(Unmatched, "settles", lambda self, stream: False)
     monkeypatch.setattr(JoinWindows, "_validate_payload", lambda self: None)  # the payload that comes out is enough
-    assert complaints(itertools.chain([183], _outer_seeds(300)), 1) == 1, "183 tells; when what is drawn has changed, another does"
+    assert complaints(itertools.chain([183], _outer_seeds(300)), 1) == 1, "183 tells, or another does"
 
 
 def test_payload_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
