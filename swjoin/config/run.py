@@ -108,7 +108,6 @@ class RunConfig:
             check(policy == "block", f"on_overload: {policy} needs pace realtime; in asap pace the source waits for the join")
         if self.cluster.sinks > 1:
             sinks = setting("sinks", "cluster: sinks")
-            check(self.sink.kind != "kafka", (sinks, " must be 1 for results that go to Kafka"))
             check(self.serve.listen is None, (sinks, " must be 1 for results that consumers take over Arrow Flight"))
         if self.cluster.gateways > 1:
             gateways = setting("gateways", "cluster: gateways")
@@ -214,7 +213,7 @@ class RunConfig:
     @property
     def sink_count(self) -> int:
         """Sinks of the run; one where results are only counted."""
-        return self.cluster.sinks if self.sink.in_files else 1
+        return 1 if self.sink.kind == "count" else self.cluster.sinks
 
     @property
     def gateway_count(self) -> int:
