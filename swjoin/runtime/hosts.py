@@ -525,10 +525,11 @@ class MasterHost(Host):
 
     def make_sinks(self, clock: RunClock, opened: contextlib.ExitStack) -> list[CollectorHost]:
         """All sinks in the same process, entered into `opened`."""
-        ingest, found = self.gateway.ingest, []
+        ingest, found = self.gateway.ingest, list[CollectorHost]()
         for number in range(self.job.config.sink_count):
             endpoint = None if ingest is None else ingest.endpoint
-            role_host = CollectorHost(self.job, self.output_plan(), clock, endpoint, number)
+            first = found[0].offered if found else None
+            role_host = CollectorHost(self.job, self.output_plan(), clock, endpoint, number, first)
             if self.watcher is not None:
                 role_host.send_view = self.watcher.board.set_collector
             found.append(opened.enter_context(role_host))
@@ -661,10 +662,16 @@ class CollectorHost(Host):
     role: Collector
 
     def __init__(
-        self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None, number: int = 0
+        self,
+        job: Job,
+        plan: OutputColumns,
+        clock: RunClock,
+        endpoint: Endpoint | None = None,
+        number: int = 0,
+        first: ServedResults | None = None,
     ) -> None:
         """endpoint: of the master, in one process; without it the collector opens its own if the run serves results. number: of
-        the sink."""
+        the sink. first: what the first sink serves, in one process."""
         super().__init__(sink_role(number))
         self.number = number
         self.clock = clock
@@ -674,7 +681,8 @@ class CollectorHost(Host):
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
         self._sink = open_job_sink(job, plan, number)
-        self.offered = None if job.config.serve.listen is None else ServedResults(job, plan, self._sink, endpoint)
+        served = job.config.serve.listen is not None
+        self.offered = ServedResults(job, plan, self._sink, number, endpoint, first) if served else None
         if self.offered is not None and self.offered.sink is not None:
             self._sink = self.offered.sink
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
@@ -710,7 +718,9 @@ class CollectorHost(Host):
                 self.offered.close()
 
     def finish(self) -> None:
-        """Complete all files, before any sink gives its own their names."""
+        """Complete all files, before any sink gives its own their names, and pass all rows on, before the first sink ends."""
+        if self.offered is not None:
+            self.offered.flush()
         if self.job.config.sink_count > 1 and not self.role.stopped:
             self._sink.finish(self.proof)
 

@@ -96,9 +96,6 @@ def test_numbers_of_sinks_that_no_run_can_have(more: tuple[object, ...], text: s
 def test_sinks_without_files_are_refused(inputs: tuple[Path, pa.Table], tmp_path: Path) -> None:
     _refused(_join(inputs[0], "count", "--sinks", 2), "--sinks 2: the results of this run are only counted; leave it out")
     _refused(_join(inputs[0], "-", "--sinks", 2), "--sinks 2 with -o -: standard output is one")
-    config = {"join": {"within": "1s"}, "cluster": {"sinks": 2}, "serve": {"listen": "127.0.0.1:0"}}
-    (tmp_path / "config.yaml").write_text(json.dumps(config))
-    _refused(command("explain", tmp_path / "config.yaml"), "cluster: sinks must be 1 for results that consumers take")
 
 
 def test_nothing_is_overwritten_by_a_directory_of_results(inputs: tuple[Path, pa.Table], tmp_path: Path) -> None:
