@@ -216,6 +216,34 @@ def test_a_crash_while_results_are_sent_sends_them_again_with_the_same_positions
     assert sorted(position_of(m) for m in without_repeats(messages)) == positions
 
 
+@pytest.mark.parametrize("form", ["json", "arrow"])
+def test_messages_without_keys_are_sent_again_to_the_same_partition(
+    form: str, cluster: MockCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow messages, and rows whose keys are null on both sides. A consumer that keeps a position of each partition drops
+    the repeats, and has all of them."""
+
+    def unkeyed(first: int) -> pa.RecordBatch:
+        rows = rows_of(first, 1)
+        columns = [pa.nulls(1, f.type) if f.name == "user" else rows.column(f.name) for f in rows.schema]
+        return pa.record_batch(columns, schema=rows.schema)
+
+    sink = sink_of(cluster, topic, tmp_path, form=form, staged=True)
+    sink.restore([], 0)
+    for row in range(60):
+        sink.write_rows(unkeyed(row), 0)
+    names = [sink.name_of(path) for path in sink.seal(0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sink_module, "write_whole", lambda path, data: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sink.publish(names, 0)
+    sink_of(cluster, topic, tmp_path, form=form, staged=True, resumes=True).restore(names, 1)
+    messages = cluster.messages(topic)
+    assert len(messages) == 120
+    assert len({message.partition() for message in messages}) > 1
+    assert sorted(position_of(message) for message in without_repeats(messages)) == [(0, row) for row in range(60)]
+
+
 def test_several_sinks_count_their_rows_apart(cluster: MockCluster, topic: str, tmp_path: Path) -> None:
     sinks = [sink_of(cluster, topic, tmp_path, share=(number, 2)) for number in range(2)]
     for number, sink in enumerate(sinks):

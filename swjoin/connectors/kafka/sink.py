@@ -18,6 +18,7 @@ import contextlib
 import json
 import re
 import secrets
+from binascii import crc32
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 _POLL_S = 0.1
+_BY_KEY = -1  # librdkafka's RD_KAFKA_PARTITION_UA
 _JSON_ROWS = 8192  # encoded at a time
 _ARROW_ROWS, _ARROW_BYTES = 16_384, 512 << 10  # of one message; the default limit of a broker is 1 MB
 _FILE = re.compile(r"part-(?:s(?P<sink>\d+)-)?(?P<generation>\d{6})\.arrow")
@@ -162,7 +164,7 @@ class KafkaSink:
             producer: Producer = kafka.Producer(settings)
         except (kafka.KafkaException, ValueError, TypeError) as error:
             raise UserError(f"sink kafka: {one_line(error)}") from None
-        find_topic(producer, self._config.topic, "sink kafka", self._config.servers, self._trouble)
+        self._partitions = find_topic(producer, self._config.topic, "sink kafka", self._config.servers, self._trouble)
         return producer
 
     def _prepare(self, resumes: bool) -> None:
@@ -197,10 +199,14 @@ class KafkaSink:
         kafka = client_library()
         messages = json_messages(rows, self._keys) if self._config.format == "json" else arrow_messages(rows)
         for key, value, number in messages:
-            headers: list[tuple[str, str | bytes | None]] = [("position", f"{start}.{first + number}".encode())]
+            position = f"{start}.{first + number}".encode()
+            headers: list[tuple[str, str | bytes | None]] = [("position", position)]
+            partition = _BY_KEY
+            if key is None:  # the client would choose any partition, and another one when the message is sent again
+                partition = self._partitions[crc32(position) % len(self._partitions)]
             while True:
                 try:
-                    self._producer.produce(self._config.topic, value, key, headers=headers)
+                    self._producer.produce(self._config.topic, value, key, partition, headers=headers)
                     break
                 except BufferError:
                     self._producer.poll(_POLL_S)
