@@ -28,8 +28,8 @@ from swjoin.checkpoint.checkpointers import (
     GatewayCheckpointer,
     MasterCheckpointer,
     deals,
+    known_keys,
     owners_of,
-    shared_before,
     shares,
 )
 from swjoin.checkpoint.store import Manifest, first_epoch_of, kept_manifests
@@ -82,7 +82,7 @@ from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import Source, is_live, is_shared, is_split
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
-from swjoin.core.errors import RunFailed, Spelling, SwjoinError, UserError
+from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
@@ -272,14 +272,11 @@ class GatewayHost(Host):
             self.role = Gateway(instances.config_of_gateway, instances.slave_count, self.layouts, feeds=feeds, share=share)
 
     def _let_keys_travel(self, manifest: Manifest | None) -> None:
-        """UserError when a run goes on that had codes for its keys."""
-        for source in self.sources:
-            if manifest is not None and not shared_before(manifest) and source.dictionary is not None:
-                problem = "the run began with one gateway, and its keys are no integers"
-                raise UserError(problem, subject=str(manifest.path), remedy="resume it with one gateway")
+        """Keys that had codes when the run had one gateway keep them."""
+        known = known_keys(manifest)
         for source in self.sources:
             if isinstance(source, EncodedSource):
-                source.let_keys_travel()
+                source.let_keys_travel(known)
 
     def restore(self, manifest: Manifest | None, owner: I64, active: Sequence[int]) -> None:
         """After `make`: restore gateway and sources. owner, active: the master's placement."""
