@@ -48,7 +48,8 @@ class Session:
     """Settings of a session.
 
     rate_per_s: of each stream. window_us: W. ranks: MPI ranks; 0: one process.
-    kills: (`left`, `right` (producers), `consumer`, `slave` or `collector`; the share of the session before it).
+    kills: (`left`, `right` (producers), `consumer`, `slave`, `sink` (the last of several) or `collector`; the share of the
+    session before it).
     settings: of the run, as of `--set`.
     """
 
@@ -256,9 +257,9 @@ class _Processes:
         self._start(name, [*words, str(self.folder), repr(self.start_s)], "benchmarks.workloads.live_session")
 
     def kill(self, name: str) -> None:
-        if name in ("slave", "collector"):
+        if name in ("slave", "sink", "collector"):
             ranks = ranks_of(self.run.pid)
-            victim = ranks[sorted(ranks)[-1 if name == "slave" else 1]]  # the collector is the first that is left
+            victim = ranks[sorted(ranks)[1 if name == "collector" else -1]]  # the collector is the first that is left
             subprocess.run(["kill", "-9", str(victim)], check=True)
             return
         process = self.processes[name]

@@ -30,6 +30,7 @@ from swjoin.cluster.role import MASTER, RoleId, SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.job import Job, leaves_rows_out
 from swjoin.config.run import RunConfig, digest, to_plain
+from swjoin.connectors.encoded_source import EncodedSource
 from swjoin.connectors.files.late_rows import LATE_ROW_BYTES
 from swjoin.connectors.files.run_files import METRICS_ROW_BYTES, MetricsFile
 from swjoin.connectors.files.sink import sink_of_file
@@ -38,6 +39,7 @@ from swjoin.connectors.source import Source, is_live, is_shared
 from swjoin.core.batch import I64, LEFT, STREAM_NAMES, TupleBatch, check_layout, in_memory
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.key_encoder import Dictionary
 from swjoin.core.sequence_numbers import stamped_layout
 from swjoin.core.storage import AppendedFile, Background, Executor, Executors
 from swjoin.core.version import __version__
@@ -164,7 +166,37 @@ def shared_before(manifest: Manifest | None) -> bool:
 
 def shares(job: Job, manifest: Manifest | None) -> bool:
     """Whether gateways read splits. manifest: of the checkpoint that is to be restored."""
-    return job.config.gateway_count > 1 or shared_before(manifest)
+    return _shares(job.config, manifest)
+
+
+def _shares(config: RunConfig, manifest: Manifest | None) -> bool:
+    return config.gateway_count > 1 or shared_before(manifest)
+
+
+def known_keys(manifest: Manifest | None) -> Dictionary | None:
+    """The codes of keys that are no integers from the time when the run had one gateway; None without any. RunFailed when their
+    files are corrupt."""
+    if manifest is None or not manifest.gateways[0]["keys"][0]:
+        return None
+    dictionary, files = Dictionary(), _open_keys(manifest.path.parent, manifest.gateways[0]["keys"])
+    _fill(dictionary, files)
+    for file in files:
+        file.close()
+    return dictionary
+
+
+def _open_keys(folder: Path, saved: Sequence[Any]) -> tuple[AppendedFile, AppendedFile]:
+    """The files of keys. saved: of a checkpoint, the number of keys and both marks."""
+    count, lengths, data = saved
+    if lengths[0] != 8 * count:
+        raise RunFailed(f"{folder / 'keys.lengths'}: holds {lengths[0]} bytes for {count} keys")
+    return AppendedFile(folder / "keys.lengths", lengths), AppendedFile(folder / "keys.bytes", data)
+
+
+def _fill(dictionary: Dictionary, files: tuple[AppendedFile, AppendedFile]) -> None:
+    with restoring(files[0].path):
+        lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(files, ("<i8", "u1"), strict=True))
+        dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
 
 
 def deals(job: Job, manifest: Manifest | None) -> bool:
@@ -192,6 +224,7 @@ class GatewayCheckpointer:
         self._folder, self._number, self._executors = folder, number, executors
         self.late_rows: AppendedFile | None = None
         self._keys: tuple[AppendedFile, AppendedFile] | None = None
+        self._saved_keys: list[Any] = [0, [0, 0], [0, 0]]  # of the checkpoint
         self._job, self._sources = job, sources
         self._keys_saved = self._incarnation = 0
         self._background: Executor | None = None
@@ -209,15 +242,11 @@ class GatewayCheckpointer:
                     rows = AppendedFile(self._folder / share["late"]["name"], share["late"]["mark"], LATE_ROW_BYTES)
                     self.late_rows.append(rows.read())
                     rows.close()
+        self._saved_keys = [0, [0, 0], [0, 0]] if manifest is None else manifest.gateways[0]["keys"]
         if self._dictionary is not None:
             for file in self._keys or ():
                 self._close(file)
-            nothing: list[Any] = [0, [0, 0], [0, 0]]
-            self._keys_saved, lengths, data = nothing if manifest is None else manifest.gateways[0]["keys"]
-            if lengths[0] != 8 * self._keys_saved:
-                raise RunFailed(f"{self._folder / 'keys.lengths'}: holds {lengths[0]} bytes for {self._keys_saved} keys")
-            files = self._folder / "keys.lengths", self._folder / "keys.bytes"
-            self._keys = AppendedFile(files[0], lengths), AppendedFile(files[1], data)
+            self._keys_saved, self._keys = self._saved_keys[0], _open_keys(self._folder, self._saved_keys)
 
     def _shares(self, manifest: Manifest | None) -> list[dict[str, Any]]:
         """The parts that this gateway takes over: of n gateways, gateway i has those of i, i + n, ... of the checkpoint."""
@@ -242,7 +271,7 @@ class GatewayCheckpointer:
         groups = gateway.config.cluster.partition_count
         for number, part in enumerate(manifest.gateways):
             check_gateway_state(manifest.path, number, part["state"], manifest.plain["epoch"], groups, len(self._sources))
-        snapshots = [read_gateway(self._folder, part) for part in self._shares(manifest)]
+        snapshots = [self._with_keys(read_gateway(self._folder, part)) for part in self._shares(manifest)]
         with restoring(manifest.path):
             for snapshot in snapshots:
                 for what, batches in snapshot.tuples.items():
@@ -260,14 +289,24 @@ class GatewayCheckpointer:
             elif gateway.splits is None:
                 source.seek(rows)
 
+    def _with_keys(self, snapshot: Snapshot) -> Snapshot:
+        """The tuples of a gateway that gave keys codes, with their keys as they travel now."""
+        source = self._sources[LEFT]
+        known = source.known_keys if isinstance(source, EncodedSource) else None
+        if known is None:
+            return snapshot
+
+        def sent(batch: TupleBatch) -> TupleBatch:
+            return batch if batch.columns is not None else replace(batch, columns=known.of_codes(batch.key))
+
+        return replace(snapshot, tuples={what: [sent(in_memory(b)) for b in found] for what, found in snapshot.tuples.items()})
+
     def _restore_keys(self) -> None:
         """Fill an empty dictionary; otherwise it is this process' own, which has more keys."""
         dictionary = self._dictionary
         if dictionary is None or self._keys is None or len(dictionary):
             return
-        with restoring(self._keys[0].path):
-            lengths, data = (np.frombuffer(file.read(), kind) for file, kind in zip(self._keys, ("<i8", "u1"), strict=True))
-            dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
+        _fill(dictionary, self._keys)
 
     def _check_tuples(self, gateway: Gateway, what: str, batches: list[TupleBatch]) -> None:
         """RunFailed unless saved tuples have the payload, or the columns, of their stream. what: its name, and a queue's."""
@@ -291,7 +330,7 @@ class GatewayCheckpointer:
 
     def save(self, generation: int, snapshot: Snapshot) -> None:
         """The gateway's part of a checkpoint; `done` gets PartSaved."""
-        extra: dict[str, Any] = {"late": None, "keys": [0, [0, 0], [0, 0]]}
+        extra: dict[str, Any] = {"late": None, "keys": self._saved_keys}
         extra["positions"] = [source.position() if is_live(source) else {} for source in self._sources]
         files: list[AppendedFile] = []
         if self.late_rows is not None:
@@ -417,7 +456,7 @@ class SlaveCheckpointer:
         done: Callable[[Any], None],
         executors: Executors = Background,
     ) -> None:
-        self._folder = folder
+        self._folder, self._config = folder, config
         self._slave = slave
         self._early: list[tuple[Delivery, Any]] = []  # of several senders, of epochs that are not open yet
         self._marks = any(slave.kind.marks)
@@ -431,6 +470,8 @@ class SlaveCheckpointer:
         if manifest_name is None:
             return
         manifest, stage = read_manifest(self._folder / manifest_name), self._slave.stage
+        if stage is None and _shares(self._config, manifest):
+            self._slave.mover.keys.know(known_keys(manifest))
         mine = np.array(owner, np.int64) == self._slave.id
         number = 0 if stage is None else int(stage.stage.id)
         if stage is not None:

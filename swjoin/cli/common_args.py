@@ -63,8 +63,8 @@ def with_role_counts(config: RunConfig, args: argparse.Namespace) -> RunConfig:
     """The same run with the numbers of --gateways and --sinks. UserError for numbers that it cannot have."""
     sinks, gateways = args.sinks, args.gateways
     if sinks is not None:
-        if sinks > 1 and not config.sink.in_files:
-            raise UserError(f"--sinks {sinks}: this run writes no files of results; leave it out")
+        if sinks > 1 and config.sink.kind == "count":
+            raise UserError(f"--sinks {sinks}: the results of this run are only counted; leave it out")
         config = config.with_sinks(sinks)
     return config if gateways is None else config.with_gateways(gateways)
 

@@ -290,7 +290,7 @@ def _ranks(s: Setting) -> list[str]:
         "Rank 0 is the master: reads, judges lateness, routes, decides moves, keeps the ledger. "
         "Rank 1 is the collector: merges and writes results and metrics.",
         f"{names} windows, find{'s' if s.slaves == 1 else ''} pairs.",
-        *explain_plan.further_roles(s.ranks),
+        *explain_plan.further_roles(s.ranks, s.config.sink),
         *stages,
     ]
     nodes = s.config.nodes
@@ -350,12 +350,26 @@ def _adaptation(s: Setting) -> list[str]:
     return out
 
 
+def _sink(config: RunConfig) -> str:
+    """Where results go."""
+    sink = config.sink
+    if sink.kafka is not None:
+        return f"topic {shortened(sink.kafka.topic)}"
+    return {"count": "count and digest", "flight": "consumers"}.get(sink.kind, f"results/*.{sink.kind}")
+
+
 def _results(s: Setting) -> list[str]:
     sink = s.config.sink
     if sink.kind == "count":
         out = ["Pairs are counted and digested, not kept" + ("; payload travels all the same." if sink.carry_payload else ".")]
     else:
-        out = [f"DIR/results/*.{sink.kind}; names appear when the files are whole."]
+        shown = _sink(s.config)
+        if sink.in_files:
+            out = [f"DIR/{shown}; names appear when the files are whole."]
+        elif sink.kind == "kafka":
+            out = [f"{shown}: a message for every row, or for many, with their position."]
+        else:
+            out = ["No files: consumers take the rows over Arrow Flight."]
         if s.columns is not None:
             out.append("Columns: " + ", ".join(f"{name} ({kind})" for name, kind in s.columns) + ".")
         else:
@@ -412,7 +426,7 @@ def diagram(s: Setting) -> list[str]:
     """Sources, master, slaves, collector, results, from left to right; of a plan, a line for every edge."""
     config = s.config
     sources = [f"{name}: {shortened(_source(config, stream)[0])}" for name, stream in s.streams.items()]
-    sink = "count and digest" if config.sink.kind == "count" else f"results/*.{config.sink.kind}"
+    sink = _sink(config)
     if s.plan is not None:
         return explain_plan.plan_diagram(s.plan, sources, sink, in_process=s.in_process)
     left, right = sources

@@ -14,7 +14,7 @@ from swjoin.cluster.exchange import EPOCHS_AHEAD, PART_BYTES, PART_ROWS, PARTS_A
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import RoleId, gateway_role, sink_role
-from swjoin.config.run import RunConfig
+from swjoin.config.run import RunConfig, SinkConfig
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Edge, Stage, describe_edge, describe_stage
@@ -138,8 +138,9 @@ def memory(instances: Instances) -> list[str]:
     ]
 
 
-def further_roles(ranks: RankMap) -> list[str]:
+def further_roles(ranks: RankMap, sink: SinkConfig) -> list[str]:
     """Who plays the gateways and sinks but the first ones, which are those of ranks 0 and 1."""
+    how = "; each sends its own to the topic" if sink.kafka is not None else ", a file or more each" if sink.in_files else ""
 
     def played(name: str, count: int, role: Callable[[int], RoleId]) -> str:
         players = [f"{name} {number} is on rank {ranks.rank_of(role(number))}" for number in range(1, min(count, _ROLES + 1))]
@@ -150,7 +151,7 @@ def further_roles(ranks: RankMap) -> list[str]:
         text = f"{ranks.gateways} gateways read and route, each what it is dealt: gateway 0 is on rank 0"
         said.append(f"{text}, {played('gateway', ranks.gateways, gateway_role)}.")
     if ranks.sinks > 1:
-        text = f"{ranks.sinks} sinks share the results, a file or more each: sink 0 is the collector"
+        text = f"{ranks.sinks} sinks share the results{how}: sink 0 is the collector"
         said.append(f"{text}, {played('sink', ranks.sinks, sink_role)}.")
     return said
 
@@ -178,5 +179,5 @@ def roles(instances: Instances, ranks: RankMap | None) -> list[str]:
         "Rank 0 is the master (plans epochs, moves and checkpoints) and the gateway (reads, judges lateness, routes). Rank 1 "
         "is the collector: writes results and metrics.",
         f"{plays}: keeps windows, finds pairs, sends its rows to the next stages.",
-        *further_roles(ranks),
+        *further_roles(ranks, instances.config.sink),
     ]

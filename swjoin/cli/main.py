@@ -170,7 +170,7 @@ def _add_threads(p: argparse.ArgumentParser) -> None:
 
 def _add_role_counts(p: argparse.ArgumentParser) -> None:
     p.add_argument("--gateways", metavar="N", type=int, help="how many gateways read the inputs, split by split (default 1)")
-    p.add_argument("--sinks", metavar="M", type=int, help="how many sinks write results, a file or more each (default 1)")
+    p.add_argument("--sinks", metavar="M", type=int, help="how many sinks write results, each its share (default 1)")
 
 
 def _add_ranks(p: argparse.ArgumentParser) -> None:

@@ -106,10 +106,6 @@ class RunConfig:
             check(self.time.model == "event", "time: model arrival needs pace realtime")
             policy = self.on_overload.policy
             check(policy == "block", f"on_overload: {policy} needs pace realtime; in asap pace the source waits for the join")
-        if self.cluster.sinks > 1:
-            sinks = setting("sinks", "cluster: sinks")
-            check(self.sink.kind != "kafka", (sinks, " must be 1 for results that go to Kafka"))
-            check(self.serve.listen is None, (sinks, " must be 1 for results that consumers take over Arrow Flight"))
         if self.cluster.gateways > 1:
             gateways = setting("gateways", "cluster: gateways")
             check(self.query.last is None, (gateways, " must be 1 for count windows: one gateway gives tuples their places"))
@@ -214,7 +210,7 @@ class RunConfig:
     @property
     def sink_count(self) -> int:
         """Sinks of the run; one where results are only counted."""
-        return self.cluster.sinks if self.sink.in_files else 1
+        return 1 if self.sink.kind == "count" else self.cluster.sinks
 
     @property
     def gateway_count(self) -> int:

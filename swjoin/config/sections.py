@@ -200,9 +200,9 @@ class ClusterConfig:
     of the master's buffers; when they are full, the epoch ends early (asap) or the source waits. communication: `overlapped`,
     a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next when it has joined all it
     has (the paper's mode). Realtime pace exchanges in its slots either way. gateways: how many roles read the inputs, each its
-    share of their splits. sinks: how many roles write result files, each its own; results that are only counted have one.
-    failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread has made no
-    progress, counts as dead; 0: never.
+    share of their splits. sinks: how many roles write results, each files of its own, or to the topic; results that are only
+    counted have one. failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread
+    has made no progress, counts as dead; 0: never.
     """
 
     partition_count: int = 60

@@ -47,10 +47,16 @@ class EncodedSource:
         keys = self._keys
         return None if keys is None or keys.native or not keys.shared else keys.dictionary
 
-    def let_keys_travel(self) -> None:
-        """Before anything is read: keys that are no integers are encoded for slaves with dictionaries of their own."""
+    @property
+    def known_keys(self) -> Dictionary | None:
+        """The codes that keys had before they travelled."""
+        return None if self._keys is None else self._keys.known
+
+    def let_keys_travel(self, known: Dictionary | None) -> None:
+        """Before anything is read: keys that are no integers are encoded for slaves with dictionaries of their own. known: the
+        codes that they have had."""
         if self._keys is not None:
-            self._keys.shared = False
+            self._keys.shared, self._keys.known = False, known
 
     def encode(self, batch: pa.RecordBatch, positions: I64 | None = None) -> SourceBatch:
         """The next rows. positions: of these rows, where they are not read in their own order. UserError when a time

@@ -106,15 +106,15 @@ def open_sink(
     """The sink of a run. UserError when `target` cannot be written.
 
     staged: files get their names with checkpoints. resumes: `target` has results from before a crash; `restore` follows.
-    run_id: id of the run, for the proofs in files. share: number of this sink, and how many write into the directory `target`;
-    None: `target` is a file.
+    run_id: id of the run, for the proofs in files. share: number of this sink, and how many write to the directory `target` or
+    to the topic; None: `target` is a file.
     """
     if kind in ("count", "flight"):
         return CountSink()
     if kafka is not None:
         from swjoin.connectors.kafka.sink import KafkaSink
 
-        return KafkaSink(kafka, plan, target, staged=staged, resumes=resumes)
+        return KafkaSink(kafka, plan, target, staged=staged, resumes=resumes, share=share)
     from swjoin.connectors.files.sink import FileSink
 
     if kind == "csv":

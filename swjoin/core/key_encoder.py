@@ -87,6 +87,27 @@ def _intern(
 
 
 @kernel
+def _find(data: U8, offsets: I64, table: I64, arena: U8, arena_offsets: I64, out: I64) -> None:
+    """Codes of the rows that have one; others keep their value."""
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(offsets.shape[0] - 1):
+        start, size = offsets[i], offsets[i + 1] - offsets[i]
+        slot = _hash_bytes(data, start, start + size) & mask
+        while table[slot] > 0:
+            code = table[slot] - 1
+            begin = arena_offsets[code]
+            same = arena_offsets[code + 1] - begin == size
+            j = 0
+            while same and j < size:
+                same = arena[begin + j] == data[start + j]
+                j += 1
+            if same:
+                out[i] = code
+                break
+            slot = (slot + np.uint64(1)) & mask
+
+
+@kernel
 def _rehash(table: I64, arena: U8, arena_offsets: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
     for code in range(count):
@@ -123,6 +144,10 @@ class Dictionary:
             if at >= n:
                 return codes
             self._grow(int(offsets[at + 1] - offsets[at]))
+
+    def find(self, data: U8, offsets: I64, out: I64) -> None:
+        """Put the codes of those byte strings that have one into `out`."""
+        _find(data, offsets, self._table, self._arena, self._offsets, out)
 
     def entries(self, first: int) -> tuple[I64, U8]:
         """Lengths and bytes of the codes from `first` on; views that do not change."""
@@ -254,6 +279,7 @@ class KeyEncoder:
         self.native = self._kinds == [INTEGER]
         self.dictionary = Dictionary(kinds=self._kinds)
         self.shared = True  # by all rows of the run; otherwise keys travel as of `to_send`
+        self.known: Dictionary | None = None  # codes from before keys travelled
 
     def encode(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """int64 keys of n rows, and which are valid (None: all); a null in any column makes the key null."""
@@ -263,7 +289,8 @@ class KeyEncoder:
         return self.dictionary.encode(*self._strings(columns), valid), valid
 
     def hashed(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
-        """As `encode`, but a key that is not its own code is a hash: equal for equal keys, and needs no dictionary."""
+        """As `encode`, but a key that is not its own code is a hash: equal for equal keys, and needs no dictionary. A known key
+        keeps its code, by which it has been routed so far."""
         key, valid, _ = self.to_send(columns)
         return key, valid
 
@@ -278,6 +305,8 @@ class KeyEncoder:
         check_offsets(offsets, len(data), "keys", UserError)
         out = np.empty(len(offsets) - 1, np.int64)
         _hash_strings(data, offsets, out)
+        if self.known is not None:
+            self.known.find(data, offsets, out)
         buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(data))]
         keys = pa.Array.from_buffers(pa.large_binary(), len(out), buffers)
         return out, valid, Columns(pa.record_batch({"key": keys}))

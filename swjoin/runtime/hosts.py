@@ -28,8 +28,8 @@ from swjoin.checkpoint.checkpointers import (
     GatewayCheckpointer,
     MasterCheckpointer,
     deals,
+    known_keys,
     owners_of,
-    shared_before,
     shares,
 )
 from swjoin.checkpoint.store import Manifest, first_epoch_of, kept_manifests
@@ -82,7 +82,7 @@ from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import Source, is_live, is_shared, is_split
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
-from swjoin.core.errors import RunFailed, Spelling, SwjoinError, UserError
+from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
@@ -272,14 +272,11 @@ class GatewayHost(Host):
             self.role = Gateway(instances.config_of_gateway, instances.slave_count, self.layouts, feeds=feeds, share=share)
 
     def _let_keys_travel(self, manifest: Manifest | None) -> None:
-        """UserError when a run goes on that had codes for its keys."""
-        for source in self.sources:
-            if manifest is not None and not shared_before(manifest) and source.dictionary is not None:
-                problem = "the run began with one gateway, and its keys are no integers"
-                raise UserError(problem, subject=str(manifest.path), remedy="resume it with one gateway")
+        """Keys that had codes when the run had one gateway keep them."""
+        known = known_keys(manifest)
         for source in self.sources:
             if isinstance(source, EncodedSource):
-                source.let_keys_travel()
+                source.let_keys_travel(known)
 
     def restore(self, manifest: Manifest | None, owner: I64, active: Sequence[int]) -> None:
         """After `make`: restore gateway and sources. owner, active: the master's placement."""
@@ -525,10 +522,11 @@ class MasterHost(Host):
 
     def make_sinks(self, clock: RunClock, opened: contextlib.ExitStack) -> list[CollectorHost]:
         """All sinks in the same process, entered into `opened`."""
-        ingest, found = self.gateway.ingest, []
+        ingest, found = self.gateway.ingest, list[CollectorHost]()
         for number in range(self.job.config.sink_count):
             endpoint = None if ingest is None else ingest.endpoint
-            role_host = CollectorHost(self.job, self.output_plan(), clock, endpoint, number)
+            first = found[0].offered if found else None
+            role_host = CollectorHost(self.job, self.output_plan(), clock, endpoint, number, first)
             if self.watcher is not None:
                 role_host.send_view = self.watcher.board.set_collector
             found.append(opened.enter_context(role_host))
@@ -661,10 +659,16 @@ class CollectorHost(Host):
     role: Collector
 
     def __init__(
-        self, job: Job, plan: OutputColumns, clock: RunClock, endpoint: Endpoint | None = None, number: int = 0
+        self,
+        job: Job,
+        plan: OutputColumns,
+        clock: RunClock,
+        endpoint: Endpoint | None = None,
+        number: int = 0,
+        first: ServedResults | None = None,
     ) -> None:
         """endpoint: of the master, in one process; without it the collector opens its own if the run serves results. number: of
-        the sink."""
+        the sink. first: what the first sink serves, in one process."""
         super().__init__(sink_role(number))
         self.number = number
         self.clock = clock
@@ -674,7 +678,8 @@ class CollectorHost(Host):
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
         self._sink = open_job_sink(job, plan, number)
-        self.offered = None if job.config.serve.listen is None else ServedResults(job, plan, self._sink, endpoint)
+        served = job.config.serve.listen is not None
+        self.offered = ServedResults(job, plan, self._sink, number, endpoint, first) if served else None
         if self.offered is not None and self.offered.sink is not None:
             self._sink = self.offered.sink
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
@@ -710,7 +715,9 @@ class CollectorHost(Host):
                 self.offered.close()
 
     def finish(self) -> None:
-        """Complete all files, before any sink gives its own their names."""
+        """Complete all files, before any sink gives its own their names, and pass all rows on, before the first sink ends."""
+        if self.offered is not None:
+            self.offered.flush()
         if self.job.config.sink_count > 1 and not self.role.stopped:
             self._sink.finish(self.proof)
 

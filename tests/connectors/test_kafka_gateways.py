@@ -23,7 +23,6 @@ import pytest
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors import live_source, producer_merge
 from swjoin.core.batch import TupleBatch
-from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from swjoin.runtime import in_process
 from tests.support.commands import command
@@ -184,13 +183,16 @@ def _pieces(plain: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch, g
     return report
 
 
-@pytest.mark.parametrize("gateways", [[1, 2, 4, 1], [3, 1, 2, 2], [2, 2, 2, 2]])
+@pytest.mark.parametrize(
+    ("gateways", "key"),
+    [([1, 2, 4, 1], "key"), ([1, 2, 4, 1], "name"), ([3, 1, 2, 2], "name"), ([2, 2, 2, 2], "name")],
+)
 def test_resumptions_take_any_numbers_of_gateways(
-    gateways: list[int], many: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateways: list[int], key: str, many: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions change their gateway while one is ahead of the other. What is late does not depend on it. Rows that one
     gateway has read have positions as ids."""
-    plain = many.config("key" if gateways[0] == 1 else "name", checkpoint={"epochs": 2})
+    plain = many.config(key, checkpoint={"epochs": 2})
     report = _pieces(plain, tmp_path / "run", monkeypatch, gateways)
     if gateways[0] > 1:
         many.check(tmp_path / "run", report)
@@ -217,13 +219,6 @@ def test_columns_may_have_any_names(cluster: MockCluster, tmp_path: Path) -> Non
     _run(config_from_plain(plain).with_gateways(2), tmp_path / "run", 1)
     table = pq.read_table(tmp_path / "run" / "results")
     assert sorted(zip(*(table[f"left_{name}"].to_pylist() for name in names), strict=True)) == [(7, 0), (7, 0), (7, 1), (7, 1)]
-
-
-def test_keys_of_text_keep_the_one_gateway_they_began_with(
-    many: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match="began with one gateway, and its keys are no integers; resume it with one gateway"):
-        _pieces(many.config("name", checkpoint={"epochs": 2}), tmp_path / "run", monkeypatch, [1, 2])
 
 
 @pytest.mark.mpi

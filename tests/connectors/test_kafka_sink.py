@@ -25,7 +25,7 @@ from swjoin.connectors.sink import open_sink
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.row_codec import StreamCodec
 from tests.support.kafka_cluster import MockCluster
-from tests.support.kafka_content import content_of, position_of, without_repeats
+from tests.support.kafka_content import content_of, position_of, without_repeats, writer_of
 
 NUMBERS = itertools.count()
 PLAN = OutputColumns(
@@ -57,10 +57,17 @@ def rows_of(first: int, count: int) -> pa.RecordBatch:
 
 
 def sink_of(
-    cluster: MockCluster, topic: str, folder: Path, *, form: Any = "json", staged: bool = False, resumes: bool = False
+    cluster: MockCluster,
+    topic: str,
+    folder: Path,
+    *,
+    form: Any = "json",
+    staged: bool = False,
+    resumes: bool = False,
+    share: tuple[int, int] | None = None,
 ) -> KafkaSink:
     config = KafkaSinkConfig(cluster.servers, topic, form)
-    sink = open_sink("kafka", folder, PLAN, staged=staged, resumes=resumes, kafka=config)
+    sink = open_sink("kafka", folder, PLAN, staged=staged, resumes=resumes, kafka=config, share=share)
     assert isinstance(sink, KafkaSink)
     return sink
 
@@ -207,6 +214,82 @@ def test_a_crash_while_results_are_sent_sends_them_again_with_the_same_positions
     assert ids_of(without_repeats(messages)) == list(range(50))
     positions = [(0, n) for n in range(40)] + [(1, n) for n in range(10)]
     assert sorted(position_of(m) for m in without_repeats(messages)) == positions
+
+
+@pytest.mark.parametrize("form", ["json", "arrow"])
+def test_messages_without_keys_are_sent_again_to_the_same_partition(
+    form: str, cluster: MockCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow messages, and rows whose keys are null on both sides. A consumer that keeps a position of each partition drops
+    the repeats, and has all of them."""
+
+    def unkeyed(first: int) -> pa.RecordBatch:
+        rows = rows_of(first, 1)
+        columns = [pa.nulls(1, f.type) if f.name == "user" else rows.column(f.name) for f in rows.schema]
+        return pa.record_batch(columns, schema=rows.schema)
+
+    sink = sink_of(cluster, topic, tmp_path, form=form, staged=True)
+    sink.restore([], 0)
+    for row in range(60):
+        sink.write_rows(unkeyed(row), 0)
+    names = [sink.name_of(path) for path in sink.seal(0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sink_module, "write_whole", lambda path, data: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sink.publish(names, 0)
+    sink_of(cluster, topic, tmp_path, form=form, staged=True, resumes=True).restore(names, 1)
+    messages = cluster.messages(topic)
+    assert len(messages) == 120
+    assert len({message.partition() for message in messages}) > 1
+    assert sorted(position_of(message) for message in without_repeats(messages)) == [(0, row) for row in range(60)]
+
+
+def test_several_sinks_count_their_rows_apart(cluster: MockCluster, topic: str, tmp_path: Path) -> None:
+    sinks = [sink_of(cluster, topic, tmp_path, share=(number, 2)) for number in range(2)]
+    for number, sink in enumerate(sinks):
+        sink.write_rows(rows_of(20 * number, 20), 0)
+        sink.close()
+    messages = cluster.messages(topic)
+    assert ids_of(without_repeats(messages)) == list(range(40))
+    assert {(writer_of(m), position_of(m)) for m in messages} == {(n, (0, row)) for n in range(2) for row in range(20)}
+
+
+def test_other_numbers_of_sinks_send_what_a_crash_left_with_the_same_positions(
+    cluster: MockCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three sinks one has sent its rows, one has sent them and not noted it, and one has sent none. Two go on, then one."""
+    sinks = [sink_of(cluster, topic, tmp_path, staged=True, share=(number, 3)) for number in range(3)]
+    names = []
+    for number, sink in enumerate(sinks):
+        sink.restore([], 0)
+        sink.write_rows(rows_of(10 * number, 10), 0)
+        names += [sink.name_of(path) for path in sink.seal(0)]
+        sink.write_rows(rows_of(90, 5), 1)  # of a generation that no checkpoint ends
+    assert names == [f"part-s{number}-000000.arrow" for number in range(3)]
+    sinks[1].publish(names[1:2], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sink_module, "write_whole", lambda path, data: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sinks[2].publish(names[2:], 0)
+    sinks = [sink_of(cluster, topic, tmp_path, staged=True, resumes=True, share=(number, 2)) for number in range(2)]
+    sinks[0].restore([names[0], names[2]], 1)
+    sinks[1].restore(names[1:2], 1)
+    for number, sink in enumerate(sinks):
+        sink.write_rows(rows_of(30 + 10 * number, 10), 1)
+        names += [sink.name_of(path) for path in sink.seal(1)]
+    sinks[0].publish(names[3:4], 1)
+    last = sink_of(cluster, topic, tmp_path, staged=True, resumes=True)
+    last.restore(names, 2)
+    last.write_rows(rows_of(50, 10), 2)
+    last.close()
+    messages = cluster.messages(topic)
+    assert len(messages) == 70, "the rows of one sink were sent twice"
+    assert ids_of(without_repeats(messages)) == list(range(60))
+    wanted = {(n, (0, row)) for n in range(3) for row in range(10)} | {(n, (1, row)) for n in range(2) for row in range(10)}
+    assert {(writer_of(m), position_of(m)) for m in messages} == wanted | {(0, (2, row)) for row in range(10)}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".sent-s1.json", ".sent-s2.json", ".sent.json"]
+    with pytest.raises(UserError, match="holds what another run has sent"):
+        sink_of(cluster, topic, tmp_path, staged=True, share=(1, 2))
 
 
 def test_what_no_checkpoint_holds_is_dropped(cluster: MockCluster, topic: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from swjoin.core.batch import TupleBatch
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from tests.conftest import ROOT
 from tests.support.kafka_cluster import PARTITIONS, MockCluster, Sent
-from tests.support.kafka_content import content_of, without_repeats
+from tests.support.kafka_content import content_of, without_repeats, writer_of
 from tests.support.limits import PROCESS_S
 from tests.tools.oracle import brute_force
 from tests.tools.processes import ranks_of
@@ -157,37 +157,54 @@ def sent(cluster: MockCluster, name: str) -> tuple[tuple[int, str], int]:
     return found, len(messages) - len(kept)
 
 
-def test_from_topics_to_a_topic(cluster: MockCluster, tmp_path: Path, swjoin: Any) -> None:
-    streams = Streams.of(1, 1500)
-    config = config_of(topics_of(cluster, "plain", streams), sink_of(cluster, "plain"))
+@pytest.mark.parametrize("sinks", [1, 3])
+def test_from_topics_to_a_topic(cluster: MockCluster, tmp_path: Path, swjoin: Any, sinks: int) -> None:
+    streams, name = Streams.of(1, 1500), f"plain-{sinks}"
+    config = config_of(topics_of(cluster, name, streams), sink_of(cluster, name))
     (tmp_path / "c.yaml").write_text(json.dumps(config))
-    outcome = swjoin("run", tmp_path / "c.yaml", "--out", tmp_path / "run")
+    outcome = swjoin(
+        "run", tmp_path / "c.yaml", "--out", tmp_path / "run", "--sinks", sinks, "--set", "module.result_buffer=8KB"
+    )
     assert outcome.code == 0, outcome.err
-    assert f"topic plain-out at {cluster.servers}" in outcome.out
+    assert f"topic {name}-out at {cluster.servers}" in outcome.out
     report = report_of(tmp_path / "run")
+    assert min(sink["count"] for sink in report["sinks"]) > streams.answer()[0] // (4 * sinks)
+    assert {writer_of(message) for message in cluster.messages(f"{name}-out")} == set(range(sinks))
     assert (report["results"]["count"], report["results"]["digest"]) == streams.answer()
     assert report["ledger"]["balanced"]
     unusable = sum(content == b"nonsense" for side in (0, 1) for _, content in streams.messages(side, side))
     assert sum(report["null_key"].values()) == unusable == 4
-    assert sent(cluster, "plain") == (streams.answer(), 0)
+    assert sent(cluster, name) == (streams.answer(), 0)
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.long)])
-def test_offsets_come_from_the_checkpoint(cluster: MockCluster, tmp_path: Path, start: Start, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "sinks"),
+    [
+        ("killed", (1, 1)),
+        ("killed", (3, 2)),
+        pytest.param("killed", (2, 3), marks=pytest.mark.long),
+        pytest.param("stopped", (1, 1), marks=pytest.mark.long),
+        pytest.param("stopped", (2, 1), marks=pytest.mark.long),
+    ],
+)
+def test_offsets_come_from_the_checkpoint(
+    cluster: MockCluster, tmp_path: Path, start: Start, how: str, sinks: tuple[int, int]
+) -> None:
     """A run dies, or is stopped, at any moment; another process goes on, and the topic of results has every row."""
     for rows in (8_000, 32_000, 128_000):  # on a busy machine a short run has ended before the signal comes
-        streams, name, run = Streams.of(2, rows), f"{how}-{rows}", tmp_path / f"run-{rows}"
+        streams, name, run = Streams.of(2, rows), f"{how}-{sinks[0]}-{sinks[1]}-{rows}", tmp_path / f"run-{rows}"
         config = config_of(topics_of(cluster, name, streams), sink_of(cluster, name), checkpoint={"epochs": 1})
         (tmp_path / "c.yaml").write_text(json.dumps(config))
-        process = start(tmp_path / "c.yaml", "--out", run)
+        process = start(tmp_path / "c.yaml", "--out", run, "--sinks", sinks[0])
         wait_for_checkpoint(process, run)
         process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
         process.communicate(timeout=PROCESS_S)
         if (run / "checkpoints").exists():
             break
     cluster.send(f"{name}-0", [(0, b'{"key":1,"ts":1,"id":99999}')])  # after the end
-    whole(start("--resume", run))
+    whole(start("--resume", run, "--sinks", sinks[1]))
     report = report_of(run)
+    assert len(report["sinks"]) == sinks[1]
     assert report["checkpoints"]["resumed_from"] is not None
     assert (report["results"]["count"], report["results"]["digest"]) == streams.answer()
     assert report["ledger"]["balanced"]
@@ -196,21 +213,26 @@ def test_offsets_come_from_the_checkpoint(cluster: MockCluster, tmp_path: Path, 
 
 
 @pytest.mark.mpi
-@pytest.mark.long
-@pytest.mark.parametrize("victim", ["slave", "collector"])
-def test_a_rank_dies_and_the_topics_are_read_again(victim: str, cluster: MockCluster, tmp_path: Path, start: Start) -> None:
-    """The collector dies, and another rank goes on sending the results: each is there once."""
-    streams = Streams.of(3, 6000)
-    config = config_of(topics_of(cluster, victim, streams), sink_of(cluster, victim), checkpoint={"epochs": 2})
+@pytest.mark.parametrize(
+    ("victim", "sinks"),
+    [pytest.param("slave", 1, marks=pytest.mark.long), pytest.param("collector", 1, marks=pytest.mark.long), ("sink 1", 2)],
+)
+def test_a_rank_dies_and_the_topics_are_read_again(
+    victim: str, sinks: int, cluster: MockCluster, tmp_path: Path, start: Start
+) -> None:
+    """A sink dies, and another rank goes on sending its results: each is there once."""
+    streams, name = Streams.of(3, 6000), victim.replace(" ", "-")
+    config = config_of(topics_of(cluster, name, streams), sink_of(cluster, name), checkpoint={"epochs": 2})
     (tmp_path / "c.yaml").write_text(json.dumps(config))
-    process = start(tmp_path / "c.yaml", "--out", tmp_path / "run", "-n", "4")
+    process = start(tmp_path / "c.yaml", "--out", tmp_path / "run", "-n", "5", "--sinks", sinks)
     wait_for_checkpoint(process, tmp_path / "run")
-    ranks = ranks_of(process.pid)
-    os.kill(ranks[max(ranks) if victim == "slave" else 1], signal.SIGKILL)
+    ranks = ranks_of(process.pid)  # the last one plays sink 1, or a slave
+    os.kill(ranks[1 if victim == "collector" else max(ranks)], signal.SIGKILL)
     whole(process)
     report = report_of(tmp_path / "run")
     assert (report["results"]["count"], report["results"]["digest"]) == streams.answer()
-    assert sent(cluster, victim)[0] == streams.answer()
+    assert sent(cluster, name)[0] == streams.answer()
+    assert {writer_of(message) for message in cluster.messages(f"{name}-out")} == set(range(sinks))
     assert len(report["checkpoints"]["recoveries"]) == 1
 
 

@@ -20,7 +20,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from swjoin.connectors.flight.result_log import ConsumerCutOffError, ConsumerOffset, Reader, ResultLog, Taken
+from swjoin.connectors.flight.result_log import (
+    ConsumerCutOffError,
+    ConsumerOffset,
+    Part,
+    Reader,
+    ResultLog,
+    SinkWriter,
+    Taken,
+)
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from tests.support.limits import PROCESS_S
 
@@ -35,103 +43,142 @@ def _batch(rows: list[int]) -> pa.RecordBatch:
 
 @dataclass
 class Consumer:
-    """got: rows by generation, as far as they count. skipped: those before it came. began: first generation that it wants."""
+    """got: rows by generation and sink, as far as they count. skipped: those before it came. began: first generation that it
+    wants."""
 
     began: int
-    skipped: dict[int, int]
+    skipped: dict[Part, int]
     reader: Reader | None = None
     files: Iterator[Taken] | None = None
     place: ConsumerOffset | None = None  # after the last event
-    got: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    got: dict[Part, list[int]] = field(default_factory=lambda: defaultdict(list))
     failed: bool = False
 
-    def take(self, taken: Taken, truth: dict[int, list[int]]) -> None:
+    def take(self, taken: Taken, truth: dict[Part, list[int]]) -> None:
         assert self.reader is not None
-        g = taken.generation
+        g, part = taken.generation, (taken.generation, taken.sink)
         if taken.kind == "void":
-            self.got = defaultdict(list, {k: rows for k, rows in self.got.items() if k < g})
-            self.skipped = {k: n for k, n in self.skipped.items() if k < g}
+            self.got = defaultdict(list, {k: rows for k, rows in self.got.items() if k[0] < g})
+            self.skipped = {k: n for k, n in self.skipped.items() if k[0] < g}
             self.began = min(self.began, g)
         elif taken.kind == "complete":
-            assert self.got[g] == truth[g][self.skipped.get(g, 0) :], f"generation {g} is complete, and is not whole"
+            for of in [of for of in truth if of[0] == g]:
+                assert self.got[of] == truth[of][self.skipped.get(of, 0) :], f"generation {g} is complete, and is not whole"
         else:
             assert taken.batch is not None
             rows = taken.batch.column(0).to_pylist()
-            at = self.skipped.get(g, 0) + len(self.got[g])
-            assert rows == truth[g][at : at + len(rows)], f"generation {g}: other rows than those after {at}"
-            self.got[g] += rows
+            at = self.skipped.get(part, 0) + len(self.got[part])
+            assert rows == truth[part][at : at + len(rows)], f"{part}: other rows than those after {at}"
+            self.got[part] += rows
         self.place = ConsumerOffset.from_plain(self.reader.offset.to_plain())
 
 
 class _Machine(RuleBasedStateMachine):
-    """A run whose results are logged; what is right is known from `truth`, rows by generation."""
+    """A run whose results are logged; what is right is known from `truth`, rows by generation and sink.
 
-    in_files = True
+    complete: checkpoints; a sink may be behind with what is final. sinks: at most. joined: sinks that have said, since a
+    recovery, what they have.
+    """
+
+    in_files, most_sinks = True, 1
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.truth: dict[int, list[int]] = defaultdict(list)
-        self.files: dict[int, list[Path]] = {}
-        self.next_row = 0
+        self.truth: dict[Part, list[int]] = defaultdict(list)
+        self.files: dict[Part, list[Path]] = {}
+        self.complete = self.next_row = 0
         self.consumers: dict[int, Consumer] = {}
         self.evicted = False
-        self.log = self._open_log()
+        self.sinks = self.most_sinks
+        self._open_log()
 
-    def _open_log(self) -> ResultLog:
-        return ResultLog(SCHEMA, LIMIT_BYTES, 0.0, in_files=self.in_files, eras=self.folder / ".eras")
+    def _open_log(self) -> None:
+        eras, in_files = self.folder / ".eras", self.in_files
+        self.log = ResultLog(SCHEMA, LIMIT_BYTES, 0.0, in_files=in_files, eras=eras, sinks=self.sinks)
+        self.writers = [SinkWriter(self.log, sink) for sink in range(self.sinks)]
+        self.published: list[int] = []
 
     @initialize()
     def begin(self) -> None:
-        self.log.restore(0, {})
+        self._restore()
+        self._join_all()
 
     # ------------------------------------------------------------ the run
 
-    @property
-    def published(self) -> int:
-        return len(self.files)
+    def _restore(self) -> None:
+        """The first sink; others follow."""
+        for part in [part for part in self.truth if part[0] >= self.complete]:
+            del self.truth[part]
+        self.published = []
+        self.join()
 
-    @rule(later=st.booleans(), rows=st.integers(1, 25))
-    def write(self, later: bool, rows: int) -> None:
-        generation = self.published + later
+    @rule()
+    def join(self) -> None:
+        sink = len(self.published)
+        if sink < self.sinks:
+            mine = {part: paths for part, paths in self.files.items() if part[1] % self.sinks == sink}
+            self.writers[sink].restore(self.complete, mine)
+            self.published.append(self.complete)
+
+    def _join_all(self) -> None:
+        while len(self.published) < self.sinks:
+            self.join()
+
+    @rule(later=st.booleans(), rows=st.integers(1, 25), sink=st.integers(0, 2))
+    def write(self, later: bool, rows: int, sink: int) -> None:
+        sink %= len(self.published)  # one that has joined
+        generation = self.complete + later
         values = list(range(self.next_row, self.next_row + rows))
         self.next_row += rows
         before = self.log._buffer.first
-        self.log.write(_batch(values), generation)
+        self.writers[sink].write(_batch(values), generation)
         self.evicted |= self.log._buffer.first > before
-        self.truth[generation] += values
+        self.truth[generation, sink] += values
 
-    @rule(cut=st.integers(0, 30))
-    def publish(self, cut: int) -> None:
-        """In two files, in one, or without rows in none."""
-        generation = self.published
-        rows, paths = self.truth[generation], []
-        for number, part in enumerate((rows[:cut], rows[cut:])):
-            if part:
-                paths.append(self.folder / f"part-{generation:06d}-{number:05d}.parquet")
-                pq.write_table(pa.Table.from_batches([_batch(part)]), paths[-1], row_group_size=7)
-        self.files[generation] = paths
-        self.log.publish(generation, paths if self.in_files else [])
+    @rule(cut=st.integers(0, 30), behind=st.integers(0, 3))
+    def checkpoint(self, cut: int, behind: int) -> None:
+        """Each sink's rows in two files, in one, or without rows in none. behind: a sink that publishes later."""
+        self._join_all()
+        self.publish()
+        for sink in range(self.sinks):
+            part, paths = (self.complete, sink), []
+            rows = self.truth.get(part, [])
+            for number, values in enumerate((rows[:cut], rows[cut:])):
+                if values:
+                    paths.append(self.folder / f"part-s{sink}-{self.complete:06d}-{number:05d}.parquet")
+                    pq.write_table(pa.Table.from_batches([_batch(values)]), paths[-1], row_group_size=7)
+            if self.in_files:
+                self.files[part] = paths
+        self.complete += 1
+        self.publish(behind if self.sinks > 1 else -1)
 
-    def _forget_what_is_open(self) -> None:
-        for generation in [g for g in self.truth if g >= self.published]:
-            del self.truth[generation]
+    @rule()
+    def publish(self, but: int = -1) -> None:
+        """All sinks but one make final what checkpoints hold."""
+        for sink, before in enumerate(self.published):
+            if sink != but:
+                for generation in range(before, self.complete):
+                    self.writers[sink].publish(generation, self.files.get((generation, sink), []))
+                self.published[sink] = self.complete
 
     @rule()
     def recover(self) -> None:
-        self._forget_what_is_open()
-        self.log.restore(self.published, dict(self.files))
+        old = [SinkWriter(self.log, sink) for sink in range(self.sinks)]
+        self._restore()
+        with pytest.raises(RunFailed, match="an attempt that a recovery has ended"):
+            old[-1].write(_batch([-1]), self.complete)
 
-    @rule()
-    def die_and_resume(self) -> None:
+    @rule(sinks=st.integers(1, 3))
+    def die_and_resume(self, sinks: int) -> None:
         """Every process has died; consumers come back when they like."""
         for consumer in self.consumers.values():
             consumer.reader = consumer.files = None
             consumer.failed |= not self.in_files  # results without files are gone with their process
-        self._forget_what_is_open()
         self.evicted |= not self.in_files
-        self.log = self._open_log()
-        self.log.restore(self.published, dict(self.files))
+        self.sinks = min(sinks, self.most_sinks)
+        self._open_log()
+        self._restore()
 
     # ------------------------------------------------------------ consumers
 
@@ -143,9 +190,11 @@ class _Machine(RuleBasedStateMachine):
             return
         if consumer is None:
             now |= not self.in_files and self.evicted
+            self._join_all()  # a consumer waits for that
             reader = self.log.open(None if now else ConsumerOffset(), final=final and self.in_files)
             consumer = self.consumers[name] = Consumer(reader.offset.below, dict(reader.offset.rows), reader)
         else:
+            self._join_all()
             place = consumer.place if consumer.place is not None else ConsumerOffset(0, consumer.began, consumer.skipped)
             consumer.reader = self.log.open(place, final=final and self.in_files)
         consumer.place = ConsumerOffset.from_plain(consumer.reader.offset.to_plain())
@@ -187,8 +236,8 @@ class _Machine(RuleBasedStateMachine):
             consumer.failed = True
             reader.leave()
             return False
-        if isinstance(step, int):
-            consumer.files = reader._whole_generation(step)
+        if isinstance(step, tuple):
+            consumer.files = reader._whole_generation(*step)
             return True
         if step is not None:
             consumer.take(step, self.truth)
@@ -203,8 +252,10 @@ class _Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             for _ in range(2):
-                self.publish(3)
-            self.log.close()
+                self.checkpoint(3, -1)
+            for writer in reversed(self.writers):
+                assert not self.log._closed, "closed before all sinks have ended"
+                writer.close()
             for consumer in self.consumers.values():
                 if consumer.reader is None and not consumer.failed:
                     consumer.reader = self.log.open(consumer.place, final=False)
@@ -212,8 +263,8 @@ class _Machine(RuleBasedStateMachine):
                     pass
                 if consumer.failed:
                     continue
-                expected = {g: self.truth[g][consumer.skipped.get(g, 0) :] for g in self.truth if g >= consumer.began}
-                assert {g: rows for g, rows in consumer.got.items() if rows} == {g: r for g, r in expected.items() if r}
+                expected = {p: self.truth[p][consumer.skipped.get(p, 0) :] for p in self.truth if p[0] >= consumer.began}
+                assert {p: rows for p, rows in consumer.got.items() if rows} == {p: r for p, r in expected.items() if r}
         finally:
             shutil.rmtree(self.folder)
 
@@ -222,14 +273,27 @@ class _WithoutFiles(_Machine):
     in_files = False
 
 
+class _ThreeSinks(_Machine):
+    most_sinks = 3
+
+
+class _ThreeSinksWithoutFiles(_WithoutFiles):
+    most_sinks = 3
+
+
 TestWithFiles = _Machine.TestCase
 TestWithFiles.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestWithoutFiles = _WithoutFiles.TestCase
 TestWithoutFiles.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
+TestThreeSinks = _ThreeSinks.TestCase
+TestThreeSinks.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestThreeSinksWithoutFiles = _ThreeSinksWithoutFiles.TestCase
+TestThreeSinksWithoutFiles.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("machine", [_Machine, _WithoutFiles])
+@pytest.mark.parametrize("machine", [_Machine, _WithoutFiles, _ThreeSinks, _ThreeSinksWithoutFiles])
 def test_for_long(machine: type[_Machine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
@@ -252,6 +316,31 @@ def test_final_rows_in_memory_outlive_a_recovery(tmp_path: Path) -> None:
     log.close()
     taken = [(t.kind, t.generation, t.batch.column(0).to_pylist() if t.batch else None) for t in reader]
     assert taken == [("rows", 0, [1, 2]), ("complete", 0, None), ("rows", 1, [8])]
+
+
+def test_a_generation_is_final_once_all_sinks_say_so(tmp_path: Path) -> None:
+    """Also after a recovery: the files of a sink that has not come back yet are missing until then."""
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=tmp_path / ".eras", sinks=2)
+    sinks = [SinkWriter(log, sink) for sink in range(2)]
+    for sink in sinks:
+        sink.restore(0, {})
+    files: dict[Part, list[Path]] = {}
+    for number, sink in enumerate(sinks):
+        sink.write(_batch([number]), 0)
+        files[0, number] = [tmp_path / f"part-s{number}-000000-00000.parquet"]
+        pq.write_table(pa.Table.from_batches([_batch([number])]), files[0, number][0])
+    readers = [log.open(ConsumerOffset(), final=True) for _ in range(2)]
+    sinks[0].publish(0, files[0, 0])
+    assert [reader._step() for reader in readers] == [None, None]
+    sinks[1].publish(0, files[0, 1])
+    of_sinks = {sink: paths for (_, sink), paths in files.items()}
+    assert readers[0]._step() == (0, of_sinks)
+    sinks[0].restore(1, {(0, 0): files[0, 0]})
+    assert [reader._step() for reader in readers] == [None, None]
+    sinks[1].restore(1, {(0, 1): files[0, 1]})
+    assert readers[1]._step() == (0, of_sinks)
+    taken = list(readers[1]._whole_generation(0, of_sinks))
+    assert [(item.kind, item.sink) for item in taken] == [("rows", 0), ("rows", 1), ("complete", 0)]
 
 
 def test_recoveries_before_the_first_rows_take_nothing_away(tmp_path: Path) -> None:
@@ -407,7 +496,7 @@ def test_all_runs_count_alike_and_their_places_are_told_apart(tmp_path: Path) ->
     place = ConsumerOffset.from_plain(json.loads(json.dumps(logs[0].open(None, final=True).offset.to_plain())))
     assert place.below == 2
     logs[0].open(place, final=True)
-    for other in (place, ConsumerOffset(1, 2), ConsumerOffset(1, 0, {0: 1}), ConsumerOffset(1, 2, {}, "x")):
+    for other in (place, ConsumerOffset(1, 2), ConsumerOffset(1, 0, {(0, 0): 1}), ConsumerOffset(1, 2, {}, "x")):
         with pytest.raises(UserError, match="from: a place in another run's results"):
             logs[1].open(other, final=True)
     with pytest.raises(UserError, match="another run"):
@@ -438,8 +527,8 @@ def test_a_place_with_more_rows_than_a_file_has_is_refused(tmp_path: Path) -> No
     path = tmp_path / "part-000000-00000.parquet"
     pq.write_table(pa.Table.from_batches([_batch([1, 2])]), path)
     log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=tmp_path / ".eras")
-    log.restore(1, {0: [path]})
+    log.restore(1, {(0, 0): [path]})
     log.close()
     with pytest.raises(UserError, match="another run"):
-        list(log.open(ConsumerOffset(0, 0, {0: 3}, log.run), final=True))
-    assert [t.kind for t in log.open(ConsumerOffset(0, 0, {0: 1}, log.run), final=True)] == ["rows", "complete"]
+        list(log.open(ConsumerOffset(0, 0, {(0, 0): 3}, log.run), final=True))
+    assert [t.kind for t in log.open(ConsumerOffset(0, 0, {(0, 0): 1}, log.run), final=True)] == ["rows", "complete"]

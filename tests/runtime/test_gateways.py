@@ -20,7 +20,7 @@ from pyarrow import csv, feather
 
 from swjoin.config.loader import config_from_plain
 from tests.support.commands import command
-from tests.support.stopped_runs import _in_pieces, _run
+from tests.support.stopped_runs import _in_pieces, _run, _stopping
 
 ROWS = 30_000
 
@@ -108,30 +108,44 @@ def test_several_gateways_on_ranks(
     assert _identity(json.loads((tmp_path / "run" / "run.json").read_text())) == expected
 
 
-@pytest.mark.parametrize("gateways", [[1, 2, 3, 1], [3, 1, 2, 2]])
+@pytest.mark.parametrize(
+    ("gateways", "key"), [([1, 2, 3, 1], "key"), ([1, 2, 3, 1], "text"), ([1, 1, 3, 2], "text"), ([3, 1, 2, 2], "text")]
+)
 @pytest.mark.parametrize("kind", ["parquet", pytest.param("csv", marks=pytest.mark.long)])
 def test_resumptions_take_any_numbers_of_gateways(
     kind: str,
     gateways: list[int],
+    key: str,
     inputs: Path,
     expected: tuple[Any, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    key = "key" if gateways[0] == 1 else "text"
     plain = _plain(inputs, kind, key, checkpoint={"epochs": 2}, cluster={"distribution_epoch": "20ms"})
     report = _in_pieces(config_from_plain(plain), tmp_path / "run", monkeypatch, [1, 2, 3, 2], [20, 30, 20], gateways=gateways)
     assert report["complete"]
     assert _identity(report) == expected
 
 
-def test_keys_that_are_no_integers_keep_one_gateway(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their codes are in the checkpoint; several gateways share none."""
-    from swjoin.core.errors import UserError
-
-    plain = _plain(inputs, key="text", checkpoint={"epochs": 2}, cluster={"distribution_epoch": "20ms"})
-    with pytest.raises(UserError, match="began with one gateway, and its keys are no integers; resume it with one gateway"):
-        _in_pieces(config_from_plain(plain), tmp_path / "run", monkeypatch, [1, 2], [20], gateways=[1, 2])
+@pytest.mark.mpi
+@pytest.mark.parametrize("how", ["inner", pytest.param("full", marks=pytest.mark.long)])
+def test_codes_of_keys_go_on_at_several_gateways_on_ranks(
+    how: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of text had codes from one gateway; on ranks every gateway and slave reads them from the checkpoint."""
+    sections: dict[str, Any] = {"join": {"within": "20ms", "how": how}, "cluster": {"distribution_epoch": "20ms"}}
+    whole = _run(config_from_plain(_plain(inputs, key="text", **sections)), tmp_path / "whole", 1)
+    config, out = config_from_plain(_plain(inputs, key="text", checkpoint={"epochs": 2}, **sections)), tmp_path / "run"
+    monkeypatch.setattr("swjoin.connectors.files.source.BATCH_ROWS", 300)  # not all is read before it is stopped
+    _stopping(monkeypatch, 30)
+    report = _run(config, out, 2)
+    assert report["resumable"]
+    assert 0 < report["input"]["left"]["tuples"] < ROWS // 2
+    done = command("run", "--resume", out, "-n", 5, "--gateways", 2)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "run.json").read_text())
+    assert min(sum(gateway["tuples"].values()) for gateway in report["gateways"]) > 0
+    assert _identity(report) == _identity(whole)
 
 
 @pytest.mark.mpi

@@ -73,14 +73,16 @@ def _push(
 # ---------------------------------------------------------------- in one process
 
 
-def test_many_producers_and_consumers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sinks", [1, 3])
+def test_many_producers_and_consumers(sinks: int, tmp_path: Path) -> None:
     """Three producers a stream, at different speeds, one without a name; consumers that take as it comes, and what is final."""
     left = [rows(i, 700, first_id=1000 * i) for i in range(3)]
     right = [rows(10 + i, 600, first_id=1000 * i) for i in range(3)]
     taken: list[pa.RecordBatch] = []
     final: list[pa.RecordBatch] = []
     metrics: list[pa.RecordBatch] = []
-    with live(config(), tmp_path / "run") as (run, client):
+    settings = config(cluster={"sinks": sinks}, module={"result_buffer": "4KB"})
+    with live(settings, tmp_path / "run") as (run, client):
 
         def take(into: list[pa.RecordBatch], what: str) -> None:
             with connect(run.address) as other:
@@ -123,6 +125,8 @@ def test_many_producers_and_consumers(tmp_path: Path) -> None:
     assert digest_of(pa.Table.from_batches(taken)) == found
     assert digest_of(pa.Table.from_batches(final)) == found
     assert digest_of_folder(tmp_path / "run" / "results") == found
+    assert len(run.report["sinks"]) == sinks
+    assert min(sink["count"] for sink in run.report["sinks"]) > found[0] // (4 * sinks)
     assert run.report["late"] == {"left": 0, "right": 0}
     assert sum(batch["pairs"].to_numpy().sum() for batch in metrics) > 0
     assert not (tmp_path / "run" / "checkpoints").exists(), "what a run has kept for its resumption goes with its end"
@@ -574,8 +578,17 @@ def _string_keys(plain: dict[str, Any], *tables: pa.Table) -> list[pa.Table]:
     return [t.set_column(0, "key", pa.array([f"user {k}" for k in t["key"].to_pylist()])) for t in tables]
 
 
-@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=[pytest.mark.mpi, pytest.mark.long])])
-def test_stopped_and_resumed(ranks: int, start: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "sinks"),
+    [
+        (0, (1, 1)),
+        (0, (2, 3)),
+        pytest.param(4, (1, 1), marks=[pytest.mark.mpi, pytest.mark.long]),
+        pytest.param(4, (3, 2), marks=[pytest.mark.mpi, pytest.mark.long]),
+        pytest.param(5, (2, 1), marks=[pytest.mark.mpi, pytest.mark.long]),
+    ],
+)
+def test_stopped_and_resumed(ranks: int, sinks: tuple[int, int], start: Any, tmp_path: Path) -> None:
     """SIGTERM, and `--resume`: producers and a consumer, killed once itself, go on. Keys are strings."""
     left, right = rows(21, 3000), rows(22, 3000)
     port = _free_port()
@@ -583,7 +596,7 @@ def test_stopped_and_resumed(ranks: int, start: Any, tmp_path: Path) -> None:
     strings = _string_keys(plain, left, right)
     (tmp_path / "live.yaml").write_text(json.dumps(plain))
     address, more = f"grpc://127.0.0.1:{port}", ["-n", ranks] if ranks else []
-    run = start("run", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", *more)
+    run = start("run", "serve", tmp_path / "live.yaml", "--out", tmp_path / "run", "--sinks", sinks[0], *more)
     run.said("listening")
     tail = start("tail", "tail", address, "-o", tmp_path / "taken", "--retry", "60s")
     producers = [
@@ -595,7 +608,7 @@ def test_stopped_and_resumed(ranks: int, start: Any, tmp_path: Path) -> None:
     tail = start("tail", "tail", address, "-o", tmp_path / "taken", "--retry", "60s")
     run.process.send_signal(signal.SIGTERM)
     run.ended()
-    run = start("resumed", "serve", "--resume", tmp_path / "run", *more)
+    run = start("resumed", "serve", "--resume", tmp_path / "run", "--sinks", sinks[1], *more)
     for thread in producers:
         thread.join(PROCESS_S)
     with connect(address) as client:
@@ -792,11 +805,23 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+def test_a_further_sink_dies(tmp_path: Path) -> None:
+    """Two sinks on ranks of their own; the second one is killed. Both consumers go on: they are connected to the first."""
+    session = Session(3_000, 8_000_000, kills=(("sink", 0.5),), checkpoint_us=1_000_000, settings=("cluster.sinks=2",))
+    played = run_session(session, tmp_path)
+    assert played.complaints() == []
+    assert played.recoveries == 1
+    assert len(played.report["sinks"]) == 2
+
+
+@pytest.mark.mpi
 @pytest.mark.long
-def test_consumers_follow_the_results_to_another_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_consumers_follow_the_results_to_another_rank(sinks: int, tmp_path: Path) -> None:
     """The collector is killed, twice: both consumers go on from their places at the rank that has the results then."""
-    kills = (("collector", 0.3), ("collector", 0.6))
-    played = run_session(Session(5_000, 12_000_000, ranks=5, kills=kills, checkpoint_us=1_000_000), tmp_path)
+    kills, settings = (("collector", 0.3), ("collector", 0.6)), (f"cluster.sinks={sinks}",)
+    session = Session(5_000, 12_000_000, ranks=4 + sinks, kills=kills, checkpoint_us=1_000_000, settings=settings)
+    played = run_session(session, tmp_path)
     assert played.complaints() == []
     assert played.recoveries == 2
 

@@ -94,11 +94,8 @@ def test_numbers_of_sinks_that_no_run_can_have(more: tuple[object, ...], text: s
 
 
 def test_sinks_without_files_are_refused(inputs: tuple[Path, pa.Table], tmp_path: Path) -> None:
-    _refused(_join(inputs[0], "count", "--sinks", 2), "--sinks 2: this run writes no files of results; leave it out")
+    _refused(_join(inputs[0], "count", "--sinks", 2), "--sinks 2: the results of this run are only counted; leave it out")
     _refused(_join(inputs[0], "-", "--sinks", 2), "--sinks 2 with -o -: standard output is one")
-    config = {"join": {"within": "1s"}, "cluster": {"sinks": 2}, "serve": {"listen": "127.0.0.1:0"}}
-    (tmp_path / "config.yaml").write_text(json.dumps(config))
-    _refused(command("explain", tmp_path / "config.yaml"), "cluster: sinks must be 1 for results that consumers take")
 
 
 def test_nothing_is_overwritten_by_a_directory_of_results(inputs: tuple[Path, pa.Table], tmp_path: Path) -> None:
@@ -115,6 +112,18 @@ def _refused(done: Any, text: str) -> None:
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert text in line
+
+
+def test_explain_tells_what_sinks_do_with_a_topic(tmp_path: Path) -> None:
+    sink = {"kind": "kafka", "kafka": {"servers": "127.0.0.1:1", "topic": "sales"}}
+    config = {"join": {"within": "1s"}, "cluster": {"sinks": 2}, "workload": {"rate": 100, "duration": "5s"}, "sink": sink}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    done = command("explain", tmp_path / "config.yaml", "-n", 4)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "2 sinks share the results; each sends its own to the topic: sink 0 is the collector" in said
+    assert "topic sales: a message for every row" in said
+    assert "2 sinks ─▶ topic sales" in said
 
 
 @pytest.mark.parametrize(("ranks", "slaves", "places"), [(3, 1, (2, 2)), (5, 2, (4, 2)), (7, 3, (5, 6))])

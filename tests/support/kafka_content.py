@@ -5,12 +5,22 @@ from __future__ import annotations
 from confluent_kafka import Message
 
 
-def position_of(message: Message) -> tuple[int, int]:
-    headers = dict(message.headers() or [])
-    position = headers["position"]
+def _position(message: Message) -> list[int]:
+    position = dict(message.headers() or [])["position"]
     assert isinstance(position, bytes)
-    generation, row = position.decode().split(".")
-    return int(generation), int(row)
+    return [int(number) for number in position.decode().split(".")]
+
+
+def position_of(message: Message) -> tuple[int, int]:
+    """Generation and row."""
+    position = _position(message)
+    return position[0], position[-1]
+
+
+def writer_of(message: Message) -> int:
+    """The sink whose rows are counted by the position."""
+    position = _position(message)
+    return position[1] if len(position) == 3 else 0
 
 
 def content_of(message: Message) -> bytes:
@@ -21,10 +31,11 @@ def content_of(message: Message) -> bytes:
 
 def without_repeats(messages: list[Message]) -> list[Message]:
     """What the documents tell a consumer to do."""
-    highest: dict[int | None, tuple[int, int]] = {}
+    highest: dict[tuple[int | None, int], tuple[int, int]] = {}
     kept = []
     for message in messages:
-        if position_of(message) > highest.get(message.partition(), (-1, -1)):
-            highest[message.partition()] = position_of(message)
+        where = message.partition(), writer_of(message)
+        if position_of(message) > highest.get(where, (-1, -1)):
+            highest[where] = position_of(message)
             kept.append(message)
     return kept

@@ -22,6 +22,11 @@ class TextKeys:
     def __init__(self, dictionary: Dictionary) -> None:
         self._dictionary = dictionary
 
+    def know(self, dictionary: Dictionary | None) -> None:
+        """Before anything is received: the codes that keys had when one gateway gave them; tuples with these pass, too."""
+        if dictionary is not None:
+            self._dictionary = dictionary
+
     def received(self, delivery: Delivery) -> Delivery:
         """The delivery with codes."""
         if delivery.left.columns is None and delivery.right.columns is None:

@@ -111,7 +111,7 @@ class FlightIngest:
             return
         self._relayed = location
         client = flight.FlightClient(location, **client_tls(self._config))
-        options = flight.FlightCallOptions(headers=_headers(self._config))
+        options = flight.FlightCallOptions(headers=client_headers(self._config))
         for info in client.list_flights(options=options):
             name = info.descriptor.path[0].decode()
             self.endpoint.schemas[name] = partial(_same, (info.schema, location))
@@ -347,7 +347,7 @@ def client_tls(config: ServeConfig) -> Metadata:
     return {"tls_root_certs": read_pem(path, "root_certificate")}
 
 
-def _headers(config: ServeConfig) -> list[tuple[bytes, bytes]]:
+def client_headers(config: ServeConfig) -> list[tuple[bytes, bytes]]:
     return [] if config.token_file is None else [(b"authorization", b"Bearer " + read_token(config.token_file))]
 
 

@@ -1,15 +1,17 @@
 """Log of result rows: every consumer reads it at its own pace, in bounded memory.
 
-What: `ResultLog`: rows numbered by generation (how many checkpoints precede them) and position in the generation; `Reader`, one
-consumer's cursor; `ConsumerOffset`, the resume position of a consumer: it survives a crash of the consumer and of the run.
+What: `ResultLog`: rows numbered by generation (how many checkpoints precede them), sink, and position among the sink's rows of
+the generation; `SinkWriter`, one sink's side; `Reader`, one consumer's cursor; `ConsumerOffset`, the resume position of a
+consumer: it survives a crash of the consumer and of the run.
 Why: a consumer must neither lose a row nor receive one twice, and a slow consumer must neither fill the memory nor block the
 others for long.
 Stays out: Flight (`connectors.flight.server`), files (`connectors.files.sink`), the source of the rows
 (`connectors.flight.result_stream`).
 
-Rows of a generation can be read at once; once the next checkpoint is complete they are final, and lie in files. A recovery
-voids the rows of later generations: they are produced again, in another order. Each recovery starts a new era, so that a
-consumer that was disconnected learns of it. An offset also names the run, because all runs count generations from 0.
+Rows of a generation can be read at once, those of all sinks as they come; once the next checkpoint is complete they are final,
+and lie in files, those of one sink in the order in which they came. A recovery voids the rows of later generations: they are
+produced again, in another order, perhaps by other sinks. Each recovery starts a new era, so that a consumer that was
+disconnected learns of it. An offset also names the run, because all runs count generations from 0.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,31 +37,35 @@ _GONE = "from: rows after this place are gone; take the results from now on"
 _ANOTHER = "from: a place in another run's results"
 _RUN = re.compile("[0-9a-f]{16}")
 _FILE_ROWS = 16_384  # of a batch that is read from a file
+_CLOSING_S = 30.0  # how long the first sink waits for the others at the end
+Part = tuple[int, int]  # generation, sink
+_InFiles = tuple[int, dict[int, list[Path]]]  # a final generation, and its files by sink
 
 
 @dataclass
 class ConsumerOffset:
     """Resume position of a consumer. below: all rows of generations before this one have been read. rows: number of rows read
-    of each later generation. era: the era of these numbers. run: id of the run; empty before the first row of any run."""
+    of each later generation and sink. era: the era of these numbers. run: id of the run; empty before the first row of any
+    run."""
 
     era: int = 0
     below: int = 0
-    rows: dict[int, int] = field(default_factory=dict)
+    rows: dict[Part, int] = field(default_factory=dict)
     run: str = ""
 
     def to_plain(self) -> dict[str, Any]:
-        rows = {str(g): n for g, n in self.rows.items()}
+        rows = {f"{g}.{sink}" if sink else str(g): n for (g, sink), n in self.rows.items()}
         return {"run": self.run, "era": self.era, "below": self.below, "rows": rows}
 
     @staticmethod
     def from_plain(plain: Any) -> ConsumerOffset:
         """UserError for anything that is not an offset."""
         try:
-            rows = {int(g): int(n) for g, n in plain["rows"].items()}
+            rows = {_part(text): int(n) for text, n in plain["rows"].items()}
             offset = ConsumerOffset(int(plain["era"]), int(plain["below"]), rows, str(plain.get("run", "")))
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             raise UserError("from: not a place; take one that came with a batch, 'start' or 'now'") from None
-        if min([offset.era, offset.below, *rows, *rows.values()]) < 0:
+        if min([offset.era, offset.below, *(number for part in rows for number in part), *rows.values()]) < 0:
             raise UserError("from: not a place; it holds negative numbers")
         return offset
 
@@ -68,16 +74,21 @@ class ConsumerOffset:
         """Whether a consumer has read anything of a run."""
         return bool(self.era or self.below or self.rows)
 
-    def take(self, generation: int, rows: int) -> None:
-        self.rows[generation] = self.rows.get(generation, 0) + rows
+    def take(self, part: Part, rows: int) -> None:
+        self.rows[part] = self.rows.get(part, 0) + rows
 
     def complete(self, generation: int) -> None:
         self.below = max(self.below, generation + 1)
-        self.rows = {g: n for g, n in self.rows.items() if g >= self.below}
+        self.rows = {part: n for part, n in self.rows.items() if part[0] >= self.below}
 
     def void(self, generation: int, era: int) -> None:
         self.era = era
-        self.rows = {g: n for g, n in self.rows.items() if g < generation}
+        self.rows = {part: n for part, n in self.rows.items() if part[0] < generation}
+
+
+def _part(text: str) -> Part:
+    generation, _, sink = str(text).partition(".")
+    return int(generation), int(sink or 0)
 
 
 @dataclass(frozen=True)
@@ -88,13 +99,14 @@ class Taken:
     batch: pa.RecordBatch | None
     generation: int
     kind: str = "rows"
+    sink: int = 0  # of the rows
 
 
 @dataclass(frozen=True)
 class _Entry:
     batch: pa.RecordBatch
-    generation: int
-    first: int  # row of the generation
+    part: Part
+    first: int  # row of the part
 
 
 class _Eras:
@@ -173,7 +185,7 @@ class _Buffer:
 
     def keep_before(self, generation: int) -> None:
         """Drop entries of this generation and later ones."""
-        kept = [entry for entry in self._entries if entry.generation < generation]
+        kept = [entry for entry in self._entries if entry.part[0] < generation]
         self.first += len(self._entries) - len(kept)
         self._entries = deque(kept)
         self.nbytes = sum(entry.batch.nbytes for entry in kept)
@@ -183,19 +195,42 @@ class _Buffer:
         assert len(self._entries) <= 1 or self.nbytes <= self.limit_bytes, "result log: above its limit"
 
 
-class _FinalGenerations:
-    """Generations whose rows are final: all before `end`. files: by generation, as far as rows lie in files."""
+class _Sinks:
+    """What the sinks have said. Generations are final before `end`. attempt: restores of the first sink. files: by part, as far
+    as rows lie in files. open: sinks whose rows have not ended."""
 
-    def __init__(self) -> None:
-        self.end = 0
-        self.files: dict[int, list[Path]] = {}
+    def __init__(self, count: int) -> None:
+        self.count, self.attempt = count, 0
+        self._ends = dict.fromkeys(range(count), 0)
+        self.files: dict[Part, list[Path]] = {}
+        self.open = set(range(count))
 
-    def add(self, generation: int, files: Sequence[Path]) -> None:
-        self.files[generation] = list(files)
-        self.end = max(self.end, generation + 1)
+    @property
+    def end(self) -> int:
+        return min(self._ends.values())
 
-    def restore(self, end: int, files: dict[int, list[Path]]) -> None:
-        self.end, self.files = end, dict(files)
+    @property
+    def known(self) -> bool:
+        """Whether all sinks have said what is final, since a start or a recovery."""
+        return len(self._ends) == self.count
+
+    def add(self, part: Part, files: Sequence[Path]) -> None:
+        generation, sink = part
+        self.files[part] = list(files)
+        self._ends[sink] = max(self._ends[sink], generation + 1)
+
+    def restore(self, end: int, files: Mapping[Part, Sequence[Path]], sink: int) -> None:
+        """The first sink is restored before the others."""
+        if sink == 0:
+            self.attempt += 1
+            self._ends.clear()
+            self.files.clear()
+        self._ends[sink] = end
+        self.files |= {part: list(paths) for part, paths in files.items()}
+
+    def of(self, generation: int) -> dict[int, list[Path]]:
+        """Files of a generation, by sink."""
+        return {sink: paths for (g, sink), paths in self.files.items() if g == generation}
 
 
 class ConsumerCutOffError(RunFailed):
@@ -205,7 +240,7 @@ class ConsumerCutOffError(RunFailed):
 class ResultLog:
     """limit_bytes: capacity of the memory buffer. patience_s: how long `write` waits for readers of the oldest rows; then they
     are cut off, or continue from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip
-    dropped rows. eras, fresh: see `_Eras`."""
+    dropped rows. eras, fresh: see `_Eras`. sinks: how many write; each has a `SinkWriter`."""
 
     def __init__(
         self,
@@ -217,6 +252,7 @@ class ResultLog:
         lossy: bool = False,
         eras: Path | None = None,
         fresh: bool = False,
+        sinks: int = 1,
     ) -> None:
         self.schema = schema
         self.rows = 0  # written since the start
@@ -225,8 +261,8 @@ class ResultLog:
         self._patience_s, self._lossy, self._in_files = patience_s, lossy, in_files
         self._eras = _Eras(eras, fresh=fresh)
         self._buffer = _Buffer(limit_bytes)
-        self._totals: dict[int, int] = {}  # rows of generations that this process has written
-        self._final = _FinalGenerations()
+        self._totals: dict[Part, int] = {}  # rows of the parts that this log has taken
+        self._sinks = _Sinks(sinks)
         self._oldest: int | None = None  # first generation of this process; None before `restore`
         self._readers: set[Reader] = set()
         self._closed: BaseException | bool = False
@@ -234,8 +270,10 @@ class ResultLog:
 
     # ------------------------------------------------------------ written
 
-    def write(self, batch: pa.RecordBatch, generation: int = 0) -> None:
-        """Append rows of a generation. Waits for slow readers, for `patience_s` at most."""
+    def write(self, batch: pa.RecordBatch, generation: int = 0, sink: int = 0, attempt: int | None = None) -> None:
+        """Append rows of a generation. Waits for slow readers, for `patience_s` at most. attempt: that they belong to;
+        RunFailed for an earlier one."""
+        part = generation, sink
         with self._changed:
             deadline = time.monotonic() + self._patience_s
             while self._buffer.is_full(batch.nbytes):
@@ -249,11 +287,16 @@ class ResultLog:
                         continue
                     self._give_up(slow)
                 self._buffer.drop_oldest()
-            first = self._totals.get(generation, 0)
-            self._totals[generation] = first + batch.num_rows
-            self._buffer.append(_Entry(batch, generation, first))
+            self._check(attempt)
+            first = self._totals.get(part, 0)
+            self._totals[part] = first + batch.num_rows
+            self._buffer.append(_Entry(batch, part, first))
             self.rows += batch.num_rows
             self._changed.notify_all()
+
+    def _check(self, attempt: int | None) -> None:
+        if attempt is not None and attempt != self.attempt:
+            raise RunFailed("results of an attempt that a recovery has ended")
 
     def _give_up(self, slow: list[Reader]) -> None:
         for reader in slow:
@@ -263,19 +306,21 @@ class ResultLog:
                 self._readers.discard(reader)
                 self.cuts += 1
 
-    def publish(self, generation: int, files: Sequence[Path]) -> None:
-        """The rows of this generation are final; these files hold them in the order of writing."""
+    def publish(self, generation: int, files: Sequence[Path], sink: int = 0, attempt: int | None = None) -> None:
+        """The rows of this generation are final; these files hold those of the sink in the order of writing."""
         with self._changed:
-            self._final.add(generation, files)
+            self._check(attempt)
+            self._sinks.add((generation, sink), files)
             self._changed.notify_all()
 
-    def restore(self, generation: int, files: dict[int, list[Path]]) -> None:
-        """A start or a recovery: this generation is the next; earlier ones lie in files. A new era starts."""
+    def restore(self, generation: int, files: Mapping[Part, Sequence[Path]]) -> None:
+        """A start or a recovery: this generation is the next; earlier ones lie in files. A new era starts. Readers wait until
+        the other sinks have joined."""
         with self._changed:
             if self._oldest is None:
                 self._oldest = generation
-            self._final.restore(generation, files)
-            self._totals = {g: n for g, n in self._totals.items() if g < generation}
+            self._sinks.restore(generation, files, 0)
+            self._totals = {part: n for part, n in self._totals.items() if part[0] < generation}
             # Rows of earlier generations are final; without files the buffer alone has them.
             self._buffer.keep_before(0 if self._in_files else generation)
             for reader in self._readers:  # their offsets skip rows that they have read
@@ -283,16 +328,30 @@ class ResultLog:
             self._eras.start(generation)
             self._changed.notify_all()
 
-    def close(self, error: BaseException | None = None) -> None:
-        """End of the rows. Readers receive the rest, or raise the error."""
+    def join(self, sink: int, generation: int, files: Mapping[Part, Sequence[Path]], attempt: int) -> None:
+        """After a restore another sink says which files it has, those that it has taken over included."""
         with self._changed:
-            self._closed = error or True
+            self._check(attempt)
+            self._sinks.restore(generation, files, sink)
+            self._changed.notify_all()
+
+    def close(self, error: BaseException | None = None, sink: int = 0) -> None:
+        """End of a sink's rows; with an error, of all. Readers receive the rest, or raise the error."""
+        with self._changed:
+            self._sinks.open.discard(sink)
+            if error is not None or not self._sinks.open:
+                self._closed = error or True
             self._changed.notify_all()
 
     def drained(self, patience_s: float) -> bool:
-        """After `close`: whether all readers have finished within this time."""
-        deadline = time.monotonic() + patience_s
+        """After `close`: whether all readers have finished within this time. Waits for the other sinks before."""
         with self._changed:
+            deadline = time.monotonic() + _CLOSING_S
+            while not self._closed and 0 not in self._sinks.open and time.monotonic() < deadline:
+                self._changed.wait(_WAKE_S)
+            if not self._closed:
+                self._closed = RunFailed(f"results of sink {min(self._sinks.open)} have not come to their end")
+            deadline = time.monotonic() + patience_s
             while self._readers and time.monotonic() < deadline:
                 self._changed.wait(min(_WAKE_S, max(0.0, deadline - time.monotonic())))
             return not self._readers
@@ -302,7 +361,17 @@ class ResultLog:
     @property
     def published(self) -> int:
         """Generations before this one are final."""
-        return self._final.end
+        return self._sinks.end
+
+    @property
+    def sinks(self) -> int:
+        """How many sinks write."""
+        return self._sinks.count
+
+    @property
+    def attempt(self) -> int:
+        """Number of the start, or of the recovery."""
+        return self._sinks.attempt
 
     @property
     def era(self) -> int:
@@ -318,8 +387,10 @@ class ResultLog:
         if final and not self._in_files:
             raise UserError("final results come with checkpoints and files; this run has none of them: take them as they come")
         with self._changed:
+            while not (self._sinks.known or self._closed or given_up()):
+                self._changed.wait(_WAKE_S)
             if offset is None:
-                later = {} if final else {g: n for g, n in self._totals.items() if g >= self.published}
+                later = {} if final else {part: n for part, n in self._totals.items() if part[0] >= self.published}
                 offset = ConsumerOffset(self.era, self.published, later)
             elif self._unknown(offset):
                 raise UserError(_ANOTHER)
@@ -337,7 +408,7 @@ class ResultLog:
         if offset.era != self.era:
             return offset.era > self.era
         known = self._eras.first_generation
-        ahead = any(n > self._totals.get(g, n if g < known else 0) for g, n in offset.rows.items())
+        ahead = any(n > self._totals.get(part, n if part[0] < known else 0) for part, n in offset.rows.items())
         return offset.below > self.published or ahead
 
     @property
@@ -370,11 +441,11 @@ class Reader:
                 if isinstance(step, Taken):
                     yield step
                 else:
-                    yield from self._whole_generation(step)
+                    yield from self._whole_generation(*step)
         finally:
             self.leave()
 
-    def _next(self) -> Taken | int | None:
+    def _next(self) -> Taken | _InFiles | None:
         """The next item, or a generation to read from files. Waits; None at the end."""
         log = self._log
         with log._changed:
@@ -404,21 +475,23 @@ class Reader:
             self._log._readers.discard(self)
             self._log._changed.notify_all()
 
-    def _step(self) -> Taken | int | None:
+    def _step(self) -> Taken | _InFiles | None:
         """The next item, or a generation to read from files; None when nothing is ready. The caller holds the lock."""
         log, offset = self._log, self.offset
         if offset.era < log.era:
             void = log._eras.void_since(offset.era)
-            taken = offset.below > void or any(g >= void for g in offset.rows)
+            taken = offset.below > void or any(g >= void for g, _ in offset.rows)
             offset.below = min(offset.below, void)
             offset.void(void, log.era)
             if taken:
                 return Taken(None, void, "void")
+        if not log._sinks.known:
+            return None
         if offset.below < log.published:
+            generation = offset.below
             if log._in_files:
-                return offset.below
-            if offset.rows.get(offset.below, 0) >= log._totals.get(offset.below, 0):
-                generation = offset.below
+                return generation, log._sinks.of(generation)
+            if all(offset.rows.get(part, 0) >= n for part, n in log._totals.items() if part[0] == generation):
                 offset.complete(generation)
                 return Taken(None, generation, "complete")
         buffer = log._buffer
@@ -430,15 +503,15 @@ class Reader:
             log._changed.notify_all()
             batch = self._rest_of(entry)
             if batch is not None:
-                return Taken(batch, entry.generation)
+                return Taken(batch, entry.part[0], sink=entry.part[1])
         if offset.below < log.published:
             raise UserError(_GONE)
         return None
 
     def _rest_of(self, entry: _Entry) -> pa.RecordBatch | None:
         """Unread rows of an entry; None also when rows before it are missing, which then come from files."""
-        generation, have = entry.generation, self.offset.rows.get(entry.generation, 0)
-        if generation < self.offset.below or entry.first + entry.batch.num_rows <= have:
+        part, have = entry.part, self.offset.rows.get(entry.part, 0)
+        if part[0] < self.offset.below or entry.first + entry.batch.num_rows <= have:
             return None
         if entry.first > have:
             if self._log._in_files:
@@ -447,27 +520,64 @@ class Reader:
                 raise UserError(_GONE)
             self.skipped += entry.first - have
             have = entry.first
-        self.offset.rows[generation] = entry.first + entry.batch.num_rows
+        self.offset.rows[part] = entry.first + entry.batch.num_rows
         return entry.batch.slice(have - entry.first)
 
-    def _whole_generation(self, generation: int) -> Iterator[Taken]:
-        """Unread rows of a final generation, from its files."""
-        import pyarrow.parquet as pq
-
-        skip = self.offset.rows.get(generation, 0)
-        if skip < self._log._totals.get(generation, skip + 1):
-            for path in self._log._final.files.get(generation, ()):
-                with pq.ParquetFile(path) as file:
-                    if skip >= file.metadata.num_rows:
-                        skip -= file.metadata.num_rows
-                        continue
-                    for batch in file.iter_batches(_FILE_ROWS):
-                        rest = batch.slice(min(skip, batch.num_rows))
-                        skip -= batch.num_rows - rest.num_rows
-                        if rest.num_rows:
-                            self.offset.take(generation, rest.num_rows)
-                            yield Taken(rest, generation)
-            if skip:
-                raise UserError(_ANOTHER)
+    def _whole_generation(self, generation: int, files: dict[int, list[Path]]) -> Iterator[Taken]:
+        """Unread rows of a final generation, from its files, sink by sink."""
+        for sink in sorted({*files, *(sink for g, sink in self.offset.rows if g == generation)}):
+            for batch in self._rest_of_files((generation, sink), files.get(sink, ())):
+                self.offset.take((generation, sink), batch.num_rows)
+                yield Taken(batch, generation, sink=sink)
         self.offset.complete(generation)
         yield Taken(None, generation, "complete")
+
+    def _rest_of_files(self, part: Part, files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
+        skip = self.offset.rows.get(part, 0)
+        if skip >= self._log._totals.get(part, skip + 1):
+            return
+        for path in files:
+            with pq.ParquetFile(path) as file:
+                if skip >= file.metadata.num_rows:
+                    skip -= file.metadata.num_rows
+                    continue
+                for batch in file.iter_batches(_FILE_ROWS):
+                    rest = batch.slice(min(skip, batch.num_rows))
+                    skip -= batch.num_rows - rest.num_rows
+                    if rest.num_rows:
+                        yield rest
+        if skip:
+            raise UserError(_ANOTHER)
+
+
+class SinkWriter:
+    """One sink's side of a log in the same process. attempt: of a sink elsewhere, that it belongs to."""
+
+    def __init__(self, log: ResultLog, sink: int, attempt: int | None = None) -> None:
+        self._log, self._sink = log, sink
+        self._attempt = log.attempt if attempt is None else attempt
+
+    def write(self, batch: pa.RecordBatch, generation: int) -> None:
+        self._log.write(batch, generation, self._sink, self._attempt)
+
+    def publish(self, generation: int, files: Sequence[Path]) -> None:
+        self._log.publish(generation, files, self._sink, self._attempt)
+
+    def restore(self, generation: int, files: Mapping[Part, Sequence[Path]]) -> None:
+        if self._sink == 0:
+            self._log.restore(generation, files)
+            self._attempt = self._log.attempt
+        else:
+            self.join(generation, files, self._log.attempt)
+
+    def join(self, generation: int, files: Mapping[Part, Sequence[Path]], attempt: int) -> None:
+        self._log.join(self._sink, generation, files, attempt)
+        self._attempt = attempt
+
+    def flush(self) -> None:
+        """Everything is in the log already."""
+
+    def close(self, error: BaseException | None = None) -> None:
+        self._log.close(error, self._sink)

@@ -1,7 +1,7 @@
 """Flight streams of results during a run.
 
-What: `TeeSink`, a sink that also appends every row to a `ResultLog`; `MetricsLog`; `serve_log`, which adds a log to an
-endpoint.
+What: `TeeSink`, a sink that also passes every row on to a `ResultLog`; `open_log`; `MetricsLog`; `serve_log`, which adds a log
+to an endpoint.
 Why: files and consumers receive the same rows in the same order, and the rows become final at the same moments.
 Stays out: the log itself (`connectors.flight.result_log`), the endpoint (`connectors.flight.server`).
 """
@@ -9,14 +9,14 @@ Stays out: the log itself (`connectors.flight.result_log`), the endpoint (`conne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.connectors.flight.result_log import ConsumerOffset, ResultLog
+from swjoin.connectors.flight.result_log import ConsumerOffset, Part, ResultLog
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.sink import Sink
 from swjoin.core.batch import Pairs
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swjoin.config.run import ServeConfig
     from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata
 
-_PART = re.compile(r"part-(\d+)-\d+\.parquet")
+_PART = re.compile(r"part-(?:s(?P<sink>\d+)-)?(?P<generation>\d+)-\d+\.parquet")
 _METRICS_BYTES = 4 << 20
 
 
@@ -40,30 +40,49 @@ class ResultStreamSink(Protocol):
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None: ...
 
 
-class TeeSink:
-    """inner: the sink that also gets every row. folder: its Parquet files, if it writes any. run_dir: directory of a run with
-    checkpoints. resumes: the run is resumed; consumers keep their offsets."""
+class ResultWriter(Protocol):
+    """The way of one sink's rows to the log, in this process or another one."""
 
-    def __init__(
-        self, inner: Sink, plan: OutputColumns, config: ServeConfig, folder: Path | None, run_dir: Path | None, *, resumes: bool
-    ) -> None:
-        self._inner, self._plan, self._folder = inner, plan, folder if run_dir is not None else None
+    def write(self, batch: pa.RecordBatch, generation: int) -> None: ...
+
+    def publish(self, generation: int, files: Sequence[Path]) -> None: ...
+
+    def restore(self, generation: int, files: Mapping[Part, Sequence[Path]]) -> None: ...
+
+    def flush(self) -> None:
+        """Wait until the log has everything, unless it is out of reach."""
+        ...
+
+    def close(self, error: BaseException | None = None) -> None: ...
+
+
+def open_log(
+    plan: OutputColumns, config: ServeConfig, run_dir: Path | None, *, in_files: bool, resumes: bool, sinks: int
+) -> ResultLog:
+    """The log of results. run_dir: directory of a run with checkpoints. in_files: it keeps final rows in Parquet files.
+    resumes: the run is resumed; consumers keep their offsets."""
+    eras, patience_s = None if run_dir is None else run_dir / ".eras", config.patience_us / 1e6
+    limit_bytes, fresh = config.result_buffer_bytes, not resumes
+    return ResultLog(plan.schema, limit_bytes, patience_s, in_files=in_files, eras=eras, fresh=fresh, sinks=sinks)
+
+
+class TeeSink:
+    """inner: the sink that also gets every row. results: the way to the log. folder: final rows lie in Parquet files there;
+    None: they do not."""
+
+    def __init__(self, inner: Sink, plan: OutputColumns, results: ResultWriter, folder: Path | None) -> None:
+        self._inner, self._plan, self._results, self._folder = inner, plan, results, folder
         self._rows = cast("ResultStreamSink", inner) if hasattr(inner, "write_rows") else None
-        self._patience_s = config.patience_us / 1e6
-        eras = None if run_dir is None else run_dir / ".eras"
-        in_files = self._folder is not None
-        self.log = ResultLog(
-            plan.schema, config.result_buffer_bytes, self._patience_s, in_files=in_files, eras=eras, fresh=not resumes
-        )
 
     def write(self, pairs: Pairs, generation: int = 0) -> None:
         batch = self._plan.decode(pairs)
         if self._rows is not None:
             self._rows.write_rows(batch, generation, digest_pairs(pairs.left_id, pairs.right_id))
         if batch.num_rows:
-            self.log.write(batch, generation)
+            self._results.write(batch, generation)
 
     def seal(self, generation: int) -> list[Path]:
+        self._results.flush()  # rows that a checkpoint holds may be in the log alone
         return self._inner.seal(generation)
 
     def sync(self, files: Sequence[Path]) -> None:
@@ -74,31 +93,27 @@ class TeeSink:
 
     def publish(self, names: Sequence[str], generation: int) -> None:
         self._inner.publish(names, generation)
-        self.log.publish(generation, [self._folder / name for name in names] if self._folder else [])
+        self._results.publish(generation, [self._folder / name for name in names] if self._folder else [])
 
     def restore(self, names: Sequence[str], generation: int) -> None:
         self._inner.restore(names, generation)
-        files: dict[int, list[Path]] = {g: [] for g in range(generation)}
+        files: dict[Part, list[Path]] = {}
         for name in names:
             part = _PART.fullmatch(name)
             if part is not None and self._folder is not None:
-                files.setdefault(int(part[1]), []).append(self._folder / name)
-        self.log.restore(generation, files)
+                files.setdefault((int(part["generation"]), int(part["sink"] or 0)), []).append(self._folder / name)
+        self._results.restore(generation, files)
 
     def finish(self, whole: dict[str, Any] | None = None) -> None:
-        """Nothing to complete."""
+        self._inner.finish(whole)
 
     def close(self, whole: dict[str, Any] | None = None) -> None:
         self._inner.close(whole)
-        self._end(None)
+        self._results.close()
 
     def abort(self, *, started: bool = True) -> None:
         self._inner.abort(started=started)
-        self._end(UserError("the run ended before the streams did; what is final has been given"))
-
-    def _end(self, error: BaseException | None) -> None:
-        self.log.close(error)
-        self.log.drained(self._patience_s)
+        self._results.close(UserError("the run ended before the streams did; what is final has been given"))
 
 
 class MetricsLog:

@@ -7,8 +7,9 @@ Stays out: columns of a row (`connectors.output_columns`), the client's settings
 
 Without checkpoints rows are sent at once. With checkpoints the rows of a generation wait in hidden Arrow files until the next
 checkpoint is complete; then they are sent, and a small file records it once the broker has them all. A crash between the two
-sends the generation again. Rows of one partition have ascending positions, so a consumer drops rows that are not above the
-highest position that it has read there.
+sends the generation again. Rows of one sink in one partition have ascending positions, so a consumer drops rows that are not
+above the highest position of that sink that it has read there. Whoever sends a file, its rows have the number of the sink that
+wrote it: a run may go on with another number of sinks.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import contextlib
 import json
 import re
 import secrets
+from binascii import crc32
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.run import KafkaSinkConfig
-from swjoin.connectors.files.sink import only_hidden
+from swjoin.connectors.files.sink import only_hidden, sink_of_file
 from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import Pairs
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 _POLL_S = 0.1
+_BY_KEY = -1  # librdkafka's RD_KAFKA_PARTITION_UA
 _JSON_ROWS = 8192  # encoded at a time
 _ARROW_ROWS, _ARROW_BYTES = 16_384, 512 << 10  # of one message; the default limit of a broker is 1 MB
-_FILE = re.compile(r"part-(\d{6})\.arrow")
+_FILE = re.compile(r"part-(?:s(?P<sink>\d+)-)?(?P<generation>\d{6})\.arrow")
 Message = tuple[str | None, bytes, int]  # key, value, number of its first row
 
 
@@ -124,13 +127,21 @@ class _GenerationFile:
 class KafkaSink:
     """folder: of rows that wait for a checkpoint. UserError without a broker, the topic or the library.
 
-    staged, resumes: see `open_sink`.
+    staged, resumes: see `open_sink`. share: number of this sink, and how many write to the topic.
     """
 
     def __init__(
-        self, config: KafkaSinkConfig, plan: OutputColumns, folder: Path, *, staged: bool = False, resumes: bool = False
+        self,
+        config: KafkaSinkConfig,
+        plan: OutputColumns,
+        folder: Path,
+        *,
+        staged: bool = False,
+        resumes: bool = False,
+        share: tuple[int, int] | None = None,
     ) -> None:
         self._config, self._plan, self._folder = config, plan, folder
+        self._share = share or (0, 1)
         self._staged = staged
         self._keys = [name for name in plan.schema.names if name in plan.left.key]
         self._where = f"sink kafka: topic {config.topic}"
@@ -153,7 +164,7 @@ class KafkaSink:
             producer: Producer = kafka.Producer(settings)
         except (kafka.KafkaException, ValueError, TypeError) as error:
             raise UserError(f"sink kafka: {one_line(error)}") from None
-        find_topic(producer, self._config.topic, "sink kafka", self._config.servers, self._trouble)
+        self._partitions = find_topic(producer, self._config.topic, "sink kafka", self._config.servers, self._trouble)
         return producer
 
     def _prepare(self, resumes: bool) -> None:
@@ -162,9 +173,15 @@ class KafkaSink:
         except OSError as error:
             raise UserError(f"{self._folder}: cannot be made ({error.strerror})") from None
         if not resumes:
-            if self._sent_file.exists():
+            if any(self._folder.glob(".sent*.json")):
                 raise UserError(f"{self._folder}: holds what another run has sent; choose another --out or remove it")
-            for path in self._folder.glob(".part-*.arrow*"):  # of a run that ended before its first checkpoint
+            self._remove_hidden()  # of a run that ended before its first checkpoint
+
+    def _remove_hidden(self) -> None:
+        """Remove the hidden files of this sink, and of those that it stands for where a run goes on with fewer sinks."""
+        mine, sinks = self._share
+        for path in self._folder.glob(".part-*.arrow*"):
+            if sink_of_file(path.name) % sinks == mine:
                 path.unlink()
 
     # ------------------------------------------------------------ to the broker
@@ -177,15 +194,19 @@ class KafkaSink:
         if self._failure is not None:
             raise RunFailed(f"{self._where}: results cannot be delivered: {self._failure}")
 
-    def _send(self, rows: pa.RecordBatch, generation: int, first: int) -> None:
-        """Send rows; `first` is the position of the first one. Waits while the client's queue is full."""
+    def _send(self, rows: pa.RecordBatch, start: str, first: int) -> None:
+        """Send rows. start: of their positions. first: number of the first row. Waits while the client's queue is full."""
         kafka = client_library()
         messages = json_messages(rows, self._keys) if self._config.format == "json" else arrow_messages(rows)
         for key, value, number in messages:
-            headers: list[tuple[str, str | bytes | None]] = [("position", f"{generation}.{first + number}".encode())]
+            position = f"{start}.{first + number}".encode()
+            headers: list[tuple[str, str | bytes | None]] = [("position", position)]
+            partition = _BY_KEY
+            if key is None:  # the client would choose any partition, and another one when the message is sent again
+                partition = self._partitions[crc32(position) % len(self._partitions)]
             while True:
                 try:
-                    self._producer.produce(self._config.topic, value, key, headers=headers)
+                    self._producer.produce(self._config.topic, value, key, partition, headers=headers)
                     break
                 except BufferError:
                     self._producer.poll(_POLL_S)
@@ -213,7 +234,7 @@ class KafkaSink:
             return
         if not self._staged:
             first, self._rows_sent = self._rows_sent, self._rows_sent + rows.num_rows
-            self._send(rows, 0, first)
+            self._send(rows, "0" if self._share[1] == 1 else f"0.{self._share[0]}", first)
             return
         if generation not in self._kept:
             path = self._folder / f".{self._name(generation)}.{self._writer}"
@@ -222,23 +243,22 @@ class KafkaSink:
 
     # ------------------------------------------------------------ with checkpoints
 
-    @staticmethod
-    def _name(generation: int) -> str:
-        return f"part-{generation:06d}.arrow"
+    def _name(self, generation: int) -> str:
+        mine, sinks = self._share
+        return f"part-{f's{mine}-' if sinks > 1 else ''}{generation:06d}.arrow"
 
-    @property
-    def _sent_file(self) -> Path:
-        return self._folder / ".sent.json"
+    def _sent_file(self, sink: int) -> Path:
+        return self._folder / (f".sent-s{sink}.json" if sink else ".sent.json")
 
-    @property
-    def _sent_generations(self) -> int:
-        """Number of generations, from 0 on, that have been sent completely."""
+    def _sent_generations(self, sink: int) -> int:
+        """Number of generations, from 0 on, of which all rows that this sink wrote have been sent."""
+        path = self._sent_file(sink)
         try:
-            return int(json.loads(self._sent_file.read_text())["generations"])
+            return int(json.loads(path.read_text())["generations"])
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError):
-            raise RunFailed(f"{self._sent_file}: cannot be read; it said what has been sent") from None
+            raise RunFailed(f"{path}: cannot be read; it said what has been sent") from None
 
     def seal(self, generation: int) -> list[Path]:
         kept = self._kept.pop(generation, None)
@@ -259,24 +279,28 @@ class KafkaSink:
     def publish(self, names: Sequence[str], generation: int) -> None:
         import pyarrow as pa
 
-        done = self._sent_generations
+        done = {self._share[0]: self._sent_generations(self._share[0])}
         for name in names:
             found = _FILE.fullmatch(name)
             if found is None:
                 raise RunFailed(f"{self._folder}: a checkpoint names {name[:100]}, which is no file of this sink")
-            number, first = int(found[1]), 0
-            if number < done:
+            sink, number, first = found["sink"], int(found["generation"]), 0
+            writer = int(sink or 0)
+            if writer not in done:
+                done[writer] = self._sent_generations(writer)
+            if number < done[writer]:
                 continue
-            path = only_hidden(self._folder, f".{name}", "*", self._writer)
+            path, start = only_hidden(self._folder, f".{name}", "*", self._writer), str(number)
             try:
                 with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
                     for rows in reader:
-                        self._send(rows, number, first)
+                        self._send(rows, start if sink is None else f"{start}.{sink}", first)
                         first += rows.num_rows
             except (OSError, pa.ArrowException) as error:
                 raise RunFailed(f"{path}: results that a checkpoint holds cannot be read: {one_line(error)}") from None
         self._flush()
-        write_whole(self._sent_file, json.dumps({"generations": max(done, generation + 1)}).encode())
+        for writer, generations in done.items():
+            write_whole(self._sent_file(writer), json.dumps({"generations": max(generations, generation + 1)}).encode())
         for name in names:
             for path in self._folder.glob(f".{name}*"):
                 path.unlink()
@@ -287,8 +311,7 @@ class KafkaSink:
         self._kept.clear()
         if generation:
             self.publish(names, generation - 1)
-        for path in self._folder.glob(".part-*.arrow*"):
-            path.unlink()
+        self._remove_hidden()
 
     # ------------------------------------------------------------ the end
 

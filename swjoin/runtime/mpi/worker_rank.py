@@ -143,8 +143,9 @@ class WorkerRank(Rank):
 
         setup, serve, host = self._setup, self.job.config.serve, platform.node()
         if serve.listen is not None and serve.loopback and host != setup["host"]:
+            name = f"sink {number}" if number else "the collector"
             raise UserError(
-                f"serve.listen {serve.listen}: the collector is on {host}, the master on {setup['host']}; listen where "
+                f"serve.listen {serve.listen}: {name} is on {host}, the master on {setup['host']}; listen where "
                 f"they reach each other, with certificate, private_key and token_file, or give both the same host"
             )
         plan = OutputColumns.from_bytes(base64.b64decode(setup["plan"]))
@@ -176,7 +177,10 @@ class WorkerRank(Rank):
             sink.send_view = send_view
             sink.ranks = rank_roles(self.roles, platform.node() if platform.node() == self._setup["host"] else "")
         if self.job.config.serve.listen is not None:  # once they are restored
-            agree(channel, COLLECTOR_RANK, self._offer if channel.rank == COLLECTOR_RANK else None)
+            offer = agree(channel, COLLECTOR_RANK, self._offer if channel.rank == COLLECTOR_RANK else None)
+            for sink in sinks:
+                if sink.offered is not None:
+                    sink.offered.connect(offer)
         clock = self.start_clock(channel, setup.get("clock_us"))
         hosts = [SlaveHost(slave, self.job.config.fitted_to(self.roles.slave_ranks), clock) for slave in slaves]
         for host, checkpointer in zip(hosts, self._checkpointers, strict=False):
@@ -233,9 +237,9 @@ class WorkerRank(Rank):
         return [self._gateways[number] for number in mine]
 
     def _offer(self) -> dict[str, Any]:
-        """Where consumers find the results now: at the first sink."""
+        """Where consumers and other sinks find the log of results now: at the first sink."""
         offered = self._sinks[0].offered
-        return {"results": None if offered is None else offered.location}
+        return {"results": None} if offered is None else offered.offer()
 
     def _slaves(self, channel: Channel, setup: dict[str, Any]) -> list[Any]:
         """This rank's slave, or its instance of every stage of a plan, restored."""
