@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.config.loader import config_from_plain
-from swjoin.connectors.flight.client import Client, connect
+from swjoin.connectors.flight.client import Client, ServerGoneError, connect
 from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
@@ -119,7 +119,9 @@ def test_producers_are_shared_in_one_process(gateways: int, pace: str, tmp_path:
 # ---------------------------------------------------------------- stops, deaths, other numbers
 
 
-def _push_whatever_happens(port: int, side: str, name: str, table: pa.Table, pause_s: float, lost: list[str]) -> None:
+def _push_whatever_happens(
+    port: int, side: str, name: str, table: pa.Table, pause_s: float, lost: list[str], expects: type[RunFailed]
+) -> None:
     """A producer that goes on where it was, as long as somebody comes back. lost: takes its side and name after an error."""
     until_s = time.monotonic() + PROCESS_S
     while time.monotonic() < until_s:
@@ -131,15 +133,17 @@ def _push_whatever_happens(port: int, side: str, name: str, table: pa.Table, pau
                     time.sleep(pause_s)
                 producer.end()
             return
-        except RunFailed:
+        except expects:
             lost.append(f"{side} {name}")
             time.sleep(0.05)
     raise AssertionError("nobody came back")
 
 
-def _keep_pushing(port: int, sides: tuple[Rows, Rows], pause_s: float, lost: list[str]) -> list[threading.Thread]:
+def _keep_pushing(
+    port: int, sides: tuple[Rows, Rows], pause_s: float, lost: list[str], expects: type[RunFailed] = RunFailed
+) -> list[threading.Thread]:
     return [
-        in_thread(_push_whatever_happens, port, side, f"p{number}", table, pause_s, lost)
+        in_thread(_push_whatever_happens, port, side, f"p{number}", table, pause_s, lost, expects)
         for side, of in zip(SIDES, sides, strict=True)
         for number, table in enumerate(of.tables)
     ]
@@ -202,7 +206,7 @@ def test_a_rank_dies_while_producers_send(dies: str, tmp_path: Path, free_port: 
             assert run.stderr is not None
             pid = next(int(line.split("process ")[1]) for line in run.stderr if f", {dies} 1" in line or f"({dies} 1" in line)
             _until(lambda: _listens(free_port))
-            threads = _keep_pushing(free_port, sides, 0.02, lost)
+            threads = _keep_pushing(free_port, sides, 0.02, lost, ServerGoneError)  # as `push --retry`
             _until(lambda: list((out / "checkpoints").glob("checkpoint-*.json")) or run.poll() is not None)
             assert run.poll() is None, run.stderr.read()
             os.kill(pid, signal.SIGKILL)

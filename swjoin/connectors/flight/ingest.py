@@ -45,6 +45,7 @@ _LOG = logging.getLogger(__name__)
 _LATE_BYTES = 4 << 20
 _PREFIX = re.compile(r"^Flight (error: |returned [\w ]+ error, with message: )")
 _ACK_S = 0.1
+_AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError, OSError)
 _SILENT_S = 1.0  # a stream that is idle for so long may block the other one
 _MOST_SHOWN = 5
 _LONGEST_NAME = 200
@@ -192,9 +193,9 @@ class FlightIngest:
         """The answer of another endpoint of the run."""
         try:
             return self._peers.ask(location, action, body)
-        except flight.FlightUnavailableError as error:
-            raise flight.FlightUnavailableError(f"{location}, an endpoint of this run: {plain_text(error)}") from None
-        except (flight.FlightError, OSError) as error:
+        except _AWAY as error:  # a client may try again
+            raise flight.FlightUnavailableError(plain_text(error)) from None
+        except flight.FlightError as error:
             raise RunFailed(plain_text(error)) from None
 
     def _name_of(self, request: Metadata) -> tuple[str, bool]:

@@ -90,7 +90,8 @@ class ProducerPlaces:
             return self.locations[found]
 
     def claim(self, stream: str, name: str, gateway: int) -> None:
-        """A producer connects to a gateway. UserError, with the right endpoint, when another one reads it, or has room."""
+        """A producer connects to a gateway. FlightUnavailableError, with the right endpoint, when another one reads it, or has
+        room: clients that try again ask for it. UserError when there is no room."""
         with self._lock:
             found = self._of(stream, name)
             if found is None:
@@ -101,7 +102,8 @@ class ProducerPlaces:
                 else:
                     found = self._emptiest(stream, load)
             if found != gateway:
-                raise UserError(f"producer {name} of {stream} is read at {self.locations[found]}; connect to that endpoint")
+                text = f"producer {name} of {stream} is read at {self.locations[found]}; connect to that endpoint"
+                raise flight.FlightUnavailableError(text)
 
     def release(self, stream: str, name: str) -> None:
         """A producer has left without rows, and is forgotten."""
