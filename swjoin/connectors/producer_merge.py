@@ -399,16 +399,18 @@ class Merge:
     def _row_numbers(self, lanes: list[_Lane], owner: I64) -> I64:
         """Of emitted rows, given which lane each one comes from, before these count as taken. Rows of all anonymous lanes are
         numbered in the order in which they are emitted."""
-        numbers, loose = np.empty(len(owner), np.int64), np.array([lane.anonymous for lane in lanes])[owner]
-        for index, lane in enumerate(lanes):
-            mine = np.flatnonzero(owner == index)
-            if not lane.anonymous:
-                numbers[mine] = row_ids(lane.split, lane.taken + np.arange(len(mine)), f"a producer with {lane.received} rows")
+        counts = np.bincount(owner, minlength=len(lanes))
+        order = np.argsort(owner, kind="stable")
+        rows = np.empty(len(owner), np.int64)
+        rows[order] = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner[order]]
+        rows += np.array([lane.taken for lane in lanes])[owner]
+        numbers = row_ids(np.array([lane.split for lane in lanes])[owner], rows, "a producer")
+        loose = np.array([lane.anonymous for lane in lanes])[owner]
         if loose.any():
-            split, rows = self.anonymous
+            split, before = self.anonymous
             count = int(np.count_nonzero(loose))
-            numbers[loose] = row_ids(split, rows + np.arange(count), "producers without a name")
-            self.anonymous = split, rows + count
+            numbers[loose] = row_ids(split, before + np.arange(count), "producers without a name")
+            self.anonymous = split, before + count
         return numbers
 
     # ------------------------------------------------------------ across a crash

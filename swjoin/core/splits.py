@@ -62,11 +62,11 @@ def range_ends(rows: int, span_us: int, reach_us: int, least_rows: int | None = 
     return [rows * (number + 1) // count for number in range(count)]
 
 
-def row_ids(split: int, offsets: I64, where: str) -> I64:
+def row_ids(split: int | I64, offsets: I64, where: str) -> I64:
     """Ids of rows of a live stream that several gateways read: split number + 1 in bits 52 to 62, offset in the split in bits 0
     to 51. So no id is a position in a stream that one gateway read before. RunFailed, with the split's name, if one does not
     fit."""
-    if split >= MOST_SPLITS or (len(offsets) and int(np.max(offsets)) >= 1 << _OFFSET_BITS):
+    if np.max(split, initial=-1) >= MOST_SPLITS or (len(offsets) and int(np.max(offsets)) >= 1 << _OFFSET_BITS):
         raise RunFailed(f"{where}: row ids have room for splits below 2^11 - 1 and offsets below 2^52; name an id column")
     return offsets | (split + 1 << _OFFSET_BITS)
 

@@ -28,6 +28,7 @@ from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from swjoin.runtime import in_process
+from tests.support.commands import command
 from tests.support.limits import PROCESS_S
 from tests.support.live_runs import WIDTH_US, Live, config, digest_of, expected, in_thread, live, rows, tuples
 from tests.tools.oracle import brute_force
@@ -224,6 +225,33 @@ def test_a_rank_dies_while_producers_send(dies: str, tmp_path: Path, free_port: 
     assert len(set(lost)) <= 4 if dies == "gateway" else not lost, "producers of gateways that live have lost their connections"
 
 
+@pytest.mark.mpi
+@pytest.mark.long
+def test_stopped_ranks_are_resumed_with_other_numbers(tmp_path: Path, free_port: int) -> None:
+    sides, out = (Rows(7, 4, 1500), Rows(8, 4, 1500)), tmp_path / "run"
+    plain = _config(4, 2, serve={"listen": f"127.0.0.1:{free_port}"}, checkpoint={"interval": "200ms"})
+    (tmp_path / "live.yaml").write_text(json.dumps(plain))
+    words: list[list[str]] = [["-n", "5", str(tmp_path / "live.yaml"), "--out", str(out)]]
+    words.append(["-n", "6", "--resume", str(out), "--gateways", "3"])
+    threads = _keep_pushing(free_port, sides, 0.05, [])
+    for number, arguments in enumerate(words):
+        with Popen([executable, "-m", "swjoin", "serve", *arguments], stderr=PIPE, text=True) as run:
+            try:
+                if number == 0:
+                    _until(lambda: list((out / "checkpoints").glob("checkpoint-*.json")))
+                    run.send_signal(signal.SIGTERM)
+                assert run.stderr is not None
+                text = run.stderr.read()
+                assert run.wait(PROCESS_S) == 0, text
+            finally:
+                run.kill()
+    for thread in threads:
+        thread.join(PROCESS_S)
+    report = json.loads((out / "run.json").read_text())
+    _check(report, out, sides)
+    assert len(report["gateways"]) == 3
+
+
 # ---------------------------------------------------------------- clients
 
 
@@ -351,6 +379,28 @@ def test_more_gateways_than_producers_are_told(tmp_path: Path, caplog: pytest.Lo
             thread.join(PROCESS_S)
         assert len(run.end()["gateways"]) == 2
     assert "5 gateways: the inputs have 2 producers at most, so as many are used" in caplog.text
+
+
+def test_explain_says_who_reads_producers(tmp_path: Path) -> None:
+    plain = _config(2, 2)
+    del plain["left"]["id"]
+    (tmp_path / "live.yaml").write_text(json.dumps(plain))
+    done = command("explain", tmp_path / "live.yaml")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "Each of 2 gateways has an endpoint, and reads the producers that are sent to it." in text
+    assert "clients send record batches to the gateways" in text
+    assert "row ids are split and offset" in text
+
+
+def test_runs_without_checkpoints_have_no_spool(tmp_path: Path) -> None:
+    sides, plain = (Rows(9, 3, 300), Rows(10, 3, 300)), _config(3, 2)
+    del plain["checkpoint"]
+    with live(plain, tmp_path / "run") as (run, _):
+        for thread in _push_all(run.address, sides):
+            thread.join(PROCESS_S)
+        run.end()
+    _check(run.report, tmp_path / "run", sides)
 
 
 def test_any_number_of_producers_needs_an_idle_timeout() -> None:

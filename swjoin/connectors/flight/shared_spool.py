@@ -28,7 +28,7 @@ from swjoin.connectors.producer_merge import LaneState, Piece
 from swjoin.core.batch import I64
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
-from swjoin.core.splits import row_ids
+from swjoin.core.splits import MOST_SPLITS, row_ids
 from swjoin.core.storage import RecordFile, read_whole_records, write_whole, writing
 
 if TYPE_CHECKING:
@@ -46,12 +46,14 @@ class Kept:
         self.ends: dict[str, tuple[int, bool]] = {}  # rows accepted, and whether the producer has ended
         self.finished: set[tuple[int, int]] = set()  # shares, whose part of the stream has ended
         self.emitted_us: dict[str, int] = {}
+        self._taken = np.zeros(MOST_SPLITS + 1, np.int64)  # of every split, which begin with -1
         self._rows: list[tuple[I64, I64, pa.RecordBatch]] = []  # numbers, merge times, columns
 
     def begin(self, position: dict[str, Any]) -> None:
         """Take the position of a gateway in a checkpoint."""
         emitted_us = position["emitted_us"]
         for name, (taken, high_us, ended, split) in position["lanes"].items():
+            self._taken[split + 1] = taken
             self.lanes[name] = LaneState(split, taken, max(high_us, emitted_us), ended=ended)
             self.emitted_us[name] = emitted_us
         self._follow(position)
@@ -71,10 +73,8 @@ class Kept:
             return
         numbers, times_us = (column.to_numpy() for column in batch.columns[-2:])
         splits, offsets = split_offsets(numbers)
-        keep = np.zeros(len(numbers), np.bool_)
-        for name, lane in self.lanes.items():
-            if is_mine(lane.split):
-                keep |= (splits == lane.split) & (offsets >= self.lanes[name].taken)
+        mine = [split for split in np.unique(splits).tolist() if is_mine(split)]
+        keep = np.isin(splits, mine) & (offsets >= self._taken[splits + 1])
         if keep.any():
             index = np.flatnonzero(keep)
             self._rows.append((numbers[index], times_us[index], _rows_of(batch, index)))
