@@ -325,7 +325,11 @@ class GatewayCheckpointer:
     def forget(self, kept: Sequence[Manifest]) -> None:
         """After a completed checkpoint: release rows of live sources before the oldest one that is kept."""
         for stream, source in enumerate(self._sources):
-            if kept and is_live(source) and not (is_shared(source) and source.shared):
+            if not kept or not is_live(source):
+                continue
+            if is_shared(source) and source.shared:
+                source.forget_shared([part["positions"][stream] for part in kept[0].gateways])
+            else:
                 source.forget(kept[0].gateways[self._number]["state"]["streams"][stream]["counts"]["tuples"])
 
     def save(self, generation: int, snapshot: Snapshot) -> None:

@@ -42,7 +42,7 @@ _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False
 _LISTS = {"stages", "edges"}  # sections with a line for every sentence
 _STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
 _LIVE = {
-    "flight": "Arrow Flight: clients send record batches to the master",
+    "flight": "Arrow Flight: clients send record batches to {reader}",
     "kafka": "a Kafka topic, read by {reader}",
     "watch": "a directory that is watched: files that appear are read",
 }
@@ -152,7 +152,9 @@ def _inputs(s: Setting) -> list[str]:
         if stream.path is not None or _live(stream):
             unit = f" ({stream.time_unit})" if stream.time_unit else ""
             unit += f" (local times of {stream.assume_timezone})" if stream.assume_timezone else ""
-            ids = f"row ids from column {stream.id}" if stream.id else "row ids are positions"
+            shared = s.config.gateway_count > 1 and stream.live
+            own = "row ids are split and offset" if shared else "row ids are positions"
+            ids = f"row ids from column {stream.id}" if stream.id else own
             key = f"Key {', '.join(stream.key)}; time" if s.plan is None else "Time"
             text += f" {key} {stream.time}{unit}; {ids}."
         out.append(text)

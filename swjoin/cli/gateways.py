@@ -24,9 +24,15 @@ def fitted(job: Job) -> tuple[Job, tuple[str, ...]]:
     if count == 1:
         return job, ()
     if config.live:
-        return job, (
-            f"Gateway g of {count} reads the partitions g, g + {count}, ... of each topic; fewer read if there are fewer.",
-        )
+        topics, pushed = (any(getattr(side, kind) for side in (config.left, config.right)) for kind in ("kafka", "flight"))
+        about = []
+        if topics:
+            about.append(
+                f"Gateway g of {count} reads the partitions g, g + {count}, ... of each topic; fewer read if there are fewer."
+            )
+        if pushed:
+            about.append(f"Each of {count} gateways has an endpoint, and reads the producers that are sent to it.")
+        return job, tuple(about)
     sources: tuple[Source, ...] = ()
     try:
         instances = instances_of(job, 1)

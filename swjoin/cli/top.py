@@ -242,11 +242,13 @@ def _streams(s: dict[str, Any]) -> RenderableType:
 def _gateways(gateways: list[dict[str, Any]]) -> RenderableType:
     """Several gateways: what each reads, and how far it is in every stream."""
     streams = list(gateways[0]["streams"])
-    table = _table("gateway", "share", "tuples/s", "waiting", *(f"{name} watermark" for name in streams))
+    endpoints = ["endpoint"] if any(row.get("endpoint") for row in gateways) else []
+    table = _table("gateway", "share", "tuples/s", "waiting", *(f"{name} watermark" for name in streams), *endpoints)
     for row in gateways[:_GATEWAYS]:
         share = "-" if row["share_ratio"] is None else f"{row['share_ratio']:.0%}"
         counts = share, _count(row["tuples_per_s"]), size_text(row["waiting_bytes"])
-        table.add_row(str(row["gateway"]), *counts, *(_watermark(row["streams"][name]) for name in streams))
+        marks = [_watermark(row["streams"][name]) for name in streams]
+        table.add_row(str(row["gateway"]), *counts, *marks, *(row.get("endpoint") or "" for _ in endpoints))
     if len(gateways) > _GATEWAYS:
         table.add_row(f"and {len(gateways) - _GATEWAYS} more")
     return table

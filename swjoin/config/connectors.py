@@ -174,8 +174,9 @@ class SinkConfig:
 class ServeConfig:
     """The Arrow Flight endpoint of a run (docs/live.md). Off unless `listen` is given.
 
-    listen: HOST:PORT, or a PORT of the loopback; port 0: a free one. Elsewhere than on the loopback it needs a certificate with
-    its private key and a token_file. certificate, private_key: PEM files. token_file: clients must present what is in it.
+    listen: HOST:PORT, or a PORT of the loopback; port 0: a free one, as further gateways take on their hosts. Elsewhere than on
+    the loopback it needs a certificate with its private key and a token_file. certificate, private_key: PEM files. token_file:
+    clients must present what is in it.
     root_certificate: what signed the certificate, unless the system trusts it. result_buffer_bytes: results kept in memory for
     consumers. patience_us: how long a slow consumer may hold up the join before it is cut. producer_buffer_bytes: what one
     producer may have waiting. message_bytes: the largest batch that is taken. clients: calls that push or take at a time.

@@ -109,8 +109,17 @@ class RunConfig:
         if self.cluster.gateways > 1:
             gateways = setting("gateways", "cluster: gateways")
             check(self.query.last is None, (gateways, " must be 1 for count windows: one gateway gives tuples their places"))
-            fixed = self.left.kafka is not None and self.right.kafka is not None
-            check(fixed or not self.live, (gateways, " must be 1 for live streams other than Kafka topics"))
+            watched = self.left.watch is not None or self.right.watch is not None
+            check(not watched, (gateways, " must be 1 for watched directories"))
+            any_number = any(side.flight is not None and not side.flight.producers for side in (self.left, self.right))
+            check(
+                not any_number or self.time.idle_timeout_us > 0,
+                (
+                    gateways,
+                    " above 1 needs flight: {producers: N} or time.idle_timeout: a gateway without producers would hold up the "
+                    "others",
+                ),
+            )
         if self.measure.prefill_us:
             self._check_prefill()
         if self.reorganization.policy != "none":

@@ -17,15 +17,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swjoin.core.batch import I64, Bool
-from swjoin.core.errors import UserError
+from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.splits import row_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,10 +37,11 @@ MOST_LANES = 1024  # a lane is kept until the stream ends
 MOST_FULL_LANES = 64  # bounds the memory of all lanes; rows of disconnected producers are kept
 _MOST_PIECES = 4096  # of a lane: small batches take far more memory than their rows
 _LEAST_ROWS = 4096  # that end the lingering
+NOTHING_KEPT: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass
-class _Piece:
+class Piece:
     """Waiting rows of one lane. times_us: (n,) int64 merge times, ascending."""
 
     batch: pa.RecordBatch
@@ -47,7 +50,7 @@ class _Piece:
 
 @dataclass
 class _Lane:
-    pieces: deque[_Piece] = field(default_factory=deque)
+    pieces: deque[Piece] = field(default_factory=deque)
     received: int = 0  # rows
     taken: int = 0
     high_us: int = BEGIN_OF_TIME_US  # of the rows received
@@ -56,10 +59,29 @@ class _Lane:
     active_s: float = 0.0
     ended: bool = False
     anonymous: bool = False  # its producer cannot reconnect
+    split: int = 0  # among the splits of a stream that several gateways read
 
     @property
     def waiting(self) -> int:
         return self.received - self.taken
+
+
+@dataclass
+class LaneState:
+    """Where a lane goes on. taken, high_us: of the rows emitted before. pieces: rows after those, which are durable. passed_us:
+    later rows are not before it. ended: after the pieces."""
+
+    split: int
+    taken: int = 0
+    high_us: int = BEGIN_OF_TIME_US
+    passed_us: int = BEGIN_OF_TIME_US
+    ended: bool = False
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Rows up to the last piece."""
+        return self.taken + sum(len(piece.times_us) for piece in self.pieces)
 
 
 class MergeClosedError(Exception):
@@ -72,10 +94,13 @@ class Merge:
 
     lane_bytes: capacity of a lane; `push` waits while it is full. idle_timeout_us: 0: wait for idle lanes for ever. linger_s:
     time between two batches, in which rows collect. shows_times: whether batches end with a column of the rows' merge times.
+    numbers_rows: whether a column of `core.splits.row_ids` is before that: split and number of the row among its lane's rows.
+    anonymous: split of all anonymous lanes, and how many of its rows have been emitted.
     """
 
     def __init__(self, *, expected: int = 0, lane_bytes: int, idle_timeout_us: int = 0, linger_s: float = 0.002) -> None:
-        self.shows_times = False
+        self.shows_times = self.numbers_rows = False
+        self.anonymous = -1, 0
         self._expected, self._lane_bytes = expected, lane_bytes
         self._idle_s, self._linger_s = idle_timeout_us / 1e6, linger_s
         self._lanes: dict[str, _Lane] = {}
@@ -88,16 +113,16 @@ class Merge:
 
     # ------------------------------------------------------------ lanes
 
-    def open(self, name: str, *, anonymous: bool = False) -> int:
+    def open(self, name: str, *, anonymous: bool = False, split: int = 0) -> int:
         """A producer connects or reconnects; returns the number of rows received from it.
 
-        anonymous: the producer cannot reconnect, so its lane ends when it leaves.
+        anonymous: the producer cannot reconnect, so its lane ends when it leaves. split: of a new lane.
         """
         with self._changed:
             lane = self._lanes.get(name)
             if lane is None:
                 self._check_room()
-                lane = self._lanes[name] = _Lane(anonymous=anonymous)
+                lane = self._lanes[name] = _Lane(anonymous=anonymous, split=split)
             lane.ended, lane.active_s = self._finished, time.monotonic()
             self._changed.notify_all()
             return lane.received
@@ -105,7 +130,7 @@ class Merge:
     def _check_room(self) -> None:
         if self._finished:
             raise UserError("the stream has ended; no producer can join it any more")
-        if self._expected and len(self._lanes) >= self._expected:
+        if self._expected and self._joined >= self._expected:
             raise UserError(f"the stream has its {self._expected} producers already; go on under one of their names")
         if len(self._lanes) >= MOST_LANES:
             raise UserError(f"the stream has {MOST_LANES} producers already; go on under one of their names")
@@ -164,7 +189,7 @@ class Merge:
                 raise UserError("the stream has ended; it takes no more rows" if self._finished else "this producer has ended")
             times_us = np.maximum(np.maximum.accumulate(times), max(lane.high_us, self._emitted_us))
             if len(times_us):
-                lane.pieces.append(_Piece(batch, times_us))
+                lane.pieces.append(Piece(batch, times_us))
                 lane.received += len(times_us)
                 lane.nbytes += batch.nbytes
                 lane.high_us = int(times_us[-1])
@@ -192,18 +217,20 @@ class Merge:
             self._drop_anonymous()
             self._changed.notify_all()
 
-    def leave(self, name: str) -> None:
+    def leave(self, name: str) -> bool:
         """A producer disconnects, and may reconnect; an anonymous one has ended. A lane that has received nothing is removed,
-        so that the merge does not wait for a mistyped name."""
+        so that the merge does not wait for a mistyped name. Returns whether it was."""
         with self._changed:
             lane = self._lanes.get(name)
             if lane is not None and not lane.received and not lane.ended:
                 del self._lanes[name]
                 self._changed.notify_all()
-            elif lane is not None and lane.anonymous:
+                return True
+            if lane is not None and lane.anonymous:
                 lane.ended = True
                 self._drop_anonymous()
                 self._changed.notify_all()
+            return False
 
     def finish(self) -> None:
         """End of all producers' rows."""
@@ -241,14 +268,14 @@ class Merge:
         """Whether the stream has ended and all rows have been taken."""
         with self._changed:
             done = all(lane.ended and not lane.waiting for lane in self._lanes.values())
-            return done and (self._finished or 0 < self._expected <= len(self._lanes))
+            return done and (self._finished or 0 < self._expected <= self._joined)
 
-    @property
-    def ends(self) -> tuple[bool, frozenset[str]]:
-        """Whether the stream has ended, and the lanes that have ended and have no rows left."""
+    def ends(self, kept: Mapping[str, int] = NOTHING_KEPT) -> tuple[bool, frozenset[str]]:
+        """Whether the stream has ended, and the lanes that have ended and have no rows left. kept: as of `position`."""
         with self._changed:
-            done = (name for name, lane in self._lanes.items() if lane.ended and not lane.waiting and not lane.anonymous)
-            return self._finished_for_good, frozenset(done)
+            lanes = ((name, lane) for name, lane in self._lanes.items() if not lane.anonymous)
+            done = (name for name, lane in lanes if lane.ended and lane.received <= max(lane.taken, kept.get(name, 0)))
+            return self._finished_for_good(kept), frozenset(done)
 
     def take(self, most: int) -> pa.RecordBatch | None:
         """The next merged rows, at most so many; None when none are ready."""
@@ -279,7 +306,7 @@ class Merge:
             for name, lane in self._lanes.items()
             if not lane.ended and (lane.waiting or not silent(lane.active_s))
         }
-        if len(self._lanes) < self._expected and not self._finished and not silent(self._started_s):
+        if self._joined < self._expected and not self._finished and not silent(self._started_s):
             found[""] = BEGIN_OF_TIME_US
         return found
 
@@ -307,7 +334,12 @@ class Merge:
     def missing(self) -> int:
         """Number of expected lanes that do not exist yet."""
         with self._changed:
-            return max(0, self._expected - len(self._lanes))
+            return max(0, self._expected - self._joined)
+
+    @property
+    def _joined(self) -> int:
+        """Lanes of producers; one that holds rows of before a rescaling has no split."""
+        return sum(lane.split >= 0 for lane in self._lanes.values())
 
     @property
     def silent_s(self) -> float:
@@ -347,6 +379,7 @@ class Merge:
         if len(parts) == 1:
             taken = [len(parts[0].times_us)]
             batch, times_us = parts[0].batch, parts[0].times_us
+            owner = np.zeros(len(times_us), np.int64)
         else:
             times_us = np.concatenate([part.times_us for part in parts])
             order = np.argsort(times_us, kind="stable")[:most]
@@ -354,28 +387,50 @@ class Merge:
             owner = np.searchsorted(starts, order, side="right") - 1
             taken = np.bincount(owner, minlength=len(parts)).tolist()
             batch, times_us = pa.concat_batches([part.batch for part in parts]).take(pa.array(order)), times_us[order]
+        if self.numbers_rows:
+            numbers = self._row_numbers([lane for lane, _ in ready], owner)
+            batch = batch.append_column("row number", pa.array(numbers))
         for (lane, _), part, rows in zip(ready, parts, taken, strict=True):
             if rows:
                 self._emitted_us = max(self._emitted_us, int(part.times_us[rows - 1]))
                 _drop_rows(lane, rows)
         return batch.append_column("merge time", pa.array(times_us)) if self.shows_times else batch
 
+    def _row_numbers(self, lanes: list[_Lane], owner: I64) -> I64:
+        """Of emitted rows, given which lane each one comes from, before these count as taken. Rows of all anonymous lanes are
+        numbered in the order in which they are emitted."""
+        counts = np.bincount(owner, minlength=len(lanes))
+        order = np.argsort(owner, kind="stable")
+        rows = np.empty(len(owner), np.int64)
+        rows[order] = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner[order]]
+        rows += np.array([lane.taken for lane in lanes])[owner]
+        numbers = row_ids(np.array([lane.split for lane in lanes])[owner], rows, "a producer")
+        loose = np.array([lane.anonymous for lane in lanes])[owner]
+        if loose.any():
+            split, before = self.anonymous
+            count = int(np.count_nonzero(loose))
+            numbers[loose] = row_ids(split, before + np.arange(count), "producers without a name")
+            self.anonymous = split, before + count
+        return numbers
+
     # ------------------------------------------------------------ across a crash
 
-    @property
-    def _finished_for_good(self) -> bool:
+    def _finished_for_good(self, kept: Mapping[str, int]) -> bool:
         """Whether the stream has ended and no row waits: after a crash producers must be able to send waiting rows again."""
-        return self._finished and not any(lane.waiting for lane in self._lanes.values())
+        ended = (lane.received <= max(lane.taken, kept.get(name, 0)) for name, lane in self._lanes.items())
+        return self._finished and all(ended)
 
-    def position(self) -> dict[str, Any]:
-        """Emitted rows of every lane, their highest time, and whether the lane has ended; as JSON values."""
+    def position(self, kept: Mapping[str, int] = NOTHING_KEPT) -> dict[str, Any]:
+        """Emitted rows of every lane, their highest time, and whether the lane has ended; as JSON values. kept: rows of lanes
+        that are durable, and count as emitted."""
         with self._changed:
-            lanes = {
-                name: [lane.taken, lane.taken_high_us, lane.ended and not lane.waiting]
-                for name, lane in self._lanes.items()
-                if not lane.anonymous
-            }
-            return {"lanes": lanes, "emitted_us": self._emitted_us, "finished": self._finished_for_good}
+            lanes: dict[str, list[Any]] = {}
+            for name, lane in self._lanes.items():
+                if not lane.anonymous:
+                    rows = max(lane.taken, kept.get(name, 0))
+                    lanes[name] = [rows, lane.taken_high_us, lane.ended and lane.received <= rows]
+                    lanes[name] += [lane.split] * self.numbers_rows
+            return {"lanes": lanes, "emitted_us": self._emitted_us, "finished": self._finished_for_good(kept)}
 
     def restore(self, position: dict[str, Any]) -> None:
         """In a new process: recreate lanes whose rows up to this position have been emitted. Producers reconnect."""
@@ -387,6 +442,43 @@ class Merge:
                     received=taken, taken=taken, high_us=high_us, taken_high_us=high_us, active_s=now_s, ended=ended
                 )
             self._emitted_us, self._finished = position["emitted_us"], position["finished"]
+            self._changed.notify_all()
+
+    def rewind(self, lanes: Mapping[str, LaneState], emitted_us: int, *, finished: bool) -> None:
+        """Go on with these lanes, in a new process or in one that has emitted more. What waits in a lane stays behind its
+        pieces; other lanes have emitted nothing, or are anonymous. RunFailed when rows between the two are missing."""
+        with self._changed:
+            now_s = time.monotonic()
+            for name, state in lanes.items():
+                lane = self._lanes.get(name)
+                if lane is None:
+                    lane = self._lanes[name] = _Lane(received=state.end, taken=state.end, active_s=now_s, ended=state.ended)
+                elif lane.taken > state.end:
+                    raise RunFailed(f"producer {name}: rows {state.end} to {lane.taken}, which were accepted, are gone")
+                _drop_rows(lane, state.end - lane.taken)  # those to be read again, of an earlier recovery
+                lane.split, lane.taken, lane.taken_high_us = state.split, state.taken, state.high_us
+                lane.pieces.extendleft(reversed(state.pieces))
+                lane.nbytes += sum(piece.batch.nbytes for piece in state.pieces)
+                highs_us = [int(piece.times_us[-1]) for piece in state.pieces[-1:]]
+                lane.high_us = max(lane.high_us, state.high_us, state.passed_us, *highs_us)
+            self._emitted_us, self._finished = emitted_us, self._finished or finished
+            self._changed.notify_all()
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """The split of every lane but anonymous ones."""
+        with self._changed:
+            return {name: lane.split for name, lane in self._lanes.items() if not lane.anonymous}
+
+    @property
+    def has_anonymous(self) -> bool:
+        with self._changed:
+            return any(lane.anonymous for lane in self._lanes.values())
+
+    def expect(self, count: int) -> None:
+        """Replace `expected`."""
+        with self._changed:
+            self._expected = count
             self._changed.notify_all()
 
     @property
@@ -408,7 +500,7 @@ class Merge:
                 assert lane.nbytes >= 0, f"lane {name}: {lane.nbytes} bytes wait"
 
 
-def _first_rows(lane: _Lane, rows: int) -> _Piece:
+def _first_rows(lane: _Lane, rows: int) -> Piece:
     """The first rows of a lane; they stay in it."""
     import pyarrow as pa
 
@@ -420,7 +512,7 @@ def _first_rows(lane: _Lane, rows: int) -> _Piece:
         missing -= n
         if not missing:
             break
-    return _Piece(batches[0] if len(batches) == 1 else pa.concat_batches(batches), np.concatenate(times_us))
+    return Piece(batches[0] if len(batches) == 1 else pa.concat_batches(batches), np.concatenate(times_us))
 
 
 def _drop_rows(lane: _Lane, rows: int) -> None:
@@ -437,5 +529,5 @@ def _drop_rows(lane: _Lane, rows: int) -> None:
             rest = piece.batch.slice(rows)
             lane.nbytes += rest.nbytes - piece.batch.nbytes
             lane.taken_high_us = int(piece.times_us[rows - 1])
-            lane.pieces[0] = _Piece(rest, piece.times_us[rows:])
+            lane.pieces[0] = Piece(rest, piece.times_us[rows:])
             rows = 0

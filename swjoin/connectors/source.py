@@ -142,6 +142,10 @@ class SharedSource(LiveSource, Protocol):
         """The position of this share. positions: of all gateways of a checkpoint, perhaps with other shares."""
         ...
 
+    def forget_shared(self, positions: Sequence[dict[str, Any]]) -> None:
+        """As `forget`. positions: of all gateways of that checkpoint."""
+        ...
+
 
 def is_live(source: Source) -> TypeGuard[LiveSource]:
     return hasattr(source, "resume_at")

@@ -21,6 +21,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 LEAST_ROWS = 4_096  # of a range
 ALL_ROWS = 1 << 62  # a position behind the last row of any input
 _OFFSET_BITS, _SPLIT_BITS = 52, 11  # of a row id; its highest bit is 0
+MOST_SPLITS = (1 << _SPLIT_BITS) - 1  # of a live stream, in row ids
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ def range_ends(rows: int, span_us: int, reach_us: int, least_rows: int | None = 
     return [rows * (number + 1) // count for number in range(count)]
 
 
-def row_ids(split: int, offsets: I64, where: str) -> I64:
+def row_ids(split: int | I64, offsets: I64, where: str) -> I64:
     """Ids of rows of a live stream that several gateways read: split number + 1 in bits 52 to 62, offset in the split in bits 0
     to 51. So no id is a position in a stream that one gateway read before. RunFailed, with the split's name, if one does not
     fit."""
-    if split + 1 >= 1 << _SPLIT_BITS or (len(offsets) and int(np.max(offsets)) >= 1 << _OFFSET_BITS):
+    if np.max(split, initial=-1) >= MOST_SPLITS or (len(offsets) and int(np.max(offsets)) >= 1 << _OFFSET_BITS):
         raise RunFailed(f"{where}: row ids have room for splits below 2^11 - 1 and offsets below 2^52; name an id column")
     return offsets | (split + 1 << _OFFSET_BITS)
 

@@ -187,10 +187,11 @@ class GatewayWatcher:
     """Samples of a gateway: plain values that travel as JSON.
 
     Its host calls `watch` with every new gateway, `read`, `reported` and `delivered` as these happen, `observe` in every round.
-    send_view: takes the samples; set by the runtime.
+    send_view: takes the samples; set by the runtime. endpoint: of its producers, if it has one.
     """
 
     def __init__(self, config: RunConfig) -> None:
+        self.endpoint: str | None = None
         self.send_view: Callable[[dict[str, Any]], None] = lambda view: None
         self._streams: tuple[str, ...] = ()
         self._interval_s = config.observe.interval_us / 1e6
@@ -230,6 +231,7 @@ class GatewayWatcher:
         """A sample."""
         return {
             "gateway": gateway.number,
+            "endpoint": self.endpoint,
             "streams": {name: self._stream(gateway, i) for i, name in enumerate(self._streams)},
             "buffers": {
                 "waiting_bytes": gateway.slots.waiting_bytes,
@@ -431,6 +433,7 @@ def _gateway(view: dict[str, Any], total: int) -> dict[str, Any]:
     ledgers = {name: stream["ledger"] for name, stream in view["streams"].items()}
     return {
         "gateway": view["gateway"],
+        "endpoint": view["endpoint"],
         "share_ratio": sum(ledger["tuples"] for ledger in ledgers.values()) / total if total else None,
         "delivered": sum(ledger["delivered"] for ledger in ledgers.values()),
         "waiting_bytes": view["buffers"]["waiting_bytes"],

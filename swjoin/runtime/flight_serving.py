@@ -1,6 +1,6 @@
 """The Arrow Flight endpoints of a run, in one process or on ranks.
 
-What: `open_flight`, the master's endpoint; `ServedResults`, a sink's side: its rows on their way to consumers; of the first one
+What: `open_flight`, a gateway's endpoint; `ServedResults`, a sink's side: its rows on their way to consumers; of the first one
 also the log of all sinks' rows, the metrics, and its own endpoint if it has a process of its own.
 Why: a run without an endpoint must not load Flight.
 Stays out: the endpoint and its handlers (`connectors.flight`).
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from swjoin.connectors.output_columns import OutputColumns
 
 
-def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str]) -> FlightIngest | None:
-    """The master's endpoint, if the run has one. names: of the sources. UserError when it cannot be opened."""
-    if job.config.serve.listen is None:
+def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str], gateway: int, first: str) -> FlightIngest | None:
+    """The endpoint of a gateway, if it has one. names: of the sources. first: location of the first gateway's. UserError when
+    it cannot be opened."""
+    config = job.config
+    pushed = config.left.flight is not None or config.right.flight is not None
+    if config.serve.listen is None or (gateway and not pushed):
         return None
     from swjoin.connectors.flight.ingest import FlightIngest
 
-    return FlightIngest(job.config.serve, sources, names)
+    return FlightIngest(config.serve, sources, names, gateway, first)
 
 
 class ServedResults:

@@ -152,10 +152,10 @@ class GatewayHost(Host):
         watcher: GatewayWatcher | None,
         log: Callable[[RunEvent], None] | None,
         number: int = 0,
-        live_shares: Sequence[dict[str, Any]] | None = None,
+        first: dict[str, Any] | None = None,
     ) -> None:
         """number: of the gateway. progress: that of the first one in the same process. log: of the first one alone; others tell
-        the master. live_shares: as of the first one."""
+        the master. first: `known` of the first one."""
         super().__init__(gateway_role(number))
         self.job = job
         self.instances = instances_of(job, 1)  # until `make`
@@ -166,8 +166,8 @@ class GatewayHost(Host):
             self.where = compile_job_where(job, (left, right)) if number == 0 else None
         else:
             self.sources = open_plan_sources(job, self.instances.logical, self.instances.columns.read)
-        self.live_shares = self._live_shares() if live_shares is None else live_shares
-        self.ingest = open_flight(job, self.sources, self.names) if number == 0 else None
+        self.live_shares: Sequence[dict[str, Any]] = self._live_shares() if first is None else first["live_shares"]
+        self.ingest = open_flight(job, self.sources, self.names, number, "" if first is None else first["endpoint"])
         self.checkpointer: GatewayCheckpointer | None = None
         self.first_read_s: float | None = None
         self._reads = _Reads(IdleDetector(job.config.time.idle_timeout_us))
@@ -178,6 +178,8 @@ class GatewayHost(Host):
             _LOG.debug("%s: %s, rows: %s", name, type(source).__name__, rows)
         self.progress = progress if isinstance(progress, Progress) else _progress_of(job, self.sources, progress)
         self._watcher = watcher
+        if watcher is not None:
+            watcher.endpoint = self.location or None
         if self.ingest is not None and isinstance(watcher, MasterWatcher):
             self.ingest.status = partial(watcher.board.snapshot, math.inf)
         self.performers |= {
@@ -196,6 +198,16 @@ class GatewayHost(Host):
         """Of live streams that gateways share, how many can read each one, and where it begins, ready for JSON."""
         shared = [source for source in self.sources if is_shared(source)]
         return [{"splits": source.split_count, "first": source.first_position()} for source in shared]
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What further gateways have to know of the first one, ready for JSON."""
+        return {"live_shares": self.live_shares, "endpoint": self.location}
+
+    @property
+    def location(self) -> str:
+        """Of its endpoint, if it has one."""
+        return "" if self.ingest is None else self.ingest.location
 
     @property
     def names(self) -> Sequence[str]:
@@ -220,6 +232,9 @@ class GatewayHost(Host):
         """The inputs in splits."""
         config = self.job.config if self.instances is None else self.instances.config_of_gateway
         return input_splits(config, self.sources)
+
+    def summary(self) -> dict[str, Any]:
+        return {**self.role.summary(), "endpoint": self.location or None}
 
     def close(self, error: BaseException | None, *, complete: bool) -> None:
         """complete: the run has ended, and is not to be resumed."""
@@ -388,7 +403,7 @@ class GatewayHost(Host):
     def _set_aside(self, effect: SetAside) -> None:
         if self._late is not None:
             self._late.write(effect.stream, effect.batch, effect.reason)
-        if self.ingest is not None:
+        if self.ingest is not None and self.number == 0:
             self.ingest.set_aside(effect.stream, effect.batch, effect.reason)
 
     def _send(self, effect: Send) -> None:
@@ -471,8 +486,8 @@ class MasterHost(Host):
         if config.gateway_count == 1:
             return
         if config.live:
-            used, pieces = max(share["splits"] for share in self.gateway.live_shares), "partitions"
-            used = min(used, config.gateway_count)
+            used = min(config.gateway_count, max(share["splits"] for share in self.gateway.live_shares))
+            pieces = "partitions" if config.left.kafka or config.right.kafka else "producers"
         else:
             used, pieces = usable_gateways(config, self.gateway.splits()), "splits"
         if used < config.gateway_count:
@@ -484,7 +499,8 @@ class MasterHost(Host):
         """Make all further gateways, in the same process."""
         for number in range(1, self.job.config.gateway_count):
             first, watcher = self.gateway, None if self.watcher is None else GatewayWatcher(self.job.config)
-            self.gateways.append(GatewayHost(self.job, first.progress, watcher, None, number, first.live_shares))
+            self.gateways.append(GatewayHost(self.job, first.progress, watcher, None, number, first.known))
+            self.take_endpoint(number, self.gateways[-1].location)
             if self.checkpointer is not None:
                 self.gateways[-1].keep_checkpoints(self.checkpointer.folder.path)
 
@@ -534,8 +550,14 @@ class MasterHost(Host):
 
     def open_flight(self) -> None:
         """Let producers and consumers connect; called when sources and results are ready."""
-        if self.gateway.ingest is not None:
-            self.gateway.ingest.open()
+        for host in self.gateways:
+            if host.ingest is not None:
+                host.ingest.open()
+
+    def take_endpoint(self, gateway: int, location: str) -> None:
+        """A gateway has an endpoint, unless its location is empty."""
+        if self.gateway.ingest is not None and location:
+            self.gateway.ingest.places.locations[gateway] = location
 
     def output_plan(self) -> OutputColumns:
         """The columns of result rows, from the schemas of both sources."""

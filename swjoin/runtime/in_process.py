@@ -116,7 +116,7 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
                 job,
                 RunOutcome(
                     master=role_host.role.summary(),
-                    gateways=[host.role.summary() for host in role_host.gateways],
+                    gateways=[host.summary() for host in role_host.gateways],
                     slaves=[host.role.summary() for host in loop.slaves],
                     sinks=[sink.summary() for sink in sinks],
                     ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],

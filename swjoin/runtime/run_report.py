@@ -115,7 +115,7 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         "late": {name: counts.late for name, counts in streams.items()},
         "shed": {name: counts.shed for name, counts in streams.items()},
         "results": results,
-        "gateways": [{"gateway": part["gateway"], "tuples": part["counts"]["tuples"]} for part in outcome.gateways],
+        "gateways": [_gateway(part) for part in outcome.gateways],
         "sinks": [{name: sink[name] for name in ("sink", "count", "digest")} for sink in outcome.sinks],
         **more,
         "warnings": [],
@@ -276,6 +276,10 @@ def proof_of(report: dict[str, Any]) -> dict[str, Any]:
         "ledger": asdict(ledger_of(report)) if ledger is None else ledger,
         "warnings": report.get("warnings", []),
     }
+
+
+def _gateway(part: dict[str, Any]) -> dict[str, Any]:
+    return {"gateway": part["gateway"], "tuples": part["counts"]["tuples"], "endpoint": part.get("endpoint")}
 
 
 def check_ledger(report: dict[str, Any]) -> None:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swjoin.config.loader import config_from_plain
-from swjoin.connectors.flight import source as flight_source
-from swjoin.connectors.flight.source import FlightSource, Spool
+from swjoin.connectors.flight import spool as flight_spool
+from swjoin.connectors.flight.source import FlightSource
+from swjoin.connectors.flight.spool import Spool
 from swjoin.connectors.open import open_live_sources
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, UserError
@@ -211,14 +212,14 @@ class _SmallFiles(_Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before = flight_source._FILE_BYTES
-        flight_source._FILE_BYTES = 1000
+        self.before = flight_spool._FILE_BYTES
+        flight_spool._FILE_BYTES = 1000
 
     def teardown(self) -> None:
         try:
             super().teardown()
         finally:
-            flight_source._FILE_BYTES = self.before
+            flight_spool._FILE_BYTES = self.before
 
 
 TestFlightSource = _Machine.TestCase
@@ -322,7 +323,7 @@ def test_a_stream_that_has_ended_takes_no_more_rows(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_gone_are_no_silent_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_source, "_FILE_BYTES", 1)
+    monkeypatch.setattr(flight_spool, "_FILE_BYTES", 1)
     source = _source(tmp_path)
     source.seek(0)
     source.merge.open("a")

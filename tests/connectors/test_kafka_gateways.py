@@ -264,11 +264,10 @@ def test_more_gateways_than_partitions_are_told(topics: Topics, tmp_path: Path) 
     assert len(topics.check(tmp_path / "run")["gateways"]) == 4
 
 
-@pytest.mark.parametrize("side", [{"flight": {"producers": 1}}, {"watch": "."}])
-def test_other_live_streams_have_one_gateway(side: dict[str, Any], topics: Topics, tmp_path: Path) -> None:
-    plain = topics.config(cluster={"gateways": 2}, serve={"listen": "127.0.0.1:0"})
-    plain["left"] = {"schema": plain["left"]["schema"], "key": "key", "time": "ts", "time_unit": "us", **side}
+def test_watched_directories_have_one_gateway(topics: Topics, tmp_path: Path) -> None:
+    plain = topics.config(cluster={"gateways": 2})
+    plain["left"] = {"schema": plain["left"]["schema"], "key": "key", "time": "ts", "time_unit": "us", "watch": "."}
     (tmp_path / "config.yaml").write_text(json.dumps(plain))
     done = command("explain", tmp_path / "config.yaml")
     assert done.returncode == 2
-    assert "cluster: gateways must be 1 for live streams other than Kafka topics" in done.stderr
+    assert "cluster: gateways must be 1 for watched directories" in done.stderr

@@ -42,6 +42,7 @@ class LiveBatchSource(BatchSource):
         self.shared = False
         self.split_count = SPLITS
         self._share = 0, 1
+        self._forgotten_splits: dict[str, int] = {}  # batches before are not to be read again
         self._after: dict[str, int] = {}  # for each of its splits, the batch that follows those read
 
     def first_position(self) -> dict[str, Any]:
@@ -99,6 +100,8 @@ class LiveBatchSource(BatchSource):
     def resume_at(self, row: int, position: dict[str, Any]) -> None:
         if self.shared:
             self._go_on(position)
+            for split, batch in self._after.items():
+                assert batch >= self._forgotten_splits.get(split, 0), f"split {split} is to be read again, and is forgotten"
             return
         self._next = position["batch"]
         assert self._rows[self._next] == row, f"the position is at row {self._rows[self._next]}, {row} have been read"
@@ -112,6 +115,10 @@ class LiveBatchSource(BatchSource):
 
     def forget(self, row: int) -> None:
         self._forgotten = max(self._forgotten, row)
+
+    def forget_shared(self, positions: Sequence[dict[str, Any]]) -> None:
+        for split, batch in self.taken_over(positions).items():
+            self._forgotten_splits[split] = max(self._forgotten_splits.get(split, 0), batch)
 
     def done(self) -> None:
         """Nothing is on a disk."""

@@ -307,6 +307,7 @@ class Client:
         self._headers = headers
         self._tls = options
         self._clients: dict[str, Any] = {}
+        self._reached: dict[str, Any] = {}  # other endpoints of the run, by location
         try:
             self._client = flight.FlightClient(address, **options)
         except (pa.ArrowException, OSError) as error:
@@ -334,12 +335,13 @@ class Client:
         on_wait: called, in another thread, with a line that names the idle producers for which a push has waited for some
         seconds; None: a RuntimeWarning.
         """
-        schema = self.schema(stream) if schema is None else schema
+        client, own = self._found([stream] if name is None else [stream, name])
+        schema = own if schema is None else schema
         row = 0 if name is None else self.received(stream, name)
         request: dict[str, Any] = {"stream": stream, **({} if name is None else {"producer": name})}
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         try:
-            writer, replies = self._client.do_put(descriptor, schema, self._options)
+            writer, replies = client.do_put(descriptor, schema, self._options)
         except _ERRORS as error:
             raise _as_error(error) from None
         waiting = _Waiting(lambda: str(self._act("waits", {"stream": stream})["text"]), on_wait or _warn)
@@ -396,28 +398,36 @@ class Client:
             reader = self._client_of(what).do_get(ticket, self._options)
         except _ERRORS as error:
             self._clients.pop(what, None)  # the collector may have died, and go on elsewhere
+            self._reached.clear()
             raise _as_error(error) from None
         return ResultIterator(reader, start if isinstance(start, ConsumerOffset) else ConsumerOffset())
 
     def _client_of(self, what: str) -> Any:
         """A client of the rank that has the rows: the collector if it is reachable, which takes load off the master."""
-        if what in self._clients:
-            return self._clients[what]
-        info = self._client.get_flight_info(flight.FlightDescriptor.for_path(what), self._options)
+        if what not in self._clients:
+            self._clients[what], _ = self._found([what])
+        return self._clients[what]
+
+    def _found(self, path: list[str]) -> tuple[Any, pa.Schema]:
+        """A client of the endpoint that has a stream, or reads a producer, and the stream's columns; of the run's own address
+        where that endpoint cannot be reached."""
+        descriptor = flight.FlightDescriptor.for_path(*path)
+        try:
+            info = self._client.get_flight_info(descriptor, self._options)
+        except _ERRORS as error:
+            raise _as_error(error) from None
         locations = [location.uri.decode() for endpoint in info.endpoints for location in endpoint.locations]
-        client = self._client
-        if locations and locations[0] != self.address:
+        if not locations or locations[0] == self.address:
+            return self._client, info.schema
+        if locations[0] not in self._reached:
             other = flight.FlightClient(locations[0], **self._tls)
             try:
-                other.get_flight_info(
-                    flight.FlightDescriptor.for_path(what),
-                    flight.FlightCallOptions(timeout=_REACH_S, headers=self._headers),
-                )
-                client = other
+                other.list_actions(flight.FlightCallOptions(timeout=_REACH_S, headers=self._headers))
             except _ERRORS:
                 other.close()  # behind a tunnel, or its name is not in the certificate
-        self._clients[what] = client
-        return client
+                return self._client, info.schema
+            self._reached[locations[0]] = other
+        return self._reached[locations[0]], info.schema
 
     # ------------------------------------------------------------ actions
 
@@ -435,7 +445,7 @@ class Client:
         return answer
 
     def close(self) -> None:
-        for client in {id(c): c for c in (*self._clients.values(), self._client)}.values():
+        for client in {id(c): c for c in (*self._clients.values(), *self._reached.values(), self._client)}.values():
             client.close()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,9 @@
-"""Flight ingest: the master's endpoint of a live run.
+"""Flight ingest: the endpoint of a gateway of a live run.
 
 What: `FlightIngest`: puts fill the sources, gets return late rows and relay results and metrics from the collector, actions
 return the status.
-Why: clients use one address, whichever process has the rows.
+Why: clients use one address, whichever process has the rows. With several gateways each has an endpoint; the first one knows
+where each producer is read, the others send consumers there.
 Stays out: merging and storing rows (`connectors.producer_merge`, `connectors.flight.source`), the log of results
 (`connectors.flight.result_stream`).
 
@@ -19,6 +20,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,9 +30,10 @@ import pyarrow.flight as flight
 
 from swjoin.config.run import ServeConfig
 from swjoin.connectors.files.late_rows import late_schema
+from swjoin.connectors.flight.producer_places import Peers, ProducerPlaces
 from swjoin.connectors.flight.result_log import ResultLog
 from swjoin.connectors.flight.result_stream import serve_log
-from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata, check_length, read_pem, read_token
+from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata, check_length, client_headers, client_tls
 from swjoin.connectors.flight.source import FlightSource
 from swjoin.connectors.producer_merge import MergeClosedError
 from swjoin.connectors.schema import check_schema
@@ -42,6 +45,7 @@ _LOG = logging.getLogger(__name__)
 _LATE_BYTES = 4 << 20
 _PREFIX = re.compile(r"^Flight (error: |returned [\w ]+ error, with message: )")
 _ACK_S = 0.1
+_AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError, OSError)
 _SILENT_S = 1.0  # a stream that is idle for so long may block the other one
 _MOST_SHOWN = 5
 _LONGEST_NAME = 200
@@ -60,32 +64,44 @@ class _Session:
 
 
 class FlightIngest:
-    """sources, names: of the run; pushed ones are served. status: returns the state of the run; the runtime sets it."""
+    """sources, names: of the run; pushed ones are served. gateway: the number of theirs. first: location of the first gateway's
+    endpoint, unless this is it. status: returns the state of the run; the runtime sets it. places: of producers, at the first
+    gateway."""
 
-    def __init__(self, config: ServeConfig, sources: Sequence[Any], names: Sequence[str]) -> None:
-        self._config = config
+    def __init__(
+        self, config: ServeConfig, sources: Sequence[Any], names: Sequence[str], gateway: int = 0, first: str = ""
+    ) -> None:
+        self._config, self._gateway = config, gateway
         self._names = names
         self._sources = {n: source for n, source in zip(names, sources, strict=True) if isinstance(source, FlightSource)}
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock, self._joining = threading.Lock(), threading.Lock()
         self._closed = False
         self._relayed = ""  # the collector's endpoint
+        self._peers = Peers(config, first)
         self.status: Callable[[], Metadata] = dict
         self.late = ResultLog(late_schema(), _LATE_BYTES, 0.0, lossy=True)
-        endpoint = self.endpoint = Endpoint(config)
+        endpoint = self.endpoint = Endpoint(config, 0 if gateway else None)
         for name, source in self._sources.items():
             endpoint.puts[name] = self._put
             endpoint.schemas[name] = partial(_same, (source.schema, self.location))
-        serve_log(endpoint, "late", self.late)
         endpoint.acts |= {"status": self._status, "received": self._received, "waits": self._waits, "end": self._end}
+        endpoint.place = self._place
+        self.places = ProducerPlaces(self._sources)
+        self.places.locations[gateway] = self.location
+        if gateway:
+            endpoint.find_more = partial(self.relay_from, first)
+        else:
+            endpoint.acts |= {"place": self._best_place, "claim": self._claimed, "release": self._released}
+            serve_log(endpoint, "late", self.late)
 
     def open(self) -> None:
         """Accept clients and log the address, if that has not been done yet."""
         if self.endpoint.is_open:
             return
         self.endpoint.open()
-        _LOG.info("listening at %s", self.location)
+        _LOG.info("%s at %s", f"gateway {self._gateway} listens" if self._gateway else "listening", self.location)
 
     @property
     def location(self) -> str:
@@ -106,7 +122,8 @@ class FlightIngest:
         self.late.write(pa.record_batch(columns, schema=self.late.schema))
 
     def relay_from(self, location: str) -> None:
-        """Relay results and metrics from the collector's endpoint, which is elsewhere after the death of its rank."""
+        """Relay results and metrics from the collector's endpoint, which is elsewhere after the death of its rank; or all that
+        is taken from the endpoint of the first gateway."""
         if location == self._relayed:
             return
         self._relayed = location
@@ -114,6 +131,8 @@ class FlightIngest:
         options = flight.FlightCallOptions(headers=client_headers(self._config))
         for info in client.list_flights(options=options):
             name = info.descriptor.path[0].decode()
+            if name in self._sources:
+                continue
             self.endpoint.schemas[name] = partial(_same, (info.schema, location))
             self.endpoint.gets[name] = partial(_relay, client, options, info.schema)
 
@@ -127,7 +146,7 @@ class FlightIngest:
             raise UserError(
                 "this stream waits for a number of producers: say which one you are (descriptor path: stream, producer)"
             )
-        received = source.merge.open(name, anonymous=anonymous)
+        received = self._join(source, request["stream"], name, anonymous=anonymous)
         session = _Session(name, context.peer(), anonymous)
         with self._lock:
             older = self._sessions.get((request["stream"], name))
@@ -141,16 +160,43 @@ class FlightIngest:
                 _reply(writer, {"received": received, "accepted": self._accepted(source, name)})
             ended = self._take_all(source, session, context, reader, writer if acks else None)
         finally:
-            with self._lock:
+            with self._joining, self._lock:
                 if self._sessions.get((request["stream"], name)) is session:
                     del self._sessions[request["stream"], name]
-                    if not ended:
-                        source.merge.leave(name)
+                    if not ended and source.merge.leave(name):
+                        self._forget(source, request["stream"], name)
         self._wait_accepted(source, session, context)
         done = {"received": source.merge.received(name), "accepted": self._accepted(source, name)}
         if anonymous:  # the merge has removed its lane
             done = {"received": session.rows, "accepted": session.rows}
         _reply(writer, {**done, "done": True})
+
+    def _join(self, source: FlightSource, stream: str, name: str, *, anonymous: bool) -> int:
+        """Open the lane of a producer, whom no other gateway reads; returns the number of rows received from it."""
+        with self._joining:
+            if source.share[1] > 1 and not anonymous and name not in source.merge.splits:
+                body = {"stream": stream, "producer": name, "gateway": self._gateway}
+                if self._gateway:
+                    self._ask(self._peers.first, "claim", body)
+                else:
+                    self._claimed(body)
+            return source.connect(name, anonymous=anonymous)
+
+    def _forget(self, source: FlightSource, stream: str, name: str) -> None:
+        """A producer has left without rows."""
+        if source.share[1] > 1:
+            with suppress(flight.FlightError, RunFailed):
+                body = {"stream": stream, "producer": name}
+                self._ask(self._peers.first, "release", body) if self._gateway else self._released(body)
+
+    def _ask(self, location: str, action: str, body: Metadata) -> Metadata:
+        """The answer of another endpoint of the run."""
+        try:
+            return self._peers.ask(location, action, body)
+        except _AWAY as error:  # a client may try again
+            raise flight.FlightUnavailableError(plain_text(error)) from None
+        except flight.FlightError as error:
+            raise RunFailed(plain_text(error)) from None
 
     def _name_of(self, request: Metadata) -> tuple[str, bool]:
         name = request.get("producer")
@@ -231,26 +277,80 @@ class FlightIngest:
 
     def _status(self, request: Metadata) -> Metadata:
         """State of the run, as the dashboard shows it."""
-        return self.status()
+        if self._gateway:
+            return self._ask(self._peers.first, "status", request)
+        return {**self.status(), "endpoints": [self.places.locations[number] for number in sorted(self.places.locations)]}
+
+    def _source_of(self, request: Metadata, action: str, producer: str = "") -> FlightSource:
+        source = self._sources.get(str(request.get("stream")))
+        if source is None or (producer and not isinstance(request.get("producer"), str)):
+            raise UserError(f"{action}: name a stream ({', '.join(self._sources) or 'none is pushed here'}){producer}")
+        return source
 
     def _received(self, request: Metadata) -> Metadata:
         """Number of rows of a producer: {stream, producer} -> {received, accepted}."""
-        source = self._sources.get(str(request.get("stream")))
-        name = request.get("producer")
-        if source is None or not isinstance(name, str):
-            raise UserError(f"received: name a stream ({', '.join(self._sources) or 'none is pushed here'}) and a producer")
+        source = self._source_of(request, "received", " and a producer")
+        stream, name = request["stream"], request["producer"]
+        if source.share[1] > 1 and not request.get("asked") and name not in source.merge.splits:
+            if self._gateway:
+                return self._ask(self._peers.first, "received", request)
+            gateway = self.places.of(stream, name)
+            if gateway:
+                return self._ask(self.places.locations[gateway], "received", {**request, "asked": True})
         return {"received": source.merge.received(name), "accepted": self._accepted(source, name)}
+
+    def _place(self, request: Metadata) -> str | None:
+        """Where a producer is to connect; None: there is one gateway."""
+        if self._sources[request["stream"]].share[1] == 1:
+            return None
+        body = {"stream": request["stream"], "producer": request.get("producer")}
+        answer = self._ask(self._peers.first, "place", body) if self._gateway else self._best_place(body)
+        return str(answer["location"])
+
+    def _best_place(self, request: Metadata) -> Metadata:
+        """Of the run's own endpoints: where a producer is read."""
+        self._source_of(request, "place")
+        name = request.get("producer")
+        return {"location": self.places.best(request["stream"], name if isinstance(name, str) else None)}
+
+    def _claimed(self, request: Metadata) -> Metadata:
+        """Of the run's own endpoints: a producer has connected."""
+        self._source_of(request, "claim", " and a producer")
+        self.places.claim(request["stream"], request["producer"], whole(request, "gateway"))
+        return {}
+
+    def _released(self, request: Metadata) -> Metadata:
+        """Of the run's own endpoints: a producer has left without rows."""
+        self._source_of(request, "release", " and a producer")
+        self.places.release(request["stream"], request["producer"])
+        return {}
+
+    def _others(self, source: FlightSource) -> list[str]:
+        """At the first gateway: endpoints of the others that read a stream."""
+        return [self.places.locations[number] for number in range(1, source.share[1])]
 
     def _waits(self, request: Metadata) -> Metadata:
         """Producers that block a stream: {stream} -> {producers: [{stream, producer, from, silent_s}], text}."""
-        name = str(request.get("stream"))
-        source = self._sources.get(name)
-        if source is None:
-            raise UserError(f"waits: name a stream ({', '.join(self._sources) or 'none is pushed here'})")
+        source = self._source_of(request, "waits")
+        found = self._waits_here(str(request["stream"]), source, asked=bool(request.get("asked")))
+        if found["text"] or source.share[1] == 1 or request.get("asked"):
+            return found
+        if self._gateway:
+            return self._ask(self._peers.first, "waits", request)
+        for asked, location in ((False, self.location), *((True, other) for other in self._others(source))):
+            body = {**request, "asked": True}
+            found = self._ask(location, "waits", body) if asked else self._waits_here(request["stream"], source, asked=True)
+            if found["text"]:
+                break
+        return found
+
+    def _waits_here(self, name: str, source: FlightSource, *, asked: bool) -> Metadata:
+        """Of the producers of this gateway. asked: by another one, whose rows wait."""
         blocking, of = source.merge.blocking_lanes(), name
-        if not blocking and source.merge.waiting_rows:  # the join may wait for the other stream
+        if not blocking and (asked or source.merge.waiting_rows):  # the join may wait for the other stream
             for of, other in self._sources.items():
-                if of != name and not other.merge.ended and not other.merge.waiting_rows and other.merge.silent_s >= _SILENT_S:
+                idle = not other.merge.ended and not other.merge.waiting_rows and other.merge.silent_s >= _SILENT_S
+                if (asked or of != name) and idle:
                     blocking = other.merge.open_lanes()
                     blocking += [("", other.merge.silent_s)] if other.merge.missing or not blocking else []
                     break
@@ -266,9 +366,12 @@ class FlightIngest:
 
     def _end(self, request: Metadata) -> Metadata:
         """End a stream: {stream}. Received rows are joined, later ones are refused."""
-        source = self._sources.get(str(request.get("stream")))
-        if source is None:
-            raise UserError(f"end: name a stream ({', '.join(self._sources) or 'none is pushed here'})")
+        source = self._source_of(request, "end")
+        if source.share[1] > 1 and not request.get("asked"):
+            if self._gateway:
+                return self._ask(self._peers.first, "end", request)
+            for location in self._others(source):
+                self._ask(location, "end", {**request, "asked": True})
         source.finish()
         return {"ended": request["stream"]}
 
@@ -276,6 +379,7 @@ class FlightIngest:
         self._closed = True
         self.late.close()
         self.endpoint.close()
+        self._peers.close()
 
 
 def _waiting_for(stream: str, producers: list[Metadata], source: FlightSource) -> str:
@@ -337,18 +441,6 @@ def whole(metadata: Metadata, key: str) -> int:
 
 def _reply(writer: Any, plain: Metadata) -> None:
     writer.write(pa.py_buffer(json.dumps(plain).encode()))
-
-
-def client_tls(config: ServeConfig) -> Metadata:
-    """TLS options of a client of the run's own endpoints."""
-    if config.certificate is None:
-        return {}
-    path = config.root_certificate or config.certificate
-    return {"tls_root_certs": read_pem(path, "root_certificate")}
-
-
-def client_headers(config: ServeConfig) -> list[tuple[bytes, bytes]]:
-    return [] if config.token_file is None else [(b"authorization", b"Bearer " + read_token(config.token_file))]
 
 
 def _same(value: tuple[pa.Schema, str]) -> tuple[pa.Schema, str]:

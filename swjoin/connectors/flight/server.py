@@ -65,6 +65,19 @@ def read_pem(path: str, key: str) -> bytes:
     return data
 
 
+def client_tls(config: ServeConfig) -> Metadata:
+    """TLS options of a client of the run's own endpoints."""
+    if config.certificate is None:
+        return {}
+    path = config.root_certificate or config.certificate
+    return {"tls_root_certs": read_pem(path, "root_certificate")}
+
+
+def client_headers(config: ServeConfig) -> list[tuple[bytes, bytes]]:
+    """Headers of such a client, with the token."""
+    return [] if config.token_file is None else [(b"authorization", b"Bearer " + read_token(config.token_file))]
+
+
 def _check_pair(certificate: str, private_key: str) -> None:
     """UserError when the certificate is invalid or does not match the key; gRPC would report only that it has not started."""
     try:
@@ -144,6 +157,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server. UserError when it cannot listen, or its certificate or token cannot be used.
 
     port: replaces the configured one, for a rank besides the master. gets, puts, acts: handlers by name, set before `open`.
+    place: location for a producer, of whom it takes the request; None: here. find_more: may add handlers of other names.
     """
 
     def __init__(self, config: ServeConfig, port: int | None = None) -> None:
@@ -172,6 +186,8 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         self.puts: dict[str, Put] = {}
         self.acts: dict[str, Act] = {}
         self.schemas: dict[str, Callable[[], tuple[pa.Schema, str]]] = {}  # by name: schema, location
+        self.place: Callable[[Metadata], str | None] = lambda request: None
+        self.find_more: Callable[[], None] = lambda: None
         self._calls = threading.BoundedSemaphore(config.clients)
         self._most = config.clients
         self._open = threading.Event()
@@ -225,6 +241,8 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         self._wait_open()
         with as_flight_errors():
             request = parse_request(ticket.ticket, "take")
+            if request["take"] not in self.gets:
+                self.find_more()
             handler = self.gets.get(request["take"])
             if handler is None:
                 raise UserError(f"there is no {request['take'][:100]!r} to take; {_known(self.gets)}")
@@ -260,23 +278,30 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         self._wait_open()
+        with as_flight_errors():
+            self.find_more()
         for name in sorted(self.schemas):
-            yield self._info(name)
+            yield self._info({"stream": name})
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         self._wait_open()
         with as_flight_errors():
-            name = _put_request(descriptor)["stream"]
+            request = _put_request(descriptor)
+            name = request["stream"]
+            if name not in self.schemas:
+                self.find_more()
             if name not in self.schemas:
                 raise UserError(f"there is no {name[:100]!r}; {_known(self.schemas)}")
-            return self._info(name)
+            return self._info(request)
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
         return flight.SchemaResult(self.get_flight_info(context, descriptor).schema)
 
-    def _info(self, name: str) -> Any:
-        schema, location = self.schemas[name]()
-        endpoints = [flight.FlightEndpoint(flight.Ticket(name.encode()), [location])] if name in self.gets else []
+    def _info(self, request: Metadata) -> Any:
+        name = request["stream"]
+        schema, of_rows = self.schemas[name]()
+        location = of_rows if name in self.gets else self.place(request) if name in self.puts else None
+        endpoints = [] if location is None else [flight.FlightEndpoint(flight.Ticket(name.encode()), [location])]
         return flight.FlightInfo(schema, flight.FlightDescriptor.for_path(name), endpoints, -1, -1)
 
     # ------------------------------------------------------------ the end

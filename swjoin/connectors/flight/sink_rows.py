@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from swjoin.config.run import ServeConfig
-from swjoin.connectors.flight.ingest import client_headers, client_tls, parse_metadata, plain_text, whole
+from swjoin.connectors.flight.ingest import parse_metadata, plain_text, whole
 from swjoin.connectors.flight.result_log import Part, ResultLog, SinkWriter
-from swjoin.connectors.flight.server import Endpoint, Metadata
+from swjoin.connectors.flight.server import Endpoint, Metadata, client_headers, client_tls
 from swjoin.connectors.schema import check_schema
 from swjoin.core.errors import RunFailed, UserError
 

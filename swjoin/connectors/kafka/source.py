@@ -199,6 +199,9 @@ class KafkaSource(MergedSource):
             "unusable": sum(position["unusable"] for position in positions) if self._share[0] == 0 else 0,
         }
 
+    def forget_shared(self, positions: Sequence[dict[str, Any]]) -> None:
+        """Nothing is stored."""
+
     def row_numbers(self, partition: int, offsets: I64, within: I64) -> I64:
         """Of rows of one partition: message, and row in it. RunFailed when one does not fit into a row id."""
         where = f"{self.where}, topic {self.kafka.topic}, partition {partition}"

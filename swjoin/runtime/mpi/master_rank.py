@@ -97,8 +97,7 @@ class MasterRank(Rank):
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.gateway.layouts]
             where = None if role_host.gateway.where is None else program_out(role_host.gateway.where)
             named = {"host": platform.node(), "run_id": self.job.run_id, "gateways": role_host.job.config.gateway_count}
-            live_shares = role_host.gateway.live_shares
-            return {"plan": plan, "layouts": layouts, "where": where, "live_shares": live_shares, **named}
+            return {"plan": plan, "layouts": layouts, "where": where, "first_gateway": role_host.gateway.known, **named}
 
         setup = agree(channel, ROOT, open_role_host)
         roles = self.take_gateways(channel, setup["gateways"])
@@ -146,7 +145,7 @@ class MasterRank(Rank):
             self.job,
             RunOutcome(
                 master=role_host.role.summary(),
-                gateways=sorted([gateway.role.summary(), *gateways], key=lambda summary: int(summary["gateway"])),
+                gateways=sorted([gateway.summary(), *gateways], key=lambda summary: int(summary["gateway"])),
                 slaves=sorted(slaves, key=lambda summary: int(summary["slave"])),
                 sinks=sorted(sinks, key=lambda summary: int(summary["sink"])),
                 ranks=[me, *(p["rank"] for p in parts.values())],
@@ -262,6 +261,9 @@ class MasterRank(Rank):
         setup = agree(channel, ROOT, start)
         if role_host.gateway.ingest is not None:
             role_host.gateway.ingest.relay_from(agree(channel, COLLECTOR_RANK, None)["results"])
+            for number in range(1, self.roles.gateways):
+                location = agree(channel, self.roles.rank_of(gateway_role(number)), None)["endpoint"]
+                role_host.take_endpoint(number, location)
         for _ in range(1, self.roles.gateways):
             role_host.take_view(parse(channel.wait(channel.any, STATUS)))
         if self.clock is None:

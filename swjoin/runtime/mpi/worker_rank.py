@@ -77,6 +77,10 @@ class _Transport(MpiTransport):
         super()._passed(message)
 
 
+def _endpoint(host: GatewayHost) -> dict[str, Any]:
+    return {"endpoint": host.location}
+
+
 class WorkerRank(Rank):
     def __init__(self, job: Job, place: list[str]) -> None:
         super().__init__(job, place)
@@ -132,23 +136,29 @@ class WorkerRank(Rank):
         from swjoin.monitor.role_watchers import GatewayWatcher
         from swjoin.runtime.hosts import GatewayHost
 
-        watcher, shares = GatewayWatcher(self.job.config), self._setup["live_shares"]
-        self._gateways[number] = GatewayHost(self.job, False, watcher, None, number, shares)
+        pushed = self.job.config.left.flight is not None or self.job.config.right.flight is not None
+        if pushed:
+            self._check_reached(f"gateway {number}")
+        watcher, first = GatewayWatcher(self.job.config), self._setup["first_gateway"]
+        self._gateways[number] = GatewayHost(self.job, False, watcher, None, number, first)
         return {}
+
+    def _check_reached(self, role: str) -> None:
+        """UserError when this rank's endpoint would be on another host than the master's, on the loopback."""
+        serve, host = self.job.config.serve, platform.node()
+        if serve.listen is not None and serve.loopback and host != self._setup["host"]:
+            raise UserError(
+                f"serve.listen {serve.listen}: {role} is on {host}, the master on {self._setup['host']}; listen where "
+                f"they reach each other, with certificate, private_key and token_file, or give both the same host"
+            )
 
     def _open_sink(self, number: int, *, again: bool = False) -> dict[str, Any]:
         """Open a sink. again: another rank had it, which has died; its outputs exist."""
         from swjoin.connectors.output_columns import OutputColumns
         from swjoin.runtime.hosts import CollectorHost
 
-        setup, serve, host = self._setup, self.job.config.serve, platform.node()
-        if serve.listen is not None and serve.loopback and host != setup["host"]:
-            name = f"sink {number}" if number else "the collector"
-            raise UserError(
-                f"serve.listen {serve.listen}: {name} is on {host}, the master on {setup['host']}; listen where "
-                f"they reach each other, with certificate, private_key and token_file, or give both the same host"
-            )
-        plan = OutputColumns.from_bytes(base64.b64decode(setup["plan"]))
+        self._check_reached(f"sink {number}" if number else "the collector")
+        plan = OutputColumns.from_bytes(base64.b64decode(self._setup["plan"]))
         job = dataclasses.replace(self.job, resumes=self.job.resumes or again)
         self._sinks[number] = CollectorHost(job, plan, RunClock(), number=number)
         return {}
@@ -181,6 +191,9 @@ class WorkerRank(Rank):
             for sink in sinks:
                 if sink.offered is not None:
                     sink.offered.connect(offer)
+            for number in range(1, self.roles.gateways):
+                own = self._gateways.get(number)
+                agree(channel, self.roles.rank_of(gateway_role(number)), None if own is None else partial(_endpoint, own))
         clock = self.start_clock(channel, setup.get("clock_us"))
         hosts = [SlaveHost(slave, self.job.config.fitted_to(self.roles.slave_ranks), clock) for slave in slaves]
         for host, checkpointer in zip(hosts, self._checkpointers, strict=False):
@@ -189,11 +202,14 @@ class WorkerRank(Rank):
             host.meter = self.meter
         for other in (*sinks, *gateways):
             other.clock = clock
+        for gateway in gateways:
+            if gateway.ingest is not None:
+                gateway.ingest.open()
         transport = _Transport(self, channel, slaves=bool(slaves), sinks=bool(sinks))
         HostedRoles([*sinks, *gateways, *hosts], transport).run()
         me = identity(channel.rank, self.roles.name_of(channel.rank), self.meter, self.start_rss_bytes)
         summaries = {"sinks": [sink.summary() for sink in sinks], "slaves": [slave.summary() for slave in slaves]}
-        summaries["gateways"] = [gateway.role.summary() for gateway in gateways]
+        summaries["gateways"] = [gateway.summary() for gateway in gateways]
         channel.send_json({**summaries, "rank": me}, ROOT, SUMMARY)
         if sinks or gateways:
             self._end_files(channel)
