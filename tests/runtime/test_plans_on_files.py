@@ -219,6 +219,22 @@ def test_rows_of_a_plan_are_those_of_duckdb(name: str, slaves: int, streams: Str
     assert found["results"]["digest"] == report["results"]["digest"]
 
 
+def test_resting_instances_of_every_stage_are_activated(streams: Streams, tmp_path: Path) -> None:
+    """Each stage begins with one active instance; the other slaves were started with the run, and rest."""
+    case = CASES["diamond"]
+    reorganization = {"policy": "random", "declustering": "adaptive", "active_slaves": 1, "epoch": "100ms", "random_moves": 2}
+    cluster = {**SECTIONS["cluster"], "distribution_epoch": "50ms", "gateways": 2, "sinks": 2}
+    job = streams.job(case, tmp_path / "run", cluster=cluster, reorganization=reorganization)
+    run_local(job, False, 3)
+    stages = _check_all(job, streams.expected(case))["stages"]
+    assert len(stages) == 3
+    for stage in stages:
+        active = [entry["active_slaves"] for entry in stage["declustering"]]
+        assert active[0] == 1
+        assert max(active) > 1
+        assert stage["moves"] > 0
+
+
 @pytest.mark.parametrize("output_time", ["max", "min", "left"])
 def test_the_time_of_a_pair_is_the_one_that_was_asked_for(output_time: Any, streams: Streams, tmp_path: Path) -> None:
     time = {"max": "greatest(a.ts, b.ts)", "min": "least(a.ts, b.ts)", "left": "a.ts"}[output_time]
