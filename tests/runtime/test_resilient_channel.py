@@ -1,18 +1,25 @@
-"""The channel that survives deaths, between real ranks: ranks that live and are excluded all the same."""
+"""The channel that survives deaths, between real ranks: ranks that live and are excluded all the same; background threads."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from swjoin.cluster.messages import PartSaved
+from swjoin.cluster.role import gateway_role
+from swjoin.core.storage import Background
 from swjoin.runtime.launch import mpirun_options
 from swjoin.runtime.mpi.channel import PeerLostError
 from swjoin.runtime.mpi.heartbeats import Heartbeats
+from swjoin.runtime.mpi.rank import Rank
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel
 from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
@@ -109,3 +116,19 @@ def test_others_go_on_without_a_rank_that_lives() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_writers_of_before_a_death_are_heard_no_more() -> None:
+    """A gateway's part of a checkpoint becomes durable while its rank begins anew: the master expects nothing of it."""
+    rank, written = Rank(cast(Any, None), ["rank 0"]), threading.Event()
+    part = PartSaved(5, "gateway 0", {})
+    writer = Background("gateway 0", partial(rank.save, gateway_role(0)))
+    writer.submit(lambda: part if written.wait(PROCESS_S) else None)
+    rank.hear_anew()
+    written.set()
+    writer.end()
+    assert not rank.saved
+    writer = Background("gateway 0", partial(rank.save, gateway_role(0)))
+    writer.submit(lambda: part)
+    writer.end()
+    assert list(rank.saved) == [(gateway_role(0), part)]

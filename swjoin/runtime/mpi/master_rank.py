@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import platform
 import time
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -235,7 +234,7 @@ class MasterRank(Rank):
         from swjoin.checkpoint.checkpointers import shares
 
         slave_count = self.take_roles(channel).slave_ranks
-        self.saved = deque()
+        self.hear_anew()
 
         def start() -> dict[str, Any]:
             checkpointer, clock = role_host.checkpointer, self.clock or RunClock()

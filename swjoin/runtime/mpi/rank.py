@@ -93,7 +93,11 @@ class Rank:
     """The common part of both kinds of ranks: the clock, and its start. roles: who plays what, since `take_roles`.
 
     saved: events of this rank's background threads, such as `PartSaved`, or their exceptions, with the roles they are for.
+    save: takes one.
     """
+
+    saved: deque[Any]
+    save: Callable[[RoleId, Any], None]
 
     def __init__(self, job: Job, place: list[str]) -> None:
         self.job = job
@@ -102,7 +106,7 @@ class Rank:
         self.clock: RunClock | None = None
         self.meter = RankMeter()
         self.start_rss_bytes = 0
-        self.saved: deque[Any] = deque()
+        self.hear_anew()
         self.stop_wanted: Callable[[], bool] = lambda: False  # read by the master alone
 
     def take_roles(self, channel: Channel) -> RankMap:
@@ -116,9 +120,14 @@ class Rank:
         self.job = replace(self.job, config=self.job.config.with_gateways(count))
         return self.take_roles(channel)
 
-    def save(self, role: RoleId, item: Any) -> None:
-        """Take an event of a background thread, or its exception, for this role."""
-        self.saved.append((role, item))
+    def hear_anew(self) -> None:
+        """At the start, and after a death: threads of before, which may still be writing, are heard no more."""
+        saved = self.saved = deque()
+
+        def save(role: RoleId, item: Any) -> None:
+            saved.append((role, item))
+
+        self.save = save
 
     def start_clock(self, channel: Channel, resumed_us: int | None) -> RunClock:
         """Start the clock on all ranks at once; a recovery leaves it running."""

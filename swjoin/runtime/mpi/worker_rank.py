@@ -14,7 +14,6 @@ import dataclasses
 import json
 import platform
 import signal
-from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,7 +169,7 @@ class WorkerRank(Rank):
     def run(self, channel: Channel) -> None:
         self.take_roles(channel)
         setup = agree(channel, ROOT, None)
-        self.saved = deque()
+        self.hear_anew()
         sinks = self._sinks_of(channel)
         gateways = self._gateways_of(channel, setup)
         slaves = self._slaves(channel, setup)
