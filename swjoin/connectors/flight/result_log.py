@@ -238,7 +238,7 @@ class ConsumerCutOffError(RunFailed):
 
 
 class ResultLog:
-    """limit_bytes: capacity of the memory buffer. patience_s: how long `write` waits for readers of the oldest rows; then they
+    """limit_bytes: capacity of the memory buffer. patience_s: how long `write` waits for readers that take nothing; then they
     are cut off, or continue from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip
     dropped rows. eras, fresh: see `_Eras`. sinks: how many write; each has a `SinkWriter`."""
 
@@ -271,12 +271,14 @@ class ResultLog:
     # ------------------------------------------------------------ written
 
     def write(self, batch: pa.RecordBatch, generation: int = 0, sink: int = 0, attempt: int | None = None) -> None:
-        """Append rows of a generation. Waits for slow readers, for `patience_s` at most. attempt: that they belong to;
-        RunFailed for an earlier one."""
-        part = generation, sink
+        """Append rows of a generation. Waits for readers, for `patience_s` at most while they take nothing. attempt: that the
+        rows belong to; RunFailed for an earlier one."""
+        part, oldest, deadline = (generation, sink), -1, 0.0
         with self._changed:
-            deadline = time.monotonic() + self._patience_s
             while self._buffer.is_full(batch.nbytes):
+                self._check(attempt)
+                if self._buffer.first != oldest:  # readers go on, though another sink may have got the space
+                    oldest, deadline = self._buffer.first, time.monotonic() + self._patience_s
                 slow = [reader for reader in self._readers if reader.at <= self._buffer.first and reader.keeps_up]
                 if slow and not self._lossy:
                     left_s = deadline - time.monotonic()
@@ -320,7 +322,8 @@ class ResultLog:
             if self._oldest is None:
                 self._oldest = generation
             self._sinks.restore(generation, files, 0)
-            self._totals = {part: n for part, n in self._totals.items() if part[0] < generation}
+            # Files count: they hold more than this log where a sink could not reach it.
+            self._totals = {} if self._in_files else {part: n for part, n in self._totals.items() if part[0] < generation}
             # Rows of earlier generations are final; without files the buffer alone has them.
             self._buffer.keep_before(0 if self._in_files else generation)
             for reader in self._readers:  # their offsets skip rows that they have read
