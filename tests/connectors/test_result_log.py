@@ -345,6 +345,27 @@ def test_a_generation_is_final_once_all_sinks_say_so(tmp_path: Path) -> None:
     assert [(item.kind, item.sink) for item in taken] == [("rows", 0), ("rows", 1), ("complete", 0)]
 
 
+class _Counted(int):
+    """A number that counts how often any of them is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        _Counted.compared += 1
+        return int.__eq__(self, other)  # type: ignore[operator, no-any-return]
+
+
+def test_a_generation_is_found_among_many() -> None:
+    """Sinks wait meanwhile."""
+    log, sinks = ResultLog(SCHEMA, LIMIT_BYTES, 1.0, in_files=True, sinks=2), range(2)
+    for sink in sinks:
+        SinkWriter(log, sink).restore(1000, {(_Counted(generation), sink): [] for generation in range(1000)})
+    _Counted.compared = 0
+    assert next(iter(log.open(ConsumerOffset(), final=True))).kind == "complete"
+    assert _Counted.compared < 10
+
+
 def test_recoveries_before_the_first_rows_take_nothing_away(tmp_path: Path) -> None:
     log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
     log.restore(0, {})

@@ -196,13 +196,13 @@ class _Buffer:
 
 
 class _Sinks:
-    """What the sinks have said. Generations are final before `end`. attempt: restores of the first sink. files: by part, as far
-    as rows lie in files. open: sinks whose rows have not ended."""
+    """What the sinks have said. Generations are final before `end`. attempt: restores of the first sink. files: by
+    generation and sink, as far as rows lie in files. open: sinks whose rows have not ended."""
 
     def __init__(self, count: int) -> None:
         self.count, self.attempt = count, 0
         self._ends = dict.fromkeys(range(count), 0)
-        self.files: dict[Part, list[Path]] = {}
+        self.files: dict[int, dict[int, list[Path]]] = {}
         self.open = set(range(count))
 
     @property
@@ -216,7 +216,7 @@ class _Sinks:
 
     def add(self, part: Part, files: Sequence[Path]) -> None:
         generation, sink = part
-        self.files[part] = list(files)
+        self.files.setdefault(generation, {})[sink] = list(files)
         self._ends[sink] = max(self._ends[sink], generation + 1)
 
     def restore(self, end: int, files: Mapping[Part, Sequence[Path]], sink: int) -> None:
@@ -226,11 +226,12 @@ class _Sinks:
             self._ends.clear()
             self.files.clear()
         self._ends[sink] = end
-        self.files |= {part: list(paths) for part, paths in files.items()}
+        for (generation, of_sink), paths in files.items():
+            self.files.setdefault(generation, {})[of_sink] = list(paths)
 
     def of(self, generation: int) -> dict[int, list[Path]]:
         """Files of a generation, by sink."""
-        return {sink: paths for (g, sink), paths in self.files.items() if g == generation}
+        return dict(self.files.get(generation, {}))
 
 
 class ConsumerCutOffError(RunFailed):
@@ -494,7 +495,9 @@ class Reader:
             generation = offset.below
             if log._in_files:
                 return generation, log._sinks.of(generation)
-            if all(offset.rows.get(part, 0) >= n for part, n in log._totals.items() if part[0] == generation):
+            if all(
+                offset.rows.get(part, 0) >= log._totals.get(part, 0) for part in ((generation, s) for s in range(log.sinks))
+            ):
                 offset.complete(generation)
                 return Taken(None, generation, "complete")
         buffer = log._buffer
