@@ -126,6 +126,17 @@ def test_final_rows_come_from_the_files_of_all_sinks(tmp_path: Path, monkeypatch
     assert [item.generation for item in taken if item.kind == "complete"] == list(range(4))
 
 
+def test_the_names_of_many_files_fit_messages(first: _FirstSink) -> None:
+    """Paths of the greatest length that Linux has, of letters that take most bytes."""
+    files = [Path("/" + "/".join(["東" * 80] * 17)) / f"part-s1-000000-{i:05d}.parquet" for i in range(250)]
+    sink = _others()[0]
+    first.writer.restore(1, {})
+    sink.restore(1, {(0, 1): files})
+    sink.connect(first.endpoint.location, first.rows.offer())
+    sink.close()
+    assert first.log._sinks.of(0) == {1: files}
+
+
 def test_a_slow_consumer_holds_up_every_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_rows, "_AHEAD_BYTES", 800)
     first, others = _FirstSink(tmp_path, 800), _others()

@@ -39,7 +39,7 @@ _AHEAD_BYTES = 8 << 20  # that a sink has sent and the log has not taken
 _WAKE_S = 0.1
 _PATIENCE_S = 30.0  # beyond that of the log with consumers; then the first sink is out of reach
 _BROKEN_S = 60.0  # how long a sink goes on when the first one is out of reach: the run may be about to recover from its death
-_FILES = 1000  # of a message
+_FILES = 100  # of a message, which may have 1 MB; a path has 4 KB at most, that JSON may double
 Item = tuple["pa.RecordBatch | None", Metadata]
 
 
