@@ -9,7 +9,6 @@ Stays out: the endpoint and its handlers (`connectors.flight`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swjoin.config.job import Job
@@ -71,8 +70,7 @@ class ServedResults:
         from swjoin.connectors.flight.server import Endpoint
         from swjoin.connectors.flight.sink_rows import SinkRows
 
-        more = self._sinks - 1  # the other sinks are clients, too
-        self._own = Endpoint(replace(self._config, clients=self._config.clients + more), 0) if endpoint is None else None
+        self._own = Endpoint(self._config, 0) if endpoint is None else None
         at = endpoint or self._own
         assert at is not None
         self.location = str(at.location)
@@ -81,7 +79,7 @@ class ServedResults:
             run_dir, resumes = job.run_dir if job.checkpoints is not None else None, job.resumes
             log = self.log = open_log(plan, self._config, run_dir, in_files=in_files, resumes=resumes, sinks=self._sinks)
             serve_log(at, "results", log)
-            if self._own is not None and more:
+            if self._own is not None and self._sinks > 1:
                 self._rows_in = SinkRows(self._own, log)
         if self._own is not None:
             self._own.open()

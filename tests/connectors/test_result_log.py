@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from swjoin.connectors.flight import result_log
 from swjoin.connectors.flight.result_log import (
     ConsumerCutOffError,
     ConsumerOffset,
@@ -343,6 +345,27 @@ def test_a_generation_is_final_once_all_sinks_say_so(tmp_path: Path) -> None:
     assert [(item.kind, item.sink) for item in taken] == [("rows", 0), ("rows", 1), ("complete", 0)]
 
 
+class _Counted(int):
+    """A number that counts how often any of them is compared."""
+
+    compared = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        _Counted.compared += 1
+        return int.__eq__(self, other)  # type: ignore[operator, no-any-return]
+
+
+def test_a_generation_is_found_among_many() -> None:
+    """Sinks wait meanwhile."""
+    log, sinks = ResultLog(SCHEMA, LIMIT_BYTES, 1.0, in_files=True, sinks=2), range(2)
+    for sink in sinks:
+        SinkWriter(log, sink).restore(1000, {(_Counted(generation), sink): [] for generation in range(1000)})
+    _Counted.compared = 0
+    assert next(iter(log.open(ConsumerOffset(), final=True))).kind == "complete"
+    assert _Counted.compared < 10
+
+
 def test_recoveries_before_the_first_rows_take_nothing_away(tmp_path: Path) -> None:
     log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
     log.restore(0, {})
@@ -421,6 +444,45 @@ def test_a_reader_that_is_slow_but_not_too_slow_loses_nothing() -> None:
     assert slow.rows == list(range(2000))
     assert slow.error is None
     assert log.held_up_s > 0
+
+
+def test_a_reader_that_goes_on_is_not_cut_because_another_sink_gets_the_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a batch every 0.6 s, and the patience is 1 s."""
+    log, now_s = ResultLog(SCHEMA, LIMIT_BYTES, 1.0, sinks=2), [0.0]
+    for row in range(5):
+        log.write(_batch([row] * 10), sink=1)
+    taking, others = iter(log.open(ConsumerOffset(), final=False)), iter(range(5, 8))
+
+    def wait(at_most_s: float) -> None:
+        now_s[0] += 0.6
+        next(taking)
+        for row in others:
+            return log.write(_batch([row] * 10), sink=1)
+
+    monkeypatch.setattr(result_log, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(log._changed, "wait", wait)
+    log.write(_batch([9] * 10), sink=0)
+    assert log.cuts == 0
+    assert now_s[0] == pytest.approx(4 * 0.6)
+    assert [item.batch.column(0)[0].as_py() for item, _ in zip(taking, range(4), strict=False) if item.batch] == [4, 5, 6, 7]
+
+
+def test_rows_that_a_sink_could_not_pass_on_come_from_its_files(tmp_path: Path) -> None:
+    """A checkpoint has them; its connection was broken before them, and then a rank died."""
+    log = ResultLog(SCHEMA, 1 << 20, 60.0, in_files=True, sinks=2)
+    sinks = [SinkWriter(log, number) for number in range(2)]
+    for sink in sinks:
+        sink.restore(0, {})
+    sinks[1].write(_batch(list(range(60))), 0)
+    reading = iter(log.open(ConsumerOffset(), final=False))
+    taken = [next(reading)]
+    pq.write_table(pa.Table.from_batches([_batch(list(range(100)))]), tmp_path / "file.parquet")
+    for sink, files in zip(sinks, ({}, {(0, 1): [tmp_path / "file.parquet"]}), strict=True):
+        sink.restore(1, files)
+    for sink in sinks:
+        sink.close()
+    taken += reading
+    assert [row for item in taken if item.batch for row in item.batch.column(0).to_pylist()] == list(range(100))
 
 
 def test_a_lossy_log_skips_and_never_repeats_nor_waits() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -33,10 +36,10 @@ def _batch(first: int, count: int) -> pa.RecordBatch:
 class _FirstSink:
     """The first of three sinks, with the endpoint of its rank."""
 
-    def __init__(self, folder: Path, limit_bytes: int = 1 << 20, *, in_files: bool = False) -> None:
+    def __init__(self, folder: Path, limit_bytes: int = 1 << 20, *, in_files: bool = False, clients: int = 64) -> None:
         self.log = ResultLog(SCHEMA, limit_bytes, 60.0, in_files=in_files, eras=folder / ".eras", sinks=3)
         self.writer = SinkWriter(self.log, 0)
-        self.endpoint = Endpoint(SERVE, 0)
+        self.endpoint = Endpoint(replace(SERVE, clients=clients), 0)
         self.rows = SinkRows(self.endpoint, self.log)
         self.endpoint.open()
 
@@ -123,6 +126,17 @@ def test_final_rows_come_from_the_files_of_all_sinks(tmp_path: Path, monkeypatch
     assert [item.generation for item in taken if item.kind == "complete"] == list(range(4))
 
 
+def test_the_names_of_many_files_fit_messages(first: _FirstSink) -> None:
+    """Paths of the greatest length that Linux has, of letters that take most bytes."""
+    files = [Path("/" + "/".join(["東" * 80] * 17)) / f"part-s1-000000-{i:05d}.parquet" for i in range(250)]
+    sink = _others()[0]
+    first.writer.restore(1, {})
+    sink.restore(1, {(0, 1): files})
+    sink.connect(first.endpoint.location, first.rows.offer())
+    sink.close()
+    assert first.log._sinks.of(0) == {1: files}
+
+
 def test_a_slow_consumer_holds_up_every_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_rows, "_AHEAD_BYTES", 800)
     first, others = _FirstSink(tmp_path, 800), _others()
@@ -147,6 +161,46 @@ def test_a_slow_consumer_holds_up_every_sink(tmp_path: Path, monkeypatch: pytest
         thread.join(PROCESS_S)
     first.endpoint.close()
     assert _numbers(taken) == {(0, sink): list(range(1000)) for sink in (1, 2)}
+
+
+def test_a_sink_waits_as_long_as_consumers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a checkpoint the log has to have taken everything. Each batch takes it almost as long as it may."""
+    first, others = _FirstSink(tmp_path, 800), _others()
+    first.start(0, others)
+    monkeypatch.setattr(others[0], "_patience_s", 1.0)
+    monkeypatch.setattr(sink_rows, "time", SimpleNamespace(monotonic=lambda: 0.9 * first.log.rows / 10))
+    reader = first.log.open(ConsumerOffset(), final=False)
+    for row in range(0, 400, 10):
+        others[0].write(_batch(row, 10), 0)
+
+    def take() -> Iterator[Taken]:
+        for item in reader:
+            yield item
+            time.sleep(0.02)
+
+    taken: list[Taken] = []
+    thread = threading.Thread(target=lambda: taken.extend(take()))
+    thread.start()
+    others[0].flush()
+    for sink in (*others, first.writer):
+        sink.close()
+    thread.join(PROCESS_S)
+    first.endpoint.close()
+    assert _numbers(taken) == {(0, 1): list(range(400))}
+
+
+def test_sinks_are_no_clients(tmp_path: Path) -> None:
+    """Connections of an earlier attempt, whose ranks may be stopped, and a consumer have taken all places."""
+    first, stopped, others = _FirstSink(tmp_path, clients=1), _others(), _others()
+    first.start(0, stopped)
+    with first.endpoint._slot():
+        first.start(0, others)
+        for sink in (*others, first.writer):
+            sink.write(_batch(0, 1), 0)
+        for sink in (*others, first.writer):
+            sink.close()
+    first.endpoint.close()
+    assert _numbers(list(first.log.open(ConsumerOffset(), final=False))) == {(0, sink): [0] for sink in range(3)}
 
 
 def test_nobody_else_writes_results(first: _FirstSink) -> None:

@@ -196,13 +196,13 @@ class _Buffer:
 
 
 class _Sinks:
-    """What the sinks have said. Generations are final before `end`. attempt: restores of the first sink. files: by part, as far
-    as rows lie in files. open: sinks whose rows have not ended."""
+    """What the sinks have said. Generations are final before `end`. attempt: restores of the first sink. files: by
+    generation and sink, as far as rows lie in files. open: sinks whose rows have not ended."""
 
     def __init__(self, count: int) -> None:
         self.count, self.attempt = count, 0
         self._ends = dict.fromkeys(range(count), 0)
-        self.files: dict[Part, list[Path]] = {}
+        self.files: dict[int, dict[int, list[Path]]] = {}
         self.open = set(range(count))
 
     @property
@@ -216,7 +216,7 @@ class _Sinks:
 
     def add(self, part: Part, files: Sequence[Path]) -> None:
         generation, sink = part
-        self.files[part] = list(files)
+        self.files.setdefault(generation, {})[sink] = list(files)
         self._ends[sink] = max(self._ends[sink], generation + 1)
 
     def restore(self, end: int, files: Mapping[Part, Sequence[Path]], sink: int) -> None:
@@ -226,11 +226,12 @@ class _Sinks:
             self._ends.clear()
             self.files.clear()
         self._ends[sink] = end
-        self.files |= {part: list(paths) for part, paths in files.items()}
+        for (generation, of_sink), paths in files.items():
+            self.files.setdefault(generation, {})[of_sink] = list(paths)
 
     def of(self, generation: int) -> dict[int, list[Path]]:
         """Files of a generation, by sink."""
-        return {sink: paths for (g, sink), paths in self.files.items() if g == generation}
+        return dict(self.files.get(generation, {}))
 
 
 class ConsumerCutOffError(RunFailed):
@@ -238,7 +239,7 @@ class ConsumerCutOffError(RunFailed):
 
 
 class ResultLog:
-    """limit_bytes: capacity of the memory buffer. patience_s: how long `write` waits for readers of the oldest rows; then they
+    """limit_bytes: capacity of the memory buffer. patience_s: how long `write` waits for readers that take nothing; then they
     are cut off, or continue from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip
     dropped rows. eras, fresh: see `_Eras`. sinks: how many write; each has a `SinkWriter`."""
 
@@ -271,12 +272,14 @@ class ResultLog:
     # ------------------------------------------------------------ written
 
     def write(self, batch: pa.RecordBatch, generation: int = 0, sink: int = 0, attempt: int | None = None) -> None:
-        """Append rows of a generation. Waits for slow readers, for `patience_s` at most. attempt: that they belong to;
-        RunFailed for an earlier one."""
-        part = generation, sink
+        """Append rows of a generation. Waits for readers, for `patience_s` at most while they take nothing. attempt: that the
+        rows belong to; RunFailed for an earlier one."""
+        part, oldest, deadline = (generation, sink), -1, 0.0
         with self._changed:
-            deadline = time.monotonic() + self._patience_s
             while self._buffer.is_full(batch.nbytes):
+                self._check(attempt)
+                if self._buffer.first != oldest:  # readers go on, though another sink may have got the space
+                    oldest, deadline = self._buffer.first, time.monotonic() + self._patience_s
                 slow = [reader for reader in self._readers if reader.at <= self._buffer.first and reader.keeps_up]
                 if slow and not self._lossy:
                     left_s = deadline - time.monotonic()
@@ -320,7 +323,8 @@ class ResultLog:
             if self._oldest is None:
                 self._oldest = generation
             self._sinks.restore(generation, files, 0)
-            self._totals = {part: n for part, n in self._totals.items() if part[0] < generation}
+            # Files count: they hold more than this log where a sink could not reach it.
+            self._totals = {} if self._in_files else {part: n for part, n in self._totals.items() if part[0] < generation}
             # Rows of earlier generations are final; without files the buffer alone has them.
             self._buffer.keep_before(0 if self._in_files else generation)
             for reader in self._readers:  # their offsets skip rows that they have read
@@ -491,7 +495,9 @@ class Reader:
             generation = offset.below
             if log._in_files:
                 return generation, log._sinks.of(generation)
-            if all(offset.rows.get(part, 0) >= n for part, n in log._totals.items() if part[0] == generation):
+            if all(
+                offset.rows.get(part, 0) >= log._totals.get(part, 0) for part in ((generation, s) for s in range(log.sinks))
+            ):
                 offset.complete(generation)
                 return Taken(None, generation, "complete")
         buffer = log._buffer

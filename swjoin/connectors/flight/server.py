@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 
     port: replaces the configured one, for a rank besides the master. gets, puts, acts: handlers by name, set before `open`.
     place: location for a producer, of whom it takes the request; None: here. find_more: may add handlers of other names.
+    unlimited: names of puts that are not counted as clients.
     """
 
     def __init__(self, config: ServeConfig, port: int | None = None) -> None:
@@ -185,6 +186,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         self.gets: dict[str, Get] = {}
         self.puts: dict[str, Put] = {}
         self.acts: dict[str, Act] = {}
+        self.unlimited: set[str] = set()
         self.schemas: dict[str, Callable[[], tuple[pa.Schema, str]]] = {}  # by name: schema, location
         self.place: Callable[[Metadata], str | None] = lambda request: None
         self.find_more: Callable[[], None] = lambda: None
@@ -230,12 +232,13 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         self._wait_open()
-        with as_flight_errors(), self._slot():
+        with as_flight_errors():
             request = _put_request(descriptor)
-            handler = self.puts.get(request["stream"])
-            if handler is None:
-                raise UserError(f"nothing can be pushed into {request['stream'][:100]!r}; {_known(self.puts)}")
-            handler(request, context, reader, writer)
+            with nullcontext() if request["stream"] in self.unlimited else self._slot():
+                handler = self.puts.get(request["stream"])
+                if handler is None:
+                    raise UserError(f"nothing can be pushed into {request['stream'][:100]!r}; {_known(self.puts)}")
+                handler(request, context, reader, writer)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         self._wait_open()

@@ -39,7 +39,7 @@ _AHEAD_BYTES = 8 << 20  # that a sink has sent and the log has not taken
 _WAKE_S = 0.1
 _PATIENCE_S = 30.0  # beyond that of the log with consumers; then the first sink is out of reach
 _BROKEN_S = 60.0  # how long a sink goes on when the first one is out of reach: the run may be about to recover from its death
-_FILES = 1000  # of a message
+_FILES = 100  # of a message, which may have 1 MB; a path has 4 KB at most, that JSON may double
 Item = tuple["pa.RecordBatch | None", Metadata]
 
 
@@ -51,6 +51,7 @@ class _Connection(threading.Thread):
         self.failure: str | None = None
         self.failed_s = 0.0
         self.nbytes = 0  # of the items
+        self.taken = 0  # items that the first sink has taken
         self.changed = threading.Condition()
         self._open_put, self._nothing = open_put, nothing
         self._items: deque[Item] = deque()
@@ -96,6 +97,7 @@ class _Connection(threading.Thread):
                     writer.close()  # raises what the first sink said
                     raise RunFailed("the connection was ended")
                 with self.changed:
+                    self.taken += 1
                     if self._items:  # unless it has failed in another thread
                         self._items.popleft()
                         self.nbytes -= 0 if batch is None else batch.nbytes
@@ -160,11 +162,13 @@ class RemoteWriter:
             raise self._out_of_reach(connection)
 
     def _wait(self, connection: _Connection, done: Any) -> None:
-        """Wait, in short pieces: a thread that gets the processor is seen to be alive."""
-        until_s = time.monotonic() + self._patience_s
+        """Wait while the first sink takes items, in short pieces: a thread that gets the processor is seen to be alive."""
+        taken, until_s = -1, 0.0
         with connection.changed:
             while not done() and connection.failure is None:
-                if time.monotonic() > until_s:
+                if connection.taken != taken:
+                    taken, until_s = connection.taken, time.monotonic() + self._patience_s
+                elif time.monotonic() > until_s:
                     connection.fail(f"it has taken nothing for {self._patience_s:g} s")
                 connection.changed.wait(_WAKE_S)
 
@@ -200,6 +204,7 @@ class SinkRows:
         self._log = log
         self._offered: tuple[str, int] | None = None  # secret, attempt
         endpoint.puts[_NAME] = self._put
+        endpoint.unlimited.add(_NAME)  # that of a rank that is stopped stays open until the rank is killed
 
     def offer(self) -> str:
         """Begin an attempt: the secret by which sinks show that they belong to it."""
