@@ -200,8 +200,9 @@ class SharedSpool:
     def records(self) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         """What all gateways have accepted."""
         for _, gateway, path in self._files():
-            for batch, self._last[path] in self._records_of(gateway, path):
-                yield batch, self._last[path]
+            for batch, position in self._records_of(gateway, path):
+                self._last[path] = position
+                yield batch, position
 
     def _records_of(self, gateway: int, path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         try:
@@ -222,8 +223,8 @@ class SharedSpool:
             if path not in self._last:
                 for _, position in self._records_of(gateway, path):
                     self._last[path] = position
-            position = self._last.get(path)
-            if position is None or _covers(kept, position):
+            last = self._last.get(path)
+            if last is None or _covers(kept, last):
                 path.unlink(missing_ok=True)
                 self._last.pop(path, None)
 
