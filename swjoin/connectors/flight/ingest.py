@@ -76,7 +76,7 @@ class FlightIngest:
         self._sources = {n: source for n, source in zip(names, sources, strict=True) if isinstance(source, FlightSource)}
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._numbers = itertools.count(1)
-        self._lock, self._joining, self._relaying = threading.Lock(), threading.Lock(), threading.Lock()
+        self._lock, self._joining = threading.Lock(), threading.Lock()
         self._closed = False
         self._relayed = ""  # the collector's endpoint
         self._peers = Peers(config, first)
@@ -124,12 +124,8 @@ class FlightIngest:
     def relay_from(self, location: str) -> None:
         """Relay results and metrics from the collector's endpoint, which is elsewhere after the death of its rank; or all that
         is taken from the endpoint of the first gateway."""
-        with self._relaying:  # other calls wait for the names
-            if location != self._relayed:
-                self._relay_all(location)
-                self._relayed = location
-
-    def _relay_all(self, location: str) -> None:
+        if location == self._relayed:
+            return
         client = flight.FlightClient(location, **client_tls(self._config))
         options = flight.FlightCallOptions(headers=client_headers(self._config))
         for info in client.list_flights(options=options):
@@ -138,6 +134,7 @@ class FlightIngest:
                 continue
             self.endpoint.schemas[name] = partial(_same, (info.schema, location))
             self.endpoint.gets[name] = partial(_relay, client, options, info.schema)
+        self._relayed = location  # not earlier: another call would miss the names
 
     # ------------------------------------------------------------ rows from producers
 
