@@ -360,10 +360,11 @@ def read_records(path: Path, nbytes: int, count: int) -> Iterator[U8]:
         raise RunFailed(f"{path}: {size - at} bytes follow its last record")
 
 
-def read_whole_records(path: Path) -> Iterator[U8]:
-    """The complete records, in order, of a file whose writer was killed. RunFailed when it cannot be read."""
+def read_whole_records(path: Path, nbytes: int | None = None) -> Iterator[U8]:
+    """The complete records, in order, of a file whose writer was killed. nbytes: of the file; None: all. RunFailed when it
+    cannot be read."""
     try:
-        data = np.frombuffer(path.read_bytes(), np.uint8)
+        data = np.frombuffer(path.read_bytes(), np.uint8)[:nbytes]
     except OSError as error:
         raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
     at = number = 0

@@ -305,3 +305,46 @@ def test_a_process_that_was_replaced_accepts_nothing(tmp_path: Path) -> None:
         old.ready(0.0)
     assert not old.settled("a")
     assert new.merge.received("a") == 0
+
+
+def test_what_a_replaced_process_has_written_is_not_read(tmp_path: Path) -> None:
+    """It had opened its file before; its successor gives the same number to another producer."""
+    machine, (old, new, last) = _Machine(), (_source(tmp_path, (1, 2)) for _ in range(3))
+    for source, name, key in ((old, "a", 1), (old, "b", 2), (new, "c", 3)):
+        if source.merge.lanes == 0:
+            source.seek(0)
+        source.connect(name, anonymous=False)
+        machine._push(source, name, [key], [5], 0)
+        source.merge.end(name)
+        if key != 2:
+            assert source.ready(0.0)
+            source.read()
+    with pytest.raises(RunFailed, match="another process is gateway 1 now"):
+        old.ready(0.0)
+    last.seek(0)
+    assert last.merge.splits == new.merge.splits == {"a": 1, "c": 3}
+    assert [last.merge.received(name) for name in ("a", "c")] == [1, 1]
+
+
+@pytest.mark.parametrize("after", [("b", 0), ("visitor", 1)], ids=["another producer", "another gateway"])
+def test_a_producer_that_left_without_rows_is_forgotten(after: tuple[str, int], tmp_path: Path) -> None:
+    """Its number, or its name, has been used again when all processes die."""
+    machine, sources = _Machine(), [_source(tmp_path, (gateway, 2)) for gateway in range(2)]
+    for source in sources:
+        source.seek(0)
+    sources[0].connect("visitor", anonymous=False)
+    sources[0].merge.advance("visitor", 100)
+    for name, gateway, key in (("a", 0, 1), (*after, 2)):
+        sources[gateway].connect(name, anonymous=False)
+        machine._push(sources[gateway], name, [key], [5 * key], 0)
+        sources[gateway].merge.end(name)
+        assert sources[gateway].ready(0.0)
+        sources[gateway].read()
+        sources[0].merge.leave("visitor")
+    for gateways in (2, 3):
+        found = [_source(tmp_path, (gateway, gateways)) for gateway in range(gateways)]
+        for source in found:
+            source.seek(0)
+        assert {name: 1 for name in ("a", after[0])} == {
+            name: source.merge.received(name) for source in found for name in source.merge.splits
+        }

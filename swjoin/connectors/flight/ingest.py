@@ -126,7 +126,6 @@ class FlightIngest:
         is taken from the endpoint of the first gateway."""
         if location == self._relayed:
             return
-        self._relayed = location
         client = flight.FlightClient(location, **client_tls(self._config))
         options = flight.FlightCallOptions(headers=client_headers(self._config))
         for info in client.list_flights(options=options):
@@ -135,6 +134,7 @@ class FlightIngest:
                 continue
             self.endpoint.schemas[name] = partial(_same, (info.schema, location))
             self.endpoint.gets[name] = partial(_relay, client, options, info.schema)
+        self._relayed = location  # not earlier: another call would miss the names
 
     # ------------------------------------------------------------ rows from producers
 
@@ -146,11 +146,12 @@ class FlightIngest:
             raise UserError(
                 "this stream waits for a number of producers: say which one you are (descriptor path: stream, producer)"
             )
-        received = self._join(source, request["stream"], name, anonymous=anonymous)
         session = _Session(name, context.peer(), anonymous)
-        with self._lock:
-            older = self._sessions.get((request["stream"], name))
-            self._sessions[request["stream"], name] = session
+        with self._joining:  # so that an older connection does not take the lane along when it ends
+            received = self._join(source, request["stream"], name, anonymous=anonymous)
+            with self._lock:
+                older = self._sessions.get((request["stream"], name))
+                self._sessions[request["stream"], name] = session
         if older is not None:
             older.replaced = True
         acks = bool(request.get("acks", False))
@@ -173,14 +174,19 @@ class FlightIngest:
 
     def _join(self, source: FlightSource, stream: str, name: str, *, anonymous: bool) -> int:
         """Open the lane of a producer, whom no other gateway reads; returns the number of rows received from it."""
-        with self._joining:
-            if source.share[1] > 1 and not anonymous and name not in source.merge.splits:
-                body = {"stream": stream, "producer": name, "gateway": self._gateway}
-                if self._gateway:
-                    self._ask(self._peers.first, "claim", body)
-                else:
-                    self._claimed(body)
+        is_new = source.share[1] > 1 and not anonymous and name not in source.merge.splits
+        if is_new:
+            body = {"stream": stream, "producer": name, "gateway": self._gateway}
+            if self._gateway:
+                self._ask(self._peers.first, "claim", body)
+            else:
+                self._claimed(body)
+        try:
             return source.connect(name, anonymous=anonymous)
+        except UserError:
+            if is_new:
+                self._forget(source, stream, name)
+            raise
 
     def _forget(self, source: FlightSource, stream: str, name: str) -> None:
         """A producer has left without rows."""
@@ -315,8 +321,10 @@ class FlightIngest:
 
     def _claimed(self, request: Metadata) -> Metadata:
         """Of the run's own endpoints: a producer has connected."""
-        self._source_of(request, "claim", " and a producer")
-        self.places.claim(request["stream"], request["producer"], whole(request, "gateway"))
+        gateway = whole(request, "gateway")
+        if not 0 <= gateway < self._source_of(request, "claim", " and a producer").share[1]:
+            raise UserError(f"claim: there is no gateway {gateway}")
+        self.places.claim(request["stream"], request["producer"], gateway)
         return {}
 
     def _released(self, request: Metadata) -> Metadata:

@@ -13,6 +13,7 @@ producers without a name.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -39,7 +40,10 @@ BEFORE = "~merged", -1  # rows that a single gateway had accepted: pseudo-produc
 
 
 class Kept:
-    """Producers of all gateways: from where their rows are read again, and what has been accepted. taken: of a checkpoint."""
+    """Producers of all gateways: from where their rows are read again, and what has been accepted. taken: of a checkpoint.
+
+    A producer that has sent no row is not kept, unless it has ended: when it leaves, another one may get its split.
+    """
 
     def __init__(self) -> None:
         self.lanes: dict[str, LaneState] = {}  # from where
@@ -53,15 +57,20 @@ class Kept:
         """Take the position of a gateway in a checkpoint."""
         emitted_us = position["emitted_us"]
         for name, (taken, high_us, ended, split) in position["lanes"].items():
-            self._taken[split + 1] = taken
+            if not taken:
+                continue
+            self._taken[split + 1], self.ends[name] = taken, (taken, ended)
             self.lanes[name] = LaneState(split, taken, max(high_us, emitted_us), ended=ended)
             self.emitted_us[name] = emitted_us
         self._follow(position)
 
     def _follow(self, position: dict[str, Any]) -> None:
         for name, (taken, high_us, ended, split) in position["lanes"].items():
-            lane = self.lanes.setdefault(name, LaneState(split))
-            self.ends[name] = max(self.ends.get(name, (0, False)), (taken, ended))
+            if not taken and not ended:
+                continue
+            before = self.ends.get(name, (0, False))
+            lane = self.lanes[name] = self.lanes[name] if before[0] else LaneState(split)
+            self.ends[name] = max(before, (taken, ended))
             lane.passed_us = max(lane.passed_us, high_us, position["emitted_us"])
         if position["finished"]:
             self.finished.add((position["share"][0], position["share"][1]))
@@ -89,7 +98,9 @@ class Kept:
             times_us = np.concatenate([times_us for _, times_us, _ in self._rows])[first]
             rows = pa.concat_batches([batch for _, _, batch in self._rows]).take(pa.array(first))
             splits, _ = split_offsets(numbers)
-            for lane in found.values():
+            for name, lane in found.items():
+                if not self.ends[name][0]:
+                    continue
                 low, high = np.searchsorted(splits, [lane.split, lane.split + 1]).tolist()
                 if high > low:
                     highs_us = np.maximum(np.maximum.accumulate(times_us[low:high]), lane.high_us)
@@ -126,15 +137,14 @@ class SharedSpool:
     """Merged batches of one stream, with numbers and merge times of their rows, in files of about 32 MB of every gateway.
 
     A rank that was taken for dead may wake up and write to its file: a gateway has a file that names its writer, and a batch is
-    accepted only if that is still so after it was written.
+    accepted only if that is still so after it was written. What it writes to files that its successor has found is not read.
     """
 
     def __init__(self, folder: Path, name: str, gateway: int) -> None:
         self._folder, self._name, self._gateway = folder, name, gateway
         self._file: RecordFile | None = None
         self._last: dict[Path, dict[str, Any]] = {}  # last positions of files that are complete
-        self._token = secrets.token_hex(8).encode()
-        self._owner = folder / f"{name}-{gateway:04d}.owner"
+        self._token = secrets.token_hex(8)
 
     def _files(self) -> list[tuple[int, int, Path]]:
         """Numbers, gateways and files of all gateways."""
@@ -153,7 +163,23 @@ class SharedSpool:
         """From now on this process is the gateway: no other one accepts rows for it any more."""
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._owner, self._token)
+        found = self._owner_of(self._gateway)["bytes"]
+        for _ in range(2):  # lengths count once nobody else accepts rows
+            owner = {"token": self._token, "bytes": found}
+            write_whole(self._owner_file(self._gateway), json.dumps(owner).encode())
+            own = [path for _, gateway, path in self._files() if gateway == self._gateway]
+            found = {path.name: found.get(path.name, path.stat().st_size) for path in own}
+
+    def _owner_file(self, gateway: int) -> Path:
+        return self._folder / f"{self._name}-{gateway:04d}.owner"
+
+    def _owner_of(self, gateway: int) -> dict[str, Any]:
+        """Who writes for a gateway, and the lengths of files that others have written for it before."""
+        try:
+            owner: dict[str, Any] = json.loads(self._owner_file(gateway).read_bytes())
+        except (OSError, ValueError):
+            return {"token": "", "bytes": {}}
+        return owner
 
     def append(self, batch: pa.RecordBatch, position: dict[str, Any]) -> None:
         """Append a batch and the position after it; both survive this process. RunFailed when another one has taken over."""
@@ -168,20 +194,26 @@ class SharedSpool:
         self._check_owner()
 
     def _check_owner(self) -> None:
-        try:
-            owner = self._owner.read_bytes()
-        except OSError:
-            owner = b""
-        if owner != self._token:
+        if self._owner_of(self._gateway)["token"] != self._token:
             raise RunFailed(f"{self._name}: another process is gateway {self._gateway} now")
 
     def records(self) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         """What all gateways have accepted."""
-        for _, _, path in self._files():
-            for record in read_whole_records(path):
-                head, batch = unpack_batch(record, path)
-                self._last[path] = head["position"]
-                yield batch, head["position"]
+        for _, gateway, path in self._files():
+            for batch, position in self._records_of(gateway, path):
+                self._last[path] = position
+                yield batch, position
+
+    def _records_of(self, gateway: int, path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+        try:
+            records = list(read_whole_records(path, self._owner_of(gateway)["bytes"].get(path.name)))
+        except RunFailed:
+            if path.exists():
+                raise
+            return  # another gateway has deleted it: a checkpoint has its rows
+        for record in records:
+            head, batch = unpack_batch(record, path)
+            yield batch, head["position"]
 
     def forget(self, kept: Kept, is_mine: Callable[[int], bool]) -> None:
         """Delete files, of gateways that this one takes over, without anything that comes after a checkpoint."""
@@ -189,10 +221,10 @@ class SharedSpool:
             if not is_mine(gateway) or (self._file is not None and path == self._file.path):
                 continue
             if path not in self._last:
-                for record in read_whole_records(path):
-                    self._last[path] = unpack_batch(record, path)[0]["position"]
-            position = self._last.get(path)
-            if position is None or _covers(kept, position):
+                for _, position in self._records_of(gateway, path):
+                    self._last[path] = position
+            last = self._last.get(path)
+            if last is None or _covers(kept, last):
                 path.unlink(missing_ok=True)
                 self._last.pop(path, None)
 
@@ -213,7 +245,7 @@ class SharedSpool:
 def _covers(kept: Kept, position: dict[str, Any]) -> bool:
     """Whether a checkpoint has all that a gateway had accepted at this position."""
     lanes = position["lanes"].items()
-    within = all((taken, ended) <= kept.ends.get(name, (-1, False)) for name, (taken, _, ended, _) in lanes)
+    within = all((taken, ended) <= kept.ends.get(name, (0, False)) for name, (taken, _, ended, _) in lanes)
     return within and (not position["finished"] or tuple(position["share"]) in kept.finished)
 
 

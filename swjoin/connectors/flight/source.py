@@ -301,7 +301,8 @@ class FlightSource(MergedSource):
         kept = Kept()
         for position in positions:
             kept.begin(position)
-        self._splits.spool.forget(kept, self.is_mine)
+        with self._spooling:  # a file that is being opened is not to be deleted
+            self._splits.spool.forget(kept, self.is_mine)
         if self._spool is not None and self.is_mine(BEFORE[1]) and BEFORE[0] in kept.ends:
             self._spool.forget(kept.ends[BEFORE[0]][0])
 
