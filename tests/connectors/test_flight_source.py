@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.flight import spool as flight_spool
+from swjoin.connectors.flight.shared_spool import SharedSpool
 from swjoin.connectors.flight.source import FlightSource
 from swjoin.connectors.flight.spool import Spool
 from swjoin.connectors.open import open_live_sources
@@ -279,6 +280,36 @@ def test_rows_that_could_not_be_kept_are_never_settled(tmp_path: Path, monkeypat
     with pytest.raises(RunFailed, match="no room"):
         source.ready(0.0)
     assert not source.settled("~1")
+
+
+@pytest.mark.parametrize("how", ["end", "finish"])
+@pytest.mark.parametrize("spool", [Spool, SharedSpool])
+def test_an_end_that_could_not_be_kept_ends_the_run(
+    spool: Any, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written in a thread of the endpoint, which alone would know; other producers would wait for ever."""
+    source = _source(tmp_path)
+    if spool is SharedSpool:
+        source.take_share(0, 2, {})
+    source.seek(0)
+    source.connect("a", anonymous=False)
+    _push(source, "a", [1], [5], 0)
+    source.connect("b", anonymous=False)
+    source.merge.advance("b", 100)
+    assert source.ready(0.0)
+    assert source.read() is not None
+
+    def full(self: Any, *args: Any) -> None:
+        raise RunFailed("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "append", full)
+        source.merge.end("a")
+        with pytest.raises(RunFailed, match="no room"):
+            source.finish() if how == "finish" else source.settled("a")
+    assert not source.settled("a")
+    with pytest.raises(RunFailed, match="no room"):
+        source.ready(0.0)
 
 
 @pytest.mark.parametrize("how", ["end", "finish"])

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,7 @@ class FlightSource(MergedSource):
         self._ends_spooled = self.merge.ends()
         self._spooling = threading.Lock()  # locked while rows move from the merge to the disk
         self._over = False  # the spool is closed, or broken
+        self._broken: BaseException | None = None  # of a write, in whatever thread; it ends the run
         self.split_count = MOST_SPLITS if config.flight is None else config.flight.producers or MOST_SPLITS
         self._splits = _Splits(None if keep is None else keep / "intake")
 
@@ -98,6 +100,8 @@ class FlightSource(MergedSource):
             if batch.num_rows:
                 return batch
         with self._spooling:
+            if self._broken is not None:
+                raise self._broken
             batch = super().next_batch()
             position = self._store(batch)
         if batch is not None and position is not None:
@@ -113,13 +117,23 @@ class FlightSource(MergedSource):
         if self.shared:
             return self._store_shared(batch, position)
         if self._spool is not None:
-            over, self._over = self._over, True  # until the write has succeeded
-            self._spool.append(self._spooled, _no_rows(self.schema) if batch is None else batch, position)
-            self._over = over
+            with self._writing():
+                self._spool.append(self._spooled, _no_rows(self.schema) if batch is None else batch, position)
         self._ends_spooled = ends
         self._accept(position)
         self._spooled += 0 if batch is None else batch.num_rows
         return position
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Around a write to the spool: if it fails nothing is accepted any more, and the gateway ends the run of it."""
+        over, self._over = self._over, True
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            raise
+        self._over = over
 
     def settled(self, name: str) -> bool:
         """Whether all rows of a producer, and its end, survive this process. From any thread."""
@@ -222,9 +236,8 @@ class FlightSource(MergedSource):
         kept = {name: int(self._splits.kept_rows[split + 1]) for name, split in self.merge.splits.items()}
         ends = self.merge.ends(kept)
         if self._splits.spool is not None and (rows.num_rows or ends != self._ends_spooled):
-            over, self._over = self._over, True  # until the write has succeeded
-            self._splits.spool.append(rows, self._with_share(self.merge.position(kept)))
-            self._over = over
+            with self._writing():
+                self._splits.spool.append(rows, self._with_share(self.merge.position(kept)))
         self._ends_spooled, self.accepted = ends, kept
         return self._with_share(position)
 
