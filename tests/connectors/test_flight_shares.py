@@ -307,6 +307,17 @@ def test_a_process_that_was_replaced_accepts_nothing(tmp_path: Path) -> None:
     assert new.merge.received("a") == 0
 
 
+def test_a_spool_that_is_gone_is_told(tmp_path: Path) -> None:
+    source = _source(tmp_path, (1, 2))
+    source.seek(0)
+    source.connect("a", anonymous=False)
+    _Machine()._push(source, "a", [1], [5], 0)
+    source.merge.end("a")
+    shutil.rmtree(tmp_path / "intake")
+    with pytest.raises(RunFailed, match=r"left-0001.owner: is missing; accepted rows may be lost with it"):
+        source.ready(0.0)
+
+
 def test_what_a_replaced_process_has_written_is_not_read(tmp_path: Path) -> None:
     """It had opened its file before; its successor gives the same number to another producer."""
     machine, (old, new, last) = _Machine(), (_source(tmp_path, (1, 2)) for _ in range(3))

@@ -194,6 +194,8 @@ class SharedSpool:
         self._check_owner()
 
     def _check_owner(self) -> None:
+        if not self._owner_file(self._gateway).exists():
+            raise RunFailed(f"{self._owner_file(self._gateway)}: is missing; accepted rows may be lost with it")
         if self._owner_of(self._gateway)["token"] != self._token:
             raise RunFailed(f"{self._name}: another process is gateway {self._gateway} now")
 
