@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--share", type=int, default=32, help="of a core that a held gateway has: the inverse")
     parser.add_argument("--sustained-s", type=float, default=0.1, help="p99 delay, at most, of a rate that is sustained")
     parser.add_argument("--gateways", type=int, nargs="+", default=[1, 2, 4], help="their numbers, the first one 1")
-    args = parse(parser, repeat=1, seconds=2, rate=50_000, share=2, sustained_s=60.0, gateways=[1, 2])
+    args = parse(parser, repeat=1, seconds=4, rate=100_000, share=2, sustained_s=60.0, gateways=[1, 2])
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         _table(args, Path(folder), args.share, args.seconds, args.rate)
         reached = _table(args, Path(folder), 0, args.seconds, 10 * args.rate)

@@ -124,7 +124,7 @@ def test_writers_of_before_a_death_are_heard_no_more() -> None:
     part = PartSaved(5, "gateway 0", {})
     writer = Background("gateway 0", partial(rank.save, gateway_role(0)))
     writer.submit(lambda: part if written.wait(PROCESS_S) else None)
-    rank.hear_anew()
+    rank.begin_attempt()
     written.set()
     writer.end()
     assert not rank.saved

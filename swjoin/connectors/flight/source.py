@@ -85,8 +85,7 @@ class FlightSource(MergedSource):
         self._next_position: dict[str, Any] = self._position
         self._ends_spooled = self.merge.ends()
         self._spooling = threading.Lock()  # locked while rows move from the merge to the disk
-        self._over = False  # the spool is closed, or broken
-        self._broken: BaseException | None = None  # of a write, in whatever thread; it ends the run
+        self._over: bool | BaseException = False  # the spool is closed, or a write has failed, in whatever thread
         self.split_count = MOST_SPLITS if config.flight is None else config.flight.producers or MOST_SPLITS
         self._splits = _Splits(None if keep is None else keep / "intake")
 
@@ -100,8 +99,8 @@ class FlightSource(MergedSource):
             if batch.num_rows:
                 return batch
         with self._spooling:
-            if self._broken is not None:
-                raise self._broken
+            if isinstance(self._over, BaseException):
+                raise self._over
             batch = super().next_batch()
             position = self._store(batch)
         if batch is not None and position is not None:
@@ -131,7 +130,7 @@ class FlightSource(MergedSource):
         try:
             yield
         except BaseException as error:
-            self._broken = error
+            self._over = error
             raise
         self._over = over
 

@@ -234,7 +234,7 @@ class MasterRank(Rank):
         from swjoin.checkpoint.checkpointers import shares
 
         slave_count = self.take_roles(channel).slave_ranks
-        self.hear_anew()
+        self.begin_attempt()
 
         def start() -> dict[str, Any]:
             checkpointer, clock = role_host.checkpointer, self.clock or RunClock()

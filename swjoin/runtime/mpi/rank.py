@@ -106,7 +106,7 @@ class Rank:
         self.clock: RunClock | None = None
         self.meter = RankMeter()
         self.start_rss_bytes = 0
-        self.hear_anew()
+        self.begin_attempt()
         self.stop_wanted: Callable[[], bool] = lambda: False  # read by the master alone
 
     def take_roles(self, channel: Channel) -> RankMap:
@@ -120,7 +120,7 @@ class Rank:
         self.job = replace(self.job, config=self.job.config.with_gateways(count))
         return self.take_roles(channel)
 
-    def hear_anew(self) -> None:
+    def begin_attempt(self) -> None:
         """At the start, and after a death: threads of before, which may still be writing, are heard no more."""
         saved = self.saved = deque()
 

@@ -169,7 +169,7 @@ class WorkerRank(Rank):
     def run(self, channel: Channel) -> None:
         self.take_roles(channel)
         setup = agree(channel, ROOT, None)
-        self.hear_anew()
+        self.begin_attempt()
         sinks = self._sinks_of(channel)
         gateways = self._gateways_of(channel, setup)
         slaves = self._slaves(channel, setup)
