@@ -164,12 +164,8 @@ def shared_before(manifest: Manifest | None) -> bool:
     return manifest is not None and "splits" in manifest.gateways[0]["state"]
 
 
-def shares(job: Job, manifest: Manifest | None) -> bool:
+def shares(config: RunConfig, manifest: Manifest | None) -> bool:
     """Whether gateways read splits. manifest: of the checkpoint that is to be restored."""
-    return _shares(job.config, manifest)
-
-
-def _shares(config: RunConfig, manifest: Manifest | None) -> bool:
     return config.gateway_count > 1 or shared_before(manifest)
 
 
@@ -199,9 +195,9 @@ def _fill(dictionary: Dictionary, files: tuple[AppendedFile, AppendedFile]) -> N
         dictionary.restore(lengths.astype(np.int64), data.astype(np.uint8))
 
 
-def deals(job: Job, manifest: Manifest | None) -> bool:
+def deals(config: RunConfig, manifest: Manifest | None) -> bool:
     """Whether gateways read splits that the master deals out. manifest: as of `shares`."""
-    return shares(job, manifest) and not job.config.live
+    return shares(config, manifest) and not config.live
 
 
 def _splits_of(manifest: Manifest) -> tuple[list[dict[str, Any]], list[list[list[int]]]]:
@@ -474,7 +470,7 @@ class SlaveCheckpointer:
         if manifest_name is None:
             return
         manifest, stage = read_manifest(self._folder / manifest_name), self._slave.stage
-        if stage is None and _shares(self._config, manifest):
+        if stage is None and shares(self._config, manifest):
             self._slave.mover.keys.know(known_keys(manifest))
         mine = np.array(owner, np.int64) == self._slave.id
         number = 0 if stage is None else int(stage.stage.id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -71,6 +72,9 @@ def row_ids(split: int | I64, offsets: I64, where: str) -> I64:
     return offsets | (split + 1 << _OFFSET_BITS)
 
 
-def split_and_offset(row_id: int) -> tuple[int, int]:
-    """Of an id of `row_ids`."""
+_Ids = TypeVar("_Ids", int, I64)
+
+
+def split_and_offset(row_id: _Ids) -> tuple[_Ids, _Ids]:
+    """Of an id, or of many, of `row_ids`."""
     return (row_id >> _OFFSET_BITS) - 1, row_id & (1 << _OFFSET_BITS) - 1

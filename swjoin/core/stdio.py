@@ -89,21 +89,16 @@ def mute_terminals() -> None:
                 _to_nowhere(number)
 
 
-def wait_until_read(limit_s: float, number: int = 2) -> None:
+def wait_until_read(number: int = 2, limit_s: float = 1.0) -> None:
     """Wait until the reader of this standard stream, if it is a pipe, has taken everything written, at most so many seconds."""
     import fcntl
     import termios
 
     deadline = time.monotonic() + limit_s
-    unread = array.array("i", [0])
-    while time.monotonic() < deadline:
-        try:
-            fcntl.ioctl(number, termios.FIONREAD, unread)
-        except OSError:
-            return  # neither a pipe nor a terminal
-        if not stat.S_ISFIFO(os.fstat(number).st_mode) or not unread[0]:
-            return
-        time.sleep(0.01)
+    unread = array.array("i", [1])
+    while stat.S_ISFIFO(os.fstat(number).st_mode) and unread[0] and time.monotonic() < deadline:
+        fcntl.ioctl(number, termios.FIONREAD, unread)
+        time.sleep(0.01 if unread[0] else 0)
 
 
 def _to_nowhere(number: int) -> None:

@@ -257,7 +257,7 @@ class GatewayHost(Host):
         that is to be restored. start: of a run with checkpoints."""
         self.clock = clock
         self._reads = _Reads(IdleDetector(self.job.config.time.idle_timeout_us))
-        shared, dealt = shares(self.job, manifest), deals(self.job, manifest)
+        shared, dealt = shares(self.job.config, manifest), deals(self.job.config, manifest)
         if shared:
             self._let_keys_travel(manifest)
         if self.checkpointer is not None and start is not None:  # saves codes of keys, if there are any
@@ -590,7 +590,7 @@ class MasterHost(Host):
         for host in self.gateways:
             host.make(clock, slave_count, manifest, start)
         instances, dealer = gateway.instances, None
-        if deals(self.job, manifest):
+        if deals(self.job.config, manifest):
             dealer = SplitDealer.of(gateway.role.config, gateway.splits())
         if instances is None:
             self.role = Master(self.job.config.fitted_to(slave_count), slave_count, dealer=dealer)

@@ -272,7 +272,7 @@ class _LocalLoop:
         manifest = None if checkpointer is None else checkpointer.folder.newest()
         instances = instances_from(self.role_host.job, count, manifest)
         if instances is None:
-            in_order = not shares(self.role_host.job, manifest)
+            in_order = not shares(self.role_host.job.config, manifest)
             slaves = [
                 [Slave(SlaveId(s), config, gateway.layouts, where=gateway.where, in_order=in_order)] for s in range(count)
             ]

@@ -66,7 +66,7 @@ def end_all_ranks(text: str) -> NoReturn:
     from mpi4py import MPI
 
     _LOG.error("%s", text)
-    wait_until_read(1.0)  # of a rank that aborts mpirun drops what it has not read yet
+    wait_until_read()  # of a rank that aborts mpirun drops what it has not read yet
     MPI.COMM_WORLD.Abort(UserError.exit_code)
     raise UserError("")  # Abort does not return
 

@@ -24,6 +24,7 @@ import pytest
 
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.flight.client import Client, ServerGoneError, connect
+from swjoin.connectors.flight.source import FlightSource
 from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
@@ -200,6 +201,15 @@ def test_resumptions_take_any_numbers_of_gateways(
     assert not (out / "checkpoints").exists()
 
 
+def _ended(threads: list[threading.Thread], out: Path, sides: tuple[Rows, Rows]) -> dict[str, Any]:
+    """run.json of a run on ranks, whose answer is right, once all producers have ended."""
+    for thread in threads:
+        thread.join(PROCESS_S)
+    report: dict[str, Any] = json.loads((out / "run.json").read_text())
+    _check(report, out, sides)
+    return report
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("dies", ["gateway", pytest.param("slave", marks=pytest.mark.long)])
 def test_a_rank_dies_while_producers_send(dies: str, tmp_path: Path, free_port: int) -> None:
@@ -221,10 +231,7 @@ def test_a_rank_dies_while_producers_send(dies: str, tmp_path: Path, free_port: 
             assert run.wait(PROCESS_S) == 0, text
         finally:
             run.kill()
-    for thread in threads:
-        thread.join(PROCESS_S)
-    report = json.loads((out / "run.json").read_text())
-    _check(report, out, sides)
+    report = _ended(threads, out, sides)
     assert len(report["checkpoints"]["recoveries"]) == 1
     read = [sum(gateway["tuples"].values()) for gateway in report["gateways"]]
     assert read == [12_000, 12_000]
@@ -251,10 +258,7 @@ def test_stopped_ranks_are_resumed_with_other_numbers(tmp_path: Path, free_port:
                 assert run.wait(PROCESS_S) == 0, text
             finally:
                 run.kill()
-    for thread in threads:
-        thread.join(PROCESS_S)
-    report = json.loads((out / "run.json").read_text())
-    _check(report, out, sides)
+    report = _ended(threads, out, sides)
     assert len(report["gateways"]) == 3
 
 
@@ -314,6 +318,35 @@ def test_plain_clients_are_sent_to_the_right_gateway(tmp_path: Path) -> None:
         assert [at.uri.decode() for at in consumer.endpoints[0].locations] == [run.address]
         for end in ends:
             end.close()
+        for side in SIDES:
+            first.end(side)  # type: ignore[arg-type]
+        run.end()
+
+
+def test_a_producer_that_was_refused_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, connect_to = rows(1, 50), FlightSource.connect
+
+    def refuse(source: FlightSource, name: str, *, anonymous: bool) -> int:
+        if source.share[0] == 1:
+            raise UserError("not now")
+        return connect_to(source, name, anonymous=anonymous)
+
+    def push(location: str) -> None:
+        with flight.FlightClient(location) as client:
+            writer, _ = client.do_put(flight.FlightDescriptor.for_path("left", "a"), table.schema)
+            writer.write_table(table)
+            writer.close()
+
+    with _two(tmp_path) as (run, first, _):
+        here, other = first.status()["endpoints"]
+        with monkeypatch.context() as patch:
+            patch.setattr(FlightSource, "connect", refuse)
+            with pytest.raises(pa.ArrowException, match="not now"):
+                push(other)
+        with pytest.raises(RunFailed, match="there is no gateway -1"):
+            first._act("claim", {"stream": "left", "producer": "a", "gateway": -1})
+        push(here)
+        assert first.received("left", "a") == 50
         for side in SIDES:
             first.end(side)  # type: ignore[arg-type]
         run.end()

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swjoin.config.loader import config_from_plain
-from swjoin.connectors.flight import shared_spool, spool
 from swjoin.connectors.flight.source import FlightSource
 from swjoin.connectors.open import open_live_sources
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, UserError
+from tests.support.spools import SmallFiles, run_long
 
 STREAM = {"flight": {"producers": 9}, "schema": "key: int64, ts: int64", "key": ["key"], "time": "ts", "time_unit": "us"}
 CONFIG = {
@@ -262,19 +262,8 @@ class _Machine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-class _SmallFiles(_Machine):
-    """A file for every few records, so that some can be forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = shared_spool._FILE_BYTES
-        shared_spool._FILE_BYTES = spool._FILE_BYTES = 1000
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            shared_spool._FILE_BYTES = spool._FILE_BYTES = self.before
+class _SmallFiles(SmallFiles, _Machine):
+    pass
 
 
 TestFlightShares = _Machine.TestCase
@@ -286,9 +275,7 @@ TestSmallFiles.settings = settings(max_examples=25, stateful_step_count=30, dead
 @pytest.mark.long
 @pytest.mark.parametrize("machine", [_Machine, _SmallFiles])
 def test_for_long(machine: type[_Machine]) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(machine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None))
+    run_long(machine)
 
 
 def test_a_process_that_was_replaced_accepts_nothing(tmp_path: Path) -> None:

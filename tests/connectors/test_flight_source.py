@@ -25,6 +25,7 @@ from swjoin.connectors.open import open_live_sources
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, UserError
 from tests.support.limits import PROCESS_S
+from tests.support.spools import SmallFiles, run_long
 
 STREAM = {
     "flight": {},
@@ -208,19 +209,8 @@ class _Machine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-class _SmallFiles(_Machine):
-    """A file for every few records, so that some can be forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = flight_spool._FILE_BYTES
-        flight_spool._FILE_BYTES = 1000
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            flight_spool._FILE_BYTES = self.before
+class _SmallFiles(SmallFiles, _Machine):
+    pass
 
 
 TestFlightSource = _Machine.TestCase
@@ -232,9 +222,7 @@ TestSmallFiles.settings = settings(max_examples=25, stateful_step_count=30, dead
 @pytest.mark.long
 @pytest.mark.parametrize("machine", [_Machine, _SmallFiles])
 def test_for_long(machine: type[_Machine]) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(machine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None))
+    run_long(machine)
 
 
 # ---------------------------------------------------------------- what is told to producers, and what is refused

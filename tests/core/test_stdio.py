@@ -196,16 +196,16 @@ def test_waits_until_a_pipe_was_read() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"last words")
     started = time.monotonic()
-    wait_until_read(0.1, writing)
+    wait_until_read(writing, 0.1)
     assert time.monotonic() - started >= 0.1, "nobody reads"
     seen: list[bytes] = []
     reader = threading.Timer(0.1, lambda: seen.append(os.read(reading, 100)))
     reader.start()
-    wait_until_read(PROCESS_S, writing)
+    wait_until_read(writing, PROCESS_S)
     reader.join()
     assert seen == [b"last words"]
-    wait_until_read(PROCESS_S, writing)  # nothing to wait for
+    wait_until_read(writing, PROCESS_S)  # nothing to wait for
     for number in (reading, writing):
         os.close(number)
     with open(os.devnull, "w") as file:
-        wait_until_read(PROCESS_S, file.fileno())
+        wait_until_read(file.fileno(), PROCESS_S)

@@ -3,7 +3,8 @@
 What: `SharedSpool`, which every gateway of a stream writes to; `Kept`, what all of them have accepted.
 Why: after a death, or with another number of gateways, a producer belongs to another gateway, which reads the producer's
 accepted rows again, whoever has accepted them.
-Stays out: the spool of a single gateway (`connectors.flight.source`), merging (`connectors.producer_merge`).
+Stays out: the spool of a single gateway, and what both have in common (`connectors.flight.spool`); merging
+(`connectors.producer_merge`).
 
 A row has the number of `core.splits.row_ids`: its producer's split, and its position among the producer's rows. So it does not
 matter in which file it is, and a row that is there twice counts once. A position of a gateway has for each of its producers
@@ -14,33 +15,30 @@ producers without a name.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.flight.spool import pack_batch, unpack_batch
+from swjoin.connectors.flight.spool import RecordFiles, unpack_batch
 from swjoin.connectors.producer_merge import LaneState, Piece
 from swjoin.core.batch import I64
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
-from swjoin.core.splits import MOST_SPLITS, row_ids
-from swjoin.core.storage import RecordFile, read_whole_records, write_whole, writing
+from swjoin.core.splits import MOST_SPLITS, row_ids, split_and_offset
+from swjoin.core.storage import read_whole_records, write_whole, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FILE_BYTES = 32 << 20
 BEFORE = "~merged", -1  # rows that a single gateway had accepted: pseudo-producer, and split
 
 
 class Kept:
-    """Producers of all gateways: from where their rows are read again, and what has been accepted. taken: of a checkpoint.
+    """Producers of all gateways: from where their rows are read again, and what has been accepted.
 
     A producer that has sent no row is not kept, unless it has ended: when it leaves, another one may get its split.
     """
@@ -81,7 +79,7 @@ class Kept:
         if not batch.num_rows:
             return
         numbers, times_us = (column.to_numpy() for column in batch.columns[-2:])
-        splits, offsets = split_offsets(numbers)
+        splits, offsets = split_and_offset(numbers)
         mine = [split for split in np.unique(splits).tolist() if is_mine(split)]
         keep = np.isin(splits, mine) & (offsets >= self._taken[splits + 1])
         if keep.any():
@@ -97,7 +95,7 @@ class Kept:
             numbers, first = np.unique(np.concatenate([numbers for numbers, _, _ in self._rows]), return_index=True)
             times_us = np.concatenate([times_us for _, times_us, _ in self._rows])[first]
             rows = pa.concat_batches([batch for _, _, batch in self._rows]).take(pa.array(first))
-            splits, _ = split_offsets(numbers)
+            splits, offsets = split_and_offset(numbers)
             for name, lane in found.items():
                 if not self.ends[name][0]:
                     continue
@@ -105,7 +103,7 @@ class Kept:
                 if high > low:
                     highs_us = np.maximum(np.maximum.accumulate(times_us[low:high]), lane.high_us)
                     lane.pieces = [Piece(rows.slice(low, high - low), highs_us)]
-                    if int(numbers[high - 1] - numbers[low]) + 1 != high - low or split_offsets(numbers)[1][low] != lane.taken:
+                    if offsets[high - 1] - offsets[low] + 1 != high - low or offsets[low] != lane.taken:
                         raise RunFailed(
                             f"{where}: accepted rows from row {lane.taken} of a producer on are not where they were kept"
                         )
@@ -121,11 +119,6 @@ class Kept:
         return (gateway, gateways) in self.finished or any(all((g, n) in self.finished for g in range(n)) for n in counts)
 
 
-def split_offsets(numbers: I64) -> tuple[I64, I64]:
-    """Splits and offsets of row numbers (`core.splits.row_ids`)."""
-    return (numbers >> 52) - 1, numbers & (1 << 52) - 1
-
-
 def _rows_of(batch: pa.RecordBatch, index: I64) -> pa.RecordBatch:
     """These rows, without numbers and merge times."""
     import pyarrow as pa
@@ -133,7 +126,7 @@ def _rows_of(batch: pa.RecordBatch, index: I64) -> pa.RecordBatch:
     return batch.select(list(range(batch.num_columns - 2))).take(pa.array(index))
 
 
-class SharedSpool:
+class SharedSpool(RecordFiles):
     """Merged batches of one stream, with numbers and merge times of their rows, in files of about 32 MB of every gateway.
 
     A rank that was taken for dead may wake up and write to its file: a gateway has a file that names its writer, and a batch is
@@ -141,8 +134,8 @@ class SharedSpool:
     """
 
     def __init__(self, folder: Path, name: str, gateway: int) -> None:
-        self._folder, self._name, self._gateway = folder, name, gateway
-        self._file: RecordFile | None = None
+        super().__init__(folder, name)
+        self._gateway = gateway
         self._last: dict[Path, dict[str, Any]] = {}  # last positions of files that are complete
         self._token = secrets.token_hex(8)
 
@@ -183,20 +176,18 @@ class SharedSpool:
 
     def append(self, batch: pa.RecordBatch, position: dict[str, Any]) -> None:
         """Append a batch and the position after it; both survive this process. RunFailed when another one has taken over."""
-        if self._file is None or self._file.nbytes >= _FILE_BYTES:
-            self.close()
+        if self._is_full:
             self._check_owner()
             number = 1 + max((number for number, _, _ in self._files()), default=0)
-            self._file = RecordFile(self._folder / f"{self._name}-{number:06d}-{self._gateway:04d}.spool")
-        self._file.append(pack_batch({"position": position}, batch))
-        self._file.flush()
-        self._last[self._file.path] = position
+            self._begin(f"{self._name}-{number:06d}-{self._gateway:04d}.spool")
+        self._last[self._write({"position": position}, batch)] = position
         self._check_owner()
 
     def _check_owner(self) -> None:
-        if not self._owner_file(self._gateway).exists():
+        token = self._owner_of(self._gateway)["token"]
+        if not token:
             raise RunFailed(f"{self._owner_file(self._gateway)}: is missing; accepted rows may be lost with it")
-        if self._owner_of(self._gateway)["token"] != self._token:
+        if token != self._token:
             raise RunFailed(f"{self._name}: another process is gateway {self._gateway} now")
 
     def records(self) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
@@ -230,18 +221,9 @@ class SharedSpool:
                 path.unlink(missing_ok=True)
                 self._last.pop(path, None)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
     def remove(self) -> None:
         """Delete all files, of all gateways."""
-        self.close()
-        for path in [*(path for _, _, path in self._files()), *self._folder.glob(f"{self._name}-*.owner")]:
-            path.unlink(missing_ok=True)
-        with suppress(OSError):  # the other stream's files may be there
-            os.rmdir(self._folder)
+        self._remove([*(path for _, _, path in self._files()), *self._folder.glob(f"{self._name}-*.owner")])
 
 
 def _covers(kept: Kept, position: dict[str, Any]) -> bool:

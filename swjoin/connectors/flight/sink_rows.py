@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class RemoteWriter:
         elif time.monotonic() - connection.failed_s > _BROKEN_S:
             raise self._out_of_reach(connection)
 
-    def _wait(self, connection: _Connection, done: Any) -> None:
+    def _wait(self, connection: _Connection, done: Callable[[], bool]) -> None:
         """Wait while the first sink takes items, in short pieces: a thread that gets the processor is seen to be alive."""
         taken, until_s = -1, 0.0
         with connection.changed:

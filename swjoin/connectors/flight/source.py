@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.connectors.flight.shared_spool import BEFORE, Kept, SharedSpool, as_shared, merged_before, split_offsets
+from swjoin.connectors.flight.shared_spool import BEFORE, Kept, SharedSpool, as_shared, merged_before
 from swjoin.connectors.flight.spool import Spool
 from swjoin.connectors.live_source import MergedSource
 from swjoin.core.batch import I64, STREAM_NAMES
@@ -228,7 +228,7 @@ class FlightSource(MergedSource):
         """As `_store`; rows that are taken again are on disk."""
         rows = _no_rows(self.schema) if batch is None else batch
         if batch is not None:
-            splits, offsets = split_offsets(batch.column(batch.num_columns - 2).to_numpy())
+            splits, offsets = split_and_offset(batch.column(batch.num_columns - 2).to_numpy())
             index = np.flatnonzero(offsets >= self._splits.kept_rows[splits + 1])
             rows = batch if len(index) == batch.num_rows else batch.take(index)
             np.maximum.at(self._splits.kept_rows, splits[index] + 1, offsets[index] + 1)

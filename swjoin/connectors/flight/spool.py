@@ -1,6 +1,7 @@
 """Write-ahead spool of a stream that producers push.
 
-What: `Spool`, merged rows on disk since the oldest checkpoint in use, in a run with one gateway; `pack_batch`, `unpack_batch`.
+What: `Spool`, merged rows on disk since the oldest checkpoint in use, in a run with one gateway; `RecordFiles`, what it has in
+common with the spool of several gateways; `unpack_batch`.
 Why: a producer may discard accepted rows: a recovery, or a resumed run, reads them from the spool.
 Stays out: what is accepted (`connectors.flight.source`), the spool of several gateways (`connectors.flight.shared_spool`).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,44 @@ _FILE_BYTES = 32 << 20
 _LENGTH_BYTES = 8
 
 
-class Spool:
-    """Merged batches of one stream, in files of about 32 MB named by their first row."""
+class RecordFiles:
+    """Merged batches of one stream as records in files of about 32 MB. name: of the stream."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
         self._file: RecordFile | None = None
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether another file is to begin."""
+        return self._file is None or self._file.nbytes >= _FILE_BYTES
+
+    def _begin(self, name: str) -> None:
+        self.close()
+        self._file = RecordFile(self._folder / name)
+
+    def _write(self, head: dict[str, Any], batch: pa.RecordBatch) -> Path:
+        """Append a record that survives this process; returns its file."""
+        assert self._file is not None, "no file has begun"
+        self._file.append(_pack_batch(head, batch))
+        self._file.flush()
+        return self._file.path
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        self.close()
+        for path in paths:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # the other stream's files may be there
+            self._folder.rmdir()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Spool(RecordFiles):
+    """The files are named by their first row."""
 
     def _files(self) -> list[tuple[int, Path]]:
         """First rows and files, in order."""
@@ -45,13 +78,11 @@ class Spool:
     def append(self, row: int, batch: pa.RecordBatch, position: dict[str, Any]) -> None:
         """Append a batch whose first row is `row`; `position` is the merge's position after it. The batch survives this
         process."""
-        if self._file is None or self._file.nbytes >= _FILE_BYTES:
-            self.close()
+        if self._is_full:
             with writing(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = RecordFile(self._folder / f"{self._name}-{row:015d}.spool")
-        self._file.append(pack_batch({"row": row, "position": position}, batch))
-        self._file.flush()
+            self._begin(f"{self._name}-{row:015d}.spool")
+        self._write({"row": row, "position": position}, batch)
 
     def from_row(self, row: int, *, within: bool = False) -> list[tuple[int, pa.RecordBatch, dict[str, Any]]]:
         """All batches from this row on: first row, batch, position after it. within: the row may be in the middle of a batch,
@@ -85,21 +116,12 @@ class Spool:
             if following <= row:
                 path.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
     def remove(self) -> None:
         """Delete all files."""
-        self.close()
-        for _, path in self._files():
-            path.unlink(missing_ok=True)
-        with suppress(OSError):  # the other stream's files may be there
-            self._folder.rmdir()
+        self._remove(path for _, path in self._files())
 
 
-def pack_batch(head: dict[str, Any], batch: pa.RecordBatch) -> U8:
+def _pack_batch(head: dict[str, Any], batch: pa.RecordBatch) -> U8:
     """A record: JSON values, and rows."""
     import pyarrow as pa
 
@@ -112,7 +134,7 @@ def pack_batch(head: dict[str, Any], batch: pa.RecordBatch) -> U8:
 
 
 def unpack_batch(record: U8, path: Path) -> tuple[dict[str, Any], pa.RecordBatch]:
-    """A record of `pack_batch`. RunFailed names its file when it is none."""
+    """A record of these files. RunFailed names its file when it is none."""
     import pyarrow as pa
 
     with reading_records(path):

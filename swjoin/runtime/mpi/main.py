@@ -178,7 +178,7 @@ def _end_job(channel: Channel, job: Job, error: BaseException, place: str, debug
         text = f"{place}: {type(error).__name__}: {error}"
     if not isinstance(error, PeerFailedError):
         _LOG.error("%s", " ".join(text.split()), exc_info=error if debug else None)
-        wait_until_read(_FLUSH_S / 3)  # of a rank that aborts mpirun drops what it has not read yet
+        wait_until_read()  # of a rank that aborts mpirun drops what it has not read yet
     if isinstance(channel, ResilientChannel):
         if not isinstance(error, PeerFailedError):
             channel.end_all(text, code)

@@ -243,7 +243,7 @@ class MasterRank(Rank):
                 clock.restart(newest.plain["clock_us"])
             role_host.make(clock, slave_count, self.save)
             if checkpointer is None:
-                return {"manifest": None, "first_epoch": 0, "owners": [], "shares": shares(role_host.job, None)}
+                return {"manifest": None, "first_epoch": 0, "owners": [], "shares": shares(role_host.job.config, None)}
             manifest = checkpointer.manifest
             return {
                 "manifest": checkpointer.manifest_name,
@@ -253,7 +253,7 @@ class MasterRank(Rank):
                 "incarnation": checkpointer.folder.incarnation,
                 "owner": role_host.role.controller.map.owner.tolist(),
                 "active": [int(slave) for slave in role_host.role.controller.active],
-                "shares": shares(role_host.job, manifest),
+                "shares": shares(role_host.job.config, manifest),
                 "clock_us": None if manifest is None else manifest.plain["clock_us"],
             }
 

@@ -225,11 +225,11 @@ class Simulation:
 
     @property
     def _dealt(self) -> bool:
-        return deals(self._job, self._newest)
+        return deals(self._job.config, self._newest)
 
     @property
     def _shared(self) -> bool:
-        return shares(self._job, self._newest)
+        return shares(self._job.config, self._newest)
 
     @property
     def _newest(self) -> Manifest | None:
