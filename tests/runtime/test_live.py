@@ -34,6 +34,7 @@ from swjoin.config.run import TimeConfig
 from swjoin.connectors.flight import client as live_client
 from swjoin.connectors.flight import result_log
 from swjoin.connectors.flight.client import connect
+from swjoin.connectors.flight.ingest import FlightIngest
 from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import format_digest, pair_digest
@@ -130,6 +131,32 @@ def test_many_producers_and_consumers(sinks: int, tmp_path: Path) -> None:
     assert run.report["late"] == {"left": 0, "right": 0}
     assert sum(batch["pairs"].to_numpy().sum() for batch in metrics) > 0
     assert not (tmp_path / "run" / "checkpoints").exists(), "what a run has kept for its resumption goes with its end"
+
+
+def test_rows_wait_for_each_producer_that_has_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late the endpoint takes notice of the connection, and without a name, by which it would be known."""
+    name_of = FlightIngest._name_of
+
+    def slowly(ingest: FlightIngest, request: dict[str, Any]) -> tuple[str, bool]:
+        name, anonymous = name_of(ingest, request)
+        time.sleep(0.5 * anonymous)
+        return name, anonymous
+
+    monkeypatch.setattr(FlightIngest, "_name_of", slowly)
+    early, later = rows(1, 20, keys=2), rows(2, 20, keys=2, first_id=100, begin_us=900_000)
+    with live(config(), tmp_path / "run") as (run, client):
+        client.push("right", later, producer="right", end=True)
+        client.end("right")
+        with client.producer("left") as nameless:
+            ahead = in_thread(client.push, "left", later, producer="ahead", end=True)
+            time.sleep(0.3)  # its rows would be joined by now
+            nameless.push(early)
+            nameless.end()
+            ahead.join(PROCESS_S)
+        client.end("left")
+        found = run.result()
+    assert run.report["late"] == {"left": 0, "right": 0}
+    assert found == expected(tuples(early, later), tuples(later))
 
 
 def _until(done: Callable[[], Any]) -> None:

@@ -237,15 +237,7 @@ class Producer:
                 else:
                     self._writer.write_with_metadata(batch, data)
         except (*_ERRORS, StopIteration) as error:
-            raise self._why(error) from None
-
-    def _why(self, error: BaseException) -> UserError | RunFailed:
-        """The server's error; that of a failed write has no reason."""
-        try:
-            self._writer.close()
-        except _ERRORS as reason:
-            return _as_error(reason)
-        return _as_error(error)
+            raise _why(self._writer, error) from None
 
     def close(self) -> None:
         """Wait until all rows are accepted."""
@@ -270,6 +262,15 @@ class Producer:
         self._waiting.close()
         with suppress(*_ERRORS):  # the first error counts
             self._writer.close()
+
+
+def _why(writer: Any, error: BaseException) -> UserError | RunFailed:
+    """The server's error; that of a failed write, or of a reply that does not come, has no reason."""
+    try:
+        writer.close()
+    except _ERRORS as reason:
+        return _as_error(reason)
+    return _as_error(error)
 
 
 class Client:
@@ -330,20 +331,24 @@ class Client:
         *,
         on_wait: Callable[[str], object] | None = None,
     ) -> Producer:
-        """Open a connection to push rows. name: lets the producer resume later. schema: of the rows; None: the stream's own.
+        """Open a connection to push rows; from its return on the run's rows wait for this producer's. name: lets the producer
+        resume later. schema: of the rows; None: the stream's own.
 
         on_wait: called, in another thread, with a line that names the idle producers for which a push has waited for some
         seconds; None: a RuntimeWarning.
         """
         client, own = self._found([stream] if name is None else [stream, name])
         schema = own if schema is None else schema
-        row = 0 if name is None else self.received(stream, name)
-        request: dict[str, Any] = {"stream": stream, **({} if name is None else {"producer": name})}
+        request = {"stream": stream, "confirm": True, **({} if name is None else {"producer": name})}
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
         try:
             writer, replies = client.do_put(descriptor, schema, self._options)
+            reply = replies.read()  # a call returns before the server has taken notice of it
         except _ERRORS as error:
             raise _as_error(error) from None
+        if reply is None:
+            raise _why(writer, RunFailed("the run has closed the connection"))
+        row = 0 if name is None else json.loads(reply.to_pybytes())["received"]
         waiting = _Waiting(lambda: str(self._act("waits", {"stream": stream})["text"]), on_wait or _warn)
         return Producer(writer, replies, schema, row, waiting, numbered=name is not None)
 

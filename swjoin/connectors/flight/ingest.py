@@ -157,7 +157,7 @@ class FlightIngest:
         acks = bool(request.get("acks", False))
         ended = False
         try:
-            if acks:
+            if acks or request.get("confirm"):
                 _reply(writer, {"received": received, "accepted": self._accepted(source, name)})
             ended = self._take_all(source, session, context, reader, writer if acks else None)
         finally:
