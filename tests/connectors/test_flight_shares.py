@@ -204,7 +204,7 @@ class _Machine(RuleBasedStateMachine):
         if not self.sources[0].shared or number == 0:
             return
         accepted = self._before()
-        self._tear(torn, f"left-*-{number:04d}.spool")
+        self._tear(torn, f"left-*-{number:04d}-*.spool")
         self.sources[number] = _source(self.folder, (number, len(self.sources)))
         self._go_on()
         self._after(accepted, {number})
@@ -217,7 +217,7 @@ class _Machine(RuleBasedStateMachine):
         self._tear(torn, "left-*.spool")
         if gateways == 1 and not (self.checkpoints and "share" in self.checkpoints[-1][2][0]):
             self._open([None])
-            if list((self.folder / "intake").glob("left-*-*.spool")):
+            if list((self.folder / "intake").glob("left-*-*-*.spool")):
                 with pytest.raises(UserError, match="resume the run with two gateways or more"):
                     self._go_on()
                 gateways = 2
@@ -322,6 +322,29 @@ def test_what_a_replaced_process_has_written_is_not_read(tmp_path: Path) -> None
     last.seek(0)
     assert last.merge.splits == new.merge.splits == {"a": 1, "c": 3}
     assert [last.merge.received(name) for name in ("a", "c")] == [1, 1]
+
+
+def test_rows_accepted_after_all_files_were_deleted(tmp_path: Path) -> None:
+    """The owner's file has the lengths of those of before; a new file is another one."""
+    machine = _Machine()
+
+    def accepts(source: FlightSource, name: str, keys: list[int]) -> None:
+        source.connect(name, anonymous=False)
+        machine._push(source, name, keys, keys, 0)
+        source.merge.end(name)
+        assert source.ready(0.0)
+        source.read()
+
+    first, second, third = (_source(tmp_path, (1, 2)) for _ in range(3))
+    first.seek(0)
+    accepts(first, "a", [1])
+    positions = [json.loads(json.dumps(first.position()))]
+    second.resume_at(0, second.taken_over(positions))
+    second.forget_shared(positions)
+    assert not list((tmp_path / "intake").glob("*.spool"))
+    accepts(second, "b", [2, 3, 4])
+    third.resume_at(0, third.taken_over(positions))
+    assert [third.merge.received(name) for name in ("a", "b")] == [1, 3]
 
 
 @pytest.mark.parametrize("after", [("b", 0), ("visitor", 1)], ids=["another producer", "another gateway"])

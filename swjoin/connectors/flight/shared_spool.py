@@ -131,6 +131,7 @@ class SharedSpool(RecordFiles):
 
     A rank that was taken for dead may wake up and write to its file: a gateway has a file that names its writer, and a batch is
     accepted only if that is still so after it was written. What it writes to files that its successor has found is not read.
+    Names of files contain their writer, because a number is used again when all files of before are deleted.
     """
 
     def __init__(self, folder: Path, name: str, gateway: int) -> None:
@@ -143,7 +144,7 @@ class SharedSpool(RecordFiles):
         """Numbers, gateways and files of all gateways."""
         if not self._folder.is_dir():
             return []
-        pattern = re.compile(rf"{re.escape(self._name)}-(\d+)-(\d+)\.spool")
+        pattern = re.compile(rf"{re.escape(self._name)}-(\d+)-(\d+)-[0-9a-f]+\.spool")
         found = ((pattern.fullmatch(path.name), path) for path in self._folder.iterdir())
         return sorted((int(m[1]), int(m[2]), path) for m, path in found if m)
 
@@ -179,7 +180,7 @@ class SharedSpool(RecordFiles):
         if self._is_full:
             self._check_owner()
             number = 1 + max((number for number, _, _ in self._files()), default=0)
-            self._begin(f"{self._name}-{number:06d}-{self._gateway:04d}.spool")
+            self._begin(f"{self._name}-{number:06d}-{self._gateway:04d}-{self._token}.spool")
         self._last[self._write({"position": position}, batch)] = position
         self._check_owner()
 
