@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swjoin.config.loader import config_from_plain
+from swjoin.connectors.flight.shared_spool import SharedSpool
 from swjoin.connectors.flight.source import FlightSource
+from swjoin.connectors.flight.spool import RecordFiles
 from swjoin.connectors.open import open_live_sources
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, UserError
@@ -322,6 +324,38 @@ def test_what_a_replaced_process_has_written_is_not_read(tmp_path: Path) -> None
     last.seek(0)
     assert last.merge.splits == new.merge.splits == {"a": 1, "c": 3}
     assert [last.merge.received(name) for name in ("a", "c")] == [1, 1]
+
+
+def test_a_file_that_a_replaced_process_begins_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped after it has seen that it may begin one; its successor gives the same number to another producer."""
+    machine, (old, new, last) = _Machine(), (_source(tmp_path, (1, 2)) for _ in range(3))
+
+    def send(source: FlightSource, name: str, key: int) -> None:
+        source.connect(name, anonymous=False)
+        machine._push(source, name, [key], [5], 0)
+        source.merge.end(name)
+
+    old.seek(0)
+    send(old, "a", 1)
+    spool = old._splits.spool
+    assert spool is not None
+    monkeypatch.setattr(spool, "_check_owner", lambda: None)
+    monkeypatch.setattr(type(spool), "_begin", lambda self, name: stopped(self, name) if self is spool else begin(self, name))
+    begin = RecordFiles._begin
+
+    def stopped(self: SharedSpool, name: str) -> None:
+        new.seek(0)
+        send(new, "c", 3)
+        assert new.ready(0.0)
+        new.read()
+        begin(self, name)
+        monkeypatch.undo()
+
+    with pytest.raises(RunFailed, match="another process is gateway 1 now"):
+        old.ready(0.0)
+    last.seek(0)
+    assert last.merge.splits == new.merge.splits == {"c": 1}
+    assert last.merge.received("c") == 1
 
 
 def test_rows_accepted_after_all_files_were_deleted(tmp_path: Path) -> None:

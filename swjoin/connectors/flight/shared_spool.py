@@ -148,6 +148,9 @@ class SharedSpool(RecordFiles):
         found = ((pattern.fullmatch(path.name), path) for path in self._folder.iterdir())
         return sorted((int(m[1]), int(m[2]), path) for m, path in found if m)
 
+    def _files_of(self, gateway: int) -> list[Path]:
+        return [path for _, of, path in self._files() if of == gateway]
+
     @property
     def exists(self) -> bool:
         """Whether any gateway has accepted something that is still needed."""
@@ -157,22 +160,27 @@ class SharedSpool(RecordFiles):
         """From now on this process is the gateway: no other one accepts rows for it any more."""
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-        found = self._owner_of(self._gateway)["bytes"]
-        for _ in range(2):  # lengths count once nobody else accepts rows
-            owner = {"token": self._token, "bytes": found}
-            write_whole(self._owner_file(self._gateway), json.dumps(owner).encode())
-            own = [path for _, gateway, path in self._files() if gateway == self._gateway]
-            found = {path.name: found.get(path.name, path.stat().st_size) for path in own}
+        before = self._owner_of(self._gateway)
+        self._own({**before, "token": self._token, "writers": [*before["writers"], self._token]})
+        found = {}  # lengths count once nobody else accepts rows
+        for path in self._files_of(self._gateway):
+            counted = _counted(path, before)
+            found[path.name] = path.stat().st_size if counted is None else counted
+        self._own({"token": self._token, "writers": [self._token], "bytes": found})
+
+    def _own(self, owner: dict[str, Any]) -> None:
+        write_whole(self._owner_file(self._gateway), json.dumps(owner).encode())
 
     def _owner_file(self, gateway: int) -> Path:
         return self._folder / f"{self._name}-{gateway:04d}.owner"
 
     def _owner_of(self, gateway: int) -> dict[str, Any]:
-        """Who writes for a gateway, and the lengths of files that others have written for it before."""
+        """Who writes for a gateway: token. Lengths of files that others have written for it before: bytes. writers: tokens of
+        those whose other files count as they are; files of a process that began them after it was replaced do not."""
         try:
             owner: dict[str, Any] = json.loads(self._owner_file(gateway).read_bytes())
         except (OSError, ValueError):
-            return {"token": "", "bytes": {}}
+            return {"token": "", "writers": [_writer_of(path) for path in self._files_of(gateway)], "bytes": {}}
         return owner
 
     def append(self, batch: pa.RecordBatch, position: dict[str, Any]) -> None:
@@ -200,7 +208,7 @@ class SharedSpool(RecordFiles):
 
     def _records_of(self, gateway: int, path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         try:
-            records = list(read_whole_records(path, self._owner_of(gateway)["bytes"].get(path.name)))
+            records = list(read_whole_records(path, _counted(path, self._owner_of(gateway))))
         except RunFailed:
             if path.exists():
                 raise
@@ -225,6 +233,16 @@ class SharedSpool(RecordFiles):
     def remove(self) -> None:
         """Delete all files, of all gateways."""
         self._remove([*(path for _, _, path in self._files()), *self._folder.glob(f"{self._name}-*.owner")])
+
+
+def _writer_of(path: Path) -> str:
+    return path.stem.rpartition("-")[2]
+
+
+def _counted(path: Path, owner: dict[str, Any]) -> int | None:
+    """Bytes of a file that count; None: all."""
+    known: int | None = owner["bytes"].get(path.name, None if _writer_of(path) in owner["writers"] else 0)
+    return known
 
 
 def _covers(kept: Kept, position: dict[str, Any]) -> bool:
