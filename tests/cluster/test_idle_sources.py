@@ -350,3 +350,8 @@ def test_a_gateway_that_has_read_everything_asks_for_no_epoch_while_others_read(
 def test_what_ends_while_an_epoch_is_planned_is_told_in_the_next_one(seed: int) -> None:
     """A stream ends between the request for an epoch and its plan: the gateway is the last one that reads."""
     random_runs.run_simulated(seed)
+
+
+def test_a_checkpoint_between_sub_groups_needs_no_further_split() -> None:
+    """One gateway goes on for several: no split is dealt until the distribution epoch of a checkpoint is closed."""
+    random_runs.run_simulated(31_588)
