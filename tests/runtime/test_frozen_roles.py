@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from swjoin.cluster.role import RoleId
+from swjoin.cluster.role import RoleId, UnexpectedEventError
 from swjoin.runtime.mpi.heartbeats import SILENT, FailureDetector
 from swjoin.runtime.simulator.attempts import Freeze, Freezes, SimulatedHost
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
@@ -50,7 +50,7 @@ def _result(scenario: Scenario) -> SimulationResult:
 def _run(scenario: Scenario) -> None:
     try:
         _result(scenario)
-    except LookupError as error:  # a role gets what can have no meaning for it
+    except (LookupError, UnexpectedEventError) as error:  # a role gets what can have no meaning for it
         raise SimulationError(f"{type(error).__name__}: {error}") from error
 
 

@@ -16,6 +16,7 @@ from swjoin.cluster.exchange import EpochHeader, Outlet
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.cluster.slave.state_mover import StateMover
+from swjoin.cluster.slave.text_keys import TextKeys
 from swjoin.config.sections import CheckpointConfig
 from swjoin.core.data_messages import Delivery, StateChunk
 from swjoin.plan.logical import IntervalJoin, Source
@@ -95,16 +96,16 @@ def _routed_too_early(monkeypatch: Monkey) -> None:
 def _keys_left_behind(monkeypatch: Monkey) -> None:
     """The consumer takes the supplier's codes of keys for its own."""
 
-    def careless(self: StageInstance, chunk: StateChunk) -> StateChunk:
+    def careless(self: TextKeys, chunk: StateChunk) -> StateChunk:
         return replace(chunk, tuples=replace(chunk.tuples, columns=None))
 
-    monkeypatch.setattr(StageInstance, "received_state", careless)
+    monkeypatch.setattr(TextKeys, "received_state", careless)
 
 
 def _logged_as_they_come(monkeypatch: Monkey) -> None:
     """Parts of later epochs are logged before those of the open one."""
 
-    def append(self: SlaveCheckpointer, _stage: StageInstance) -> None:
+    def append(self: SlaveCheckpointer) -> None:
         waiting, self._early = self._early, []
         for delivery, frame in waiting:
             self._log.append(delivery, frame)
