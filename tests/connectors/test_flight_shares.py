@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from swjoin.config.loader import config_from_plain
-from swjoin.connectors.flight.shared_spool import SharedSpool
 from swjoin.connectors.flight.source import FlightSource
-from swjoin.connectors.flight.spool import RecordFiles
 from swjoin.connectors.open import open_live_sources
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, UserError
@@ -326,31 +324,34 @@ def test_what_a_replaced_process_has_written_is_not_read(tmp_path: Path) -> None
     assert [last.merge.received(name) for name in ("a", "c")] == [1, 1]
 
 
+def _send(source: FlightSource, name: str, keys: list[int]) -> None:
+    """All rows of a producer."""
+    source.connect(name, anonymous=False)
+    _Machine()._push(source, name, keys, keys, 0)
+    source.merge.end(name)
+
+
+def _accept(source: FlightSource, name: str, keys: list[int]) -> None:
+    _send(source, name, keys)
+    assert source.ready(0.0)
+    source.read()
+
+
 def test_a_file_that_a_replaced_process_begins_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped after it has seen that it may begin one; its successor gives the same number to another producer."""
-    machine, (old, new, last) = _Machine(), (_source(tmp_path, (1, 2)) for _ in range(3))
-
-    def send(source: FlightSource, name: str, key: int) -> None:
-        source.connect(name, anonymous=False)
-        machine._push(source, name, [key], [5], 0)
-        source.merge.end(name)
-
+    old, new, last = (_source(tmp_path, (1, 2)) for _ in range(3))
     old.seek(0)
-    send(old, "a", 1)
+    _send(old, "a", [1])
     spool = old._splits.spool
     assert spool is not None
-    monkeypatch.setattr(spool, "_check_owner", lambda: None)
-    monkeypatch.setattr(type(spool), "_begin", lambda self, name: stopped(self, name) if self is spool else begin(self, name))
-    begin = RecordFiles._begin
 
-    def stopped(self: SharedSpool, name: str) -> None:
+    def stopped(name: str) -> None:
         new.seek(0)
-        send(new, "c", 3)
-        assert new.ready(0.0)
-        new.read()
-        begin(self, name)
+        _accept(new, "c", [3])
         monkeypatch.undo()
+        spool._begin(name)
 
+    monkeypatch.setattr(spool, "_begin", stopped)
     with pytest.raises(RunFailed, match="another process is gateway 1 now"):
         old.ready(0.0)
     last.seek(0)
@@ -360,23 +361,14 @@ def test_a_file_that_a_replaced_process_begins_is_not_read(tmp_path: Path, monke
 
 def test_rows_accepted_after_all_files_were_deleted(tmp_path: Path) -> None:
     """The owner's file has the lengths of those of before; a new file is another one."""
-    machine = _Machine()
-
-    def accepts(source: FlightSource, name: str, keys: list[int]) -> None:
-        source.connect(name, anonymous=False)
-        machine._push(source, name, keys, keys, 0)
-        source.merge.end(name)
-        assert source.ready(0.0)
-        source.read()
-
     first, second, third = (_source(tmp_path, (1, 2)) for _ in range(3))
     first.seek(0)
-    accepts(first, "a", [1])
+    _accept(first, "a", [1])
     positions = [json.loads(json.dumps(first.position()))]
     second.resume_at(0, second.taken_over(positions))
     second.forget_shared(positions)
     assert not list((tmp_path / "intake").glob("*.spool"))
-    accepts(second, "b", [2, 3, 4])
+    _accept(second, "b", [2, 3, 4])
     third.resume_at(0, third.taken_over(positions))
     assert [third.merge.received(name) for name in ("a", "b")] == [1, 3]
 

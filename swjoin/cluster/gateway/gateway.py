@@ -379,8 +379,8 @@ class Gateway:
         return self.state.due_epoch > self.epoch
 
     def _close_asap(self) -> bool:
-        waited_for = self._several or self.splits is not None  # slaves wait for all gateways; a checkpoint holds splits back
-        if waited_for and self._mid_epoch and self.slots.first is not None:
+        at_once = self._several or self.splits is not None  # slaves wait for all gateways; a checkpoint holds splits back
+        if at_once and self._mid_epoch and self.slots.first is not None:
             self._closing = *self.slots.first, None
             return True
         end = self.slots.end(self.reading.origin_us, mid_epoch=self._mid_epoch)
