@@ -30,7 +30,8 @@ from tests.tools.processes import LaunchedRun
 SLAVES = 2
 EPOCH_TUPLES = 131_072  # where nothing is held
 EPOCH_MS = 10  # where delay is measured
-_HELD_EPOCHS = 40  # as the start takes, perhaps, a quarter of them
+_HELD_EPOCHS = 20  # as the start takes, perhaps, a quarter of them; large ones, as a round of messages takes 0.1 s then
+_NOT_HELD = 2.5  # so many times the rate
 _LEAST_RATE = 1_000
 _LIMIT_S = 600.0
 
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=40, help="length of the streams; half of it in realtime pace")
     parser.add_argument(
-        "--rate", type=int, default=100_000, help="tuples per second of each stream; ten times as many, not held"
+        "--rate", type=int, default=400_000, help="tuples per second of each stream; 2.5 times as many, not held"
     )
     parser.add_argument("--share", type=int, default=32, help="of a core that a held gateway has: the inverse")
     parser.add_argument("--sustained-s", type=float, default=0.1, help="p99 delay, at most, of a rate that is sustained")
@@ -140,9 +141,9 @@ def main() -> None:
     args = parse(parser, repeat=1, seconds=4, rate=100_000, share=2, sustained_s=60.0, gateways=[1, 2])
     with TemporaryDirectory(prefix="swjoin-bench-") as folder:
         _table(args, Path(folder), args.share, args.seconds, args.rate)
-        reached = _table(args, Path(folder), 0, args.seconds, 10 * args.rate)
+        reached = _table(args, Path(folder), 0, args.seconds, int(_NOT_HELD * args.rate))
         most = args.gateways[-1]
-        sustained = _sustained(most, Path(folder), args.seconds // 2, int(reached / 2), args.sustained_s)
+        sustained = _sustained(most, Path(folder), max(1, args.seconds // 4), int(reached / 4), args.sustained_s)
         print(f"{most} gateways sustain 2 x {sustained:,} tuples/s in realtime pace, t_d = {EPOCH_MS} ms")
         _delays(args, Path(folder), args.seconds // 2, sustained // 2)
 

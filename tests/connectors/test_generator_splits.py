@@ -27,6 +27,7 @@ LEAST = 7  # rows of a range, so that small slots are cut
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEAST_ROWS", LEAST)
     monkeypatch.setattr(module, "BATCH_ROWS", 200)
+    monkeypatch.setattr(module, "SPLIT_ROWS", 200)
 
 
 def opened(workload: WorkloadConfig, stream: int = 1) -> GeneratorSource:

@@ -221,11 +221,13 @@ def test_a_slow_node_takes_longer_and_the_balanced_policy_relieves_it() -> None:
         "module": {"stream_buffer": "64KB", "theta": 0},
     }
     costs = with_changes(MODERN, ["slave_tuple_ns=20000"])
-    left_alone = simulate(config(**sections), 3, costs)
-    relieved = simulate(config(**sections, reorganization={"policy": "balanced", "epoch": "1s"}), 3, costs)
-    assert relieved.gateways[0].summary()["moves"] > 0
-    last = [plan_delay(p) for p in (left_alone, relieved)]
-    assert last[1] < last[0]
+    delays_s = []
+    for seed in (1, 2, 3):  # which groups move is a matter of chance, and with some seeds too little
+        left_alone = simulate(config(**sections, seed=seed), 3, costs)
+        relieved = simulate(config(**sections, seed=seed, reorganization={"policy": "balanced", "epoch": "1s"}), 3, costs)
+        assert relieved.gateways[0].summary()["moves"] > 0
+        delays_s.append([plan_delay(p) for p in (left_alone, relieved)])
+    assert np.mean([relieved for _, relieved in delays_s]) < 0.8 * np.mean([alone for alone, _ in delays_s])
 
 
 def plan_delay(told: SimulatedRun) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 
 from swjoin.config.run import WorkloadConfig
 from swjoin.connectors.generator.bmodel import SLOT_US, last_time_us, payload_bytes, slot_counts, slot_keys, slot_times
-from swjoin.connectors.source import BATCH_ROWS
+from swjoin.connectors.source import BATCH_ROWS, SPLIT_ROWS
 from swjoin.core.batch import I64, PayloadRows, RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
@@ -107,14 +107,14 @@ class GeneratorSource:
         return self._times[1:]
 
     def splits(self, reach_us: int) -> list[Split]:
-        """As of `SplitSource`: whole slots, as many as about `BATCH_ROWS` rows and the reach allow; with a shorter reach ranges
+        """As of `SplitSource`: whole slots, as many as `SPLIT_ROWS` rows and the reach allow; with a shorter reach ranges
         of a slot."""
         most = max(1, reach_us // SLOT_US)
         found: list[Split] = []
         first, before_us = 0, BEGIN_OF_TIME_US
         while first < len(self._counts):
             end = first + 1
-            while end < len(self._counts) and end - first < most and self._starts[end + 1] - self._starts[first] <= BATCH_ROWS:
+            while end < len(self._counts) and end - first < most and self._starts[end + 1] - self._starts[first] <= SPLIT_ROWS:
                 end += 1
             row, rows = self._starts[first], self._starts[end] - self._starts[first]
             low_us, high_us = first * SLOT_US, min(end * SLOT_US, self._workload.duration_us) - 1

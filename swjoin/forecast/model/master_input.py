@@ -18,7 +18,7 @@ from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.cluster.gateway.mini_buffers import GroupedTuples, MiniBuffers
 from swjoin.cluster.gateway.tuple_queue import Pending, Store
 from swjoin.config.run import TimeConfig
-from swjoin.connectors.source import BATCH_ROWS
+from swjoin.connectors.source import BATCH_ROWS, SPLIT_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT, SourceBatch, TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId, SlaveId
 from swjoin.core.ledger import StreamCounts
@@ -41,14 +41,14 @@ class ModelRows(SourceBatch):
 
 
 def splits_of(distribution: KeyDistribution, reach_us: int) -> list[Split]:
-    """A stream in splits of whole stretches, as many as about `BATCH_ROWS` rows and the reach allow. Positions are numbers of
+    """A stream in splits of whole stretches, as many as `SPLIT_ROWS` rows and the reach allow. Positions are numbers of
     stretches."""
     edges, mean = distribution.edges_us.tolist(), distribution.mean.tolist()
     found: list[Split] = []
     first, last = 0, distribution.stretch_count
     while first < last:
         end, rows = first + 1, mean[first]
-        while end < last and edges[end + 1] - edges[first] <= reach_us and rows + mean[end] <= BATCH_ROWS:
+        while end < last and edges[end + 1] - edges[first] <= reach_us and rows + mean[end] <= SPLIT_ROWS:
             rows += mean[end]
             end += 1
         before_us = edges[first] if first else BEGIN_OF_TIME_US
