@@ -22,7 +22,10 @@ import pytest
 
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors import live_source, producer_merge
-from swjoin.core.batch import TupleBatch
+from swjoin.connectors.kafka import client
+from swjoin.connectors.kafka import reader as kafka_reader
+from swjoin.connectors.kafka.source import KafkaSource
+from swjoin.core.batch import SourceBatch, TupleBatch
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
 from swjoin.runtime import in_process
 from tests.support.commands import command
@@ -32,6 +35,7 @@ from tests.support.stopped_runs import _run
 from tests.tools.oracle import brute_force
 
 WITHIN_US, DISORDER_US = 2_000, 500
+_END_US = 10**12
 _PER_SIDE = ("left", "right")
 
 
@@ -44,12 +48,14 @@ class Topic:
     late: np.ndarray[Any, Any]
 
     @staticmethod
-    def of(seed: int, count: int) -> Topic:
+    def of(seed: int, count: int, begins_us: int = 0) -> Topic:
+        """begins_us: of the last partition, later than the others."""
         rng = np.random.default_rng(seed)
         parts, late = [], []
         for partition in range(PARTITIONS):
             ts = np.arange(count) * 150 + partition * 37 + rng.integers(0, DISORDER_US, count)
             ts -= (rng.random(count) < 0.05) * rng.integers(0, 40_000, count)
+            ts += begins_us if partition == PARTITIONS - 1 else 0
             ids = (np.arange(count) + ((partition + 1) << 52)).astype(np.uint64)
             parts.append(TupleBatch(rng.integers(0, 40, count), ts, ids, ts))
             late.append(ts < np.maximum.accumulate(ts) - DISORDER_US)
@@ -91,15 +97,18 @@ class Topics:
             **sections,
         }
 
-    def check(self, out: Path, report: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The report of a run, whose pairs, ledger and late rows are as expected."""
+    def check(self, out: Path, report: dict[str, Any] | None = None, *, stopped: bool = False) -> dict[str, Any]:
+        """The report of a run, whose pairs, ledger and late rows are as expected. stopped: it could go on."""
         report = report or json.loads((out / "run.json").read_text())
         left, right = (side.good for side in self.sides)
         i, j = brute_force(left, right, Bounds.of(-WITHIN_US, WITHIN_US))
         expected = len(i), format_digest(pair_digest(left.id[i], right.id[j]))
-        assert report["ledger"]["balanced"]
+        assert report["complete"] != stopped
+        assert report["ledger"]["balanced"] != stopped
         assert report["late"] == {name: int(side.late.sum()) for name, side in zip(_PER_SIDE, self.sides, strict=True)}
         assert (report["results"]["count"], report["results"]["digest"]) == expected
+        if stopped:
+            return report  # its files have no names yet
         late = pq.read_table(out / "late.parquet")
         set_aside = sorted(zip(late["stream"].to_pylist(), late["row_id"].to_pylist(), strict=True))
         wanted = [(n, row) for n, side in zip(_PER_SIDE, self.sides, strict=True) for row in side.rows.id[side.late].tolist()]
@@ -271,3 +280,66 @@ def test_watched_directories_have_one_gateway(topics: Topics, tmp_path: Path) ->
     done = command("explain", tmp_path / "config.yaml")
     assert done.returncode == 2
     assert "cluster: gateways must be 1 for watched directories" in done.stderr
+
+
+class _AfterRows(threading.Event):
+    """A request to stop once so many rows before `_END_US` were read of both topics."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, rows: int) -> None:
+        super().__init__()
+        self._left, read = rows, KafkaSource.read
+
+        def counted(source: KafkaSource) -> SourceBatch | None:
+            batch = read(source)
+            self._left -= 0 if batch is None else int(np.count_nonzero(batch.ts < _END_US))
+            return batch
+
+        patch.setattr(KafkaSource, "read", counted)
+
+    def is_set(self) -> bool:
+        return self._left == 0
+
+
+def test_topics_get_another_partition(cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one is found while the others' first halves are read; what follows is sent then."""
+    rows, last = 1_000, PARTITIONS - 1
+    sides = Topic.of(5, rows, begins_us=rows * 150), Topic.of(6, rows, begins_us=rows * 150)
+    found, added = client.find_topic, threading.Semaphore(0)
+    monkeypatch.setattr("swjoin.connectors.kafka.source.find_topic", lambda *args: found(*args)[:last])
+    monkeypatch.setattr(kafka_reader, "_NEW_PARTITIONS_S", 0.2)
+    add = kafka_reader.PartitionReader._add
+
+    def noted(reader: kafka_reader.PartitionReader, number: int, partition: Any) -> None:
+        add(reader, number, partition)
+        if number == last:
+            added.release()
+
+    monkeypatch.setattr(kafka_reader.PartitionReader, "_add", noted)
+    plain, later = {}, {}
+    for side, topic in zip(_PER_SIDE, sides, strict=True):
+        messages, first = topic.messages(), []
+        for partition in range(last):
+            first += [message for message in messages if message[0] == partition][: rows // 2]
+        cluster.send(f"grows-{side}", first)
+        rest = set(map(id, first))
+        later[f"grows-{side}"] = [message for message in messages if id(message) not in rest]
+        where = {"servers": cluster.servers, "topic": f"grows-{side}"}
+        plain[side] = {"kafka": where, "schema": "key: int64, name: string, ts: int64, note: string", "time": "ts"}
+        plain[side]["time_unit"] = "us"
+
+    def send_rest() -> None:
+        for _ in sides:
+            assert added.acquire(timeout=PROCESS_S)
+        for number, (topic, messages) in enumerate(later.items()):
+            ends = [{"key": 1_000 + number, "name": "", "ts": _END_US, "note": ""}] * PARTITIONS  # no row waits for others
+            cluster.send(topic, [*messages, *((p, json.dumps(end).encode()) for p, end in enumerate(ends))])
+
+    stop = _AfterRows(monkeypatch, 2 * PARTITIONS * rows)
+    monkeypatch.setattr(in_process, "stop_signals", lambda job: nullcontext(stop))
+    sends = threading.Thread(target=send_rest, daemon=True)
+    sends.start()
+    topics = Topics(sides, plain)
+    report = _run(config_from_plain(topics.config(checkpoint={"epochs": 10})).with_gateways(2), tmp_path / "run", 2)
+    sends.join(PROCESS_S)
+    topics.check(tmp_path / "run", report, stopped=True)
+    assert all(read >= 2 * rows for gateway in report["gateways"] for read in gateway["tuples"].values())
