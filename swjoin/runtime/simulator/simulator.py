@@ -137,7 +137,7 @@ class Simulation:
     crash with 0 slaves is a request to stop, followed by a resumption with as many as before.
     """
 
-    MAX_STEPS = 400_000
+    MAX_STEPS = 1_000_000  # slow links and buffers of two tuples need half as many
     SOURCE: type[BatchSource] = BatchSource
 
     def __init__(
