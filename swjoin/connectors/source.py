@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 BATCH_ROWS = 65_536  # of one `read`, about
-SPLIT_ROWS = 2 * BATCH_ROWS  # of a split that is made up, at most: each costs two messages and a wait; a usual row group
+SPLIT_ROWS = 2 * BATCH_ROWS  # of a split that is made up, about, as of usual row groups: each costs two messages and a wait
 
 
 class Source(Protocol):

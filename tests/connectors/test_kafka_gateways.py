@@ -317,12 +317,11 @@ def test_topics_get_another_partition(cluster: MockCluster, tmp_path: Path, monk
     monkeypatch.setattr(kafka_reader.PartitionReader, "_add", noted)
     plain, later = {}, {}
     for side, topic in zip(_PER_SIDE, sides, strict=True):
-        messages, first = topic.messages(), []
-        for partition in range(last):
-            first += [message for message in messages if message[0] == partition][: rows // 2]
+        messages = topic.messages()
+        first = [m for partition in range(last) for m in [m for m in messages if m[0] == partition][: rows // 2]]
+        sent = set(first)
         cluster.send(f"grows-{side}", first)
-        rest = set(map(id, first))
-        later[f"grows-{side}"] = [message for message in messages if id(message) not in rest]
+        later[f"grows-{side}"] = [m for m in messages if m not in sent]
         where = {"servers": cluster.servers, "topic": f"grows-{side}"}
         plain[side] = {"kafka": where, "schema": "key: int64, name: string, ts: int64, note: string", "time": "ts"}
         plain[side]["time_unit"] = "us"

@@ -118,8 +118,7 @@ class Channel:
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
     def sleep(self, at_most_us: int = 1_000_000) -> None:
-        """Yield the core for a moment, longer each time until a probe succeeds: with 1 ms at most, an idle rank took 4.7 % of a
-        core, with 5 ms 3 %."""
+        """Yield the core for a moment, longer each time until a probe succeeds, as polls of idle ranks take CPU time."""
         start = time.monotonic_ns()
         self._freed.trim_if_due()
         time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
