@@ -30,7 +30,9 @@ def shortened(text: str) -> str:
 
 def _carried(instances: Instances, edge: Edge) -> list[tuple[str, str]]:
     """Names and types of the columns that travel on an edge, besides id, time and key."""
-    types = instances.logical.schema(_sender(edge)).types
+    if not isinstance(edge.receiver, Stage):
+        return []
+    types = edge.receiver.schemas[edge.port].types
     return [(name, types[name]) for name in instances.columns.travels.get(edge.id, ())]
 
 

@@ -22,11 +22,13 @@ def _entries() -> defaultdict[int, Entry]:
 
 
 class EdgeLedger:
-    """sent, received: by edge, [rows, digest, bytes]. null_keys: by edge, rows that the sender drops as they match nothing."""
+    """sent, received: by edge, [rows, digest, bytes]. null_keys, filtered: by edge, rows that the sender drops, as they match
+    nothing, and by the edge's filters."""
 
     def __init__(self) -> None:
         self.sent, self.received = _entries(), _entries()
         self.null_keys: defaultdict[int, int] = defaultdict(int)
+        self.filtered: defaultdict[int, int] = defaultdict(int)
 
     def received_rows(self) -> I64:
         """Edge, rows and bytes that were received: int64 (edges, 3)."""
@@ -34,16 +36,16 @@ class EdgeLedger:
 
     def to_plain(self) -> dict[str, dict[str, list[int]]]:
         """Ready for JSON."""
-        null_keys = {str(edge): [count] for edge, count in self.null_keys.items()}
+        dropped = {"null_keys": self.null_keys, "filtered": self.filtered}
         entries = {"sent": self.sent, "received": self.received}
         return {what: {str(e): list(entry) for e, entry in by.items()} for what, by in entries.items()} | {
-            "null_keys": null_keys
+            what: {str(edge): [count] for edge, count in by.items() if count} for what, by in dropped.items()
         }
 
 
 def summed(ledgers: Iterable[Mapping[str, Mapping[str, Sequence[int]]]]) -> dict[str, dict[str, list[int]]]:
     """The sum of ledgers, each as by `EdgeLedger.to_plain`."""
-    total: dict[str, dict[str, list[int]]] = {"sent": {}, "received": {}, "null_keys": {}}
+    total: dict[str, dict[str, list[int]]] = {"sent": {}, "received": {}, "null_keys": {}, "filtered": {}}
     for ledger in ledgers:
         for side, by in ledger.items():
             for edge, entry in by.items():

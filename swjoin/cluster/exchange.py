@@ -23,10 +23,11 @@ from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send, slave_role
 from swjoin.core.batch import I64, LEFT, TupleBatch
 from swjoin.core.data_messages import Delivery
+from swjoin.core.errors import RunFailed
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped
-from swjoin.plan.logical import union_row_ids
+from swjoin.plan.columns import BoundStep
 from swjoin.plan.stages import Edge, Stage
 from swjoin.routing.hash_partition import HashPartition
 
@@ -63,11 +64,12 @@ class EpochHeader:
 
 @dataclass(frozen=True)
 class KeyedEdge:
-    """An edge between a source or a stage and a stage. columns: that travel. keeps_null_keys: rows with a null key, which match
-    nothing, come out of the join; otherwise they are dropped here."""
+    """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keeps_null_keys:
+    rows with a null key, which match nothing, come out of the join; otherwise they are dropped here."""
 
     edge: Edge
     columns: tuple[str, ...]
+    steps: tuple[BoundStep, ...]
     keys: KeyEncoder
     keeps_null_keys: bool
 
@@ -76,20 +78,27 @@ class KeyedEdge:
         assert isinstance(edge.receiver, Stage), "results have no keys"
         keeps = edge.receiver.join.semantics.kind.unmatched[edge.port]
         keys = instances.columns.stages[edge.receiver.id].new_keys()
-        return KeyedEdge(edge, instances.columns.travels[edge.id], keys, keeps)
+        return KeyedEdge(edge, instances.columns.travels[edge.id], instances.columns.steps[edge.id], keys, keeps)
 
     def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
         """The rows as they travel, and apart from them those with a null key. rows: with the sender's columns."""
+        rows = self._after_steps(rows)
         assert rows.columns is not None, f"edge {self.edge.id}: rows without columns, among which the key is"
         key, valid = self.keys.hashed([rows.columns.column(name) for name in self.edge.key])
-        ids = rows.id
-        for index in self.edge.union_inputs:
-            ids = union_row_ids(index, ids)
         columns = rows.columns.select(self.columns) if self.columns else None
-        whole = TupleBatch(key, rows.ts, ids, rows.arrival_us, None, columns)
+        whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
         if valid is None or bool(valid.all()):
             return whole, TupleBatch.empty()
         return whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid))
+
+    def _after_steps(self, rows: TupleBatch) -> TupleBatch:
+        """The rows that pass the edge's filters, with the columns of its projections and the ids of its unions."""
+        for step in self.steps:
+            try:
+                rows = step(rows)
+            except RunFailed as error:
+                raise error.prefixed(f"edge {self.edge.id}") from None
+        return rows
 
 
 @dataclass
@@ -150,6 +159,7 @@ class Outlet:
             sending.null_keys.append(null_keys)
         else:
             self.ledger.null_keys[edge] += len(null_keys)
+        self.ledger.filtered[edge] += len(rows) - len(good) - len(null_keys)
         if len(good):
             sending.rows.append(good)
             sending.row_count += len(good)

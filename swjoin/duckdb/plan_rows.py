@@ -19,7 +19,8 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Union, join_columns
+from swjoin.plan.bound import columns_read_by, scope_of
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, join_columns
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             rows = _rows(db, plan, node, found, selected)
         elif isinstance(node, Union):
             columns, rows = _union(plan, node, found)
+        elif isinstance(node, Filter):
+            columns, rows = _filter(plan, node, found[node.input])
+        elif isinstance(node, Project):
+            columns, rows = _projection(plan, node, found[node.input])
         else:
             continue
         db.execute(f"CREATE TABLE node{number} AS SELECT row_number() OVER () AS rid, * FROM ({rows})")
@@ -84,6 +89,30 @@ def _selected(plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, NodeTab
         for i, value in enumerate(values):
             alone[i].append(f"{value} AS {out}")
     return columns, Selected(*(", ".join(part) for part in (pairs, *alone)))
+
+
+def _filter(plan: LogicalPlan, node: Filter, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of a filter's input, and a query of its rows."""
+    from swjoin.expressions.duckdb_text import duckdb_text
+
+    condition = duckdb_text(node.condition, scope_of(plan.schema(node.input).columns), rows.columns)
+    columns = "".join(f", {column}" for column in rows.columns.values())
+    return dict(rows.columns), f"SELECT id, ts{columns} FROM {rows.table} WHERE {condition}"
+
+
+def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns that can be computed from those of the input, and a query of a projection's rows."""
+    from swjoin.expressions.duckdb_text import duckdb_text
+
+    columns = plan.schema(node.input).columns
+    texts = {
+        name: duckdb_text(text, scope_of(columns), rows.columns)
+        for name, text in node.columns
+        if set(columns_read_by(text, columns, node.name)) <= set(rows.columns)
+    }
+    made = {name: f"c{i}" for i, name in enumerate(texts)}
+    values = "".join(f", {text} AS {made[name]}" for name, text in texts.items())
+    return made, f"SELECT id, ts{values} FROM {rows.table}"
 
 
 def _union(plan: LogicalPlan, union: Union, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:

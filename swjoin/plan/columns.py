@@ -1,17 +1,17 @@
 """The columns of a plan's stages: which are read, travel on edges, are stored in windows and come out.
 
 What: `columns_of(plan, stages, rows=...) -> PlanColumns`, with `StageColumns` per stage.
-Why: a column travels and is stored only if a later stage or the result needs it, and all runtimes choose alike.
+Why: a column travels, is computed and is stored only if a later stage or the result needs it, and all runtimes choose alike.
 Stays out: moving columns (`cluster.exchange`), the columns of result files (`connectors.output_columns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
 from swjoin.core.key_encoder import KeyEncoder
@@ -21,10 +21,15 @@ from swjoin.expressions.compiler import compile_text, resolve
 from swjoin.expressions.parser import columns_of as columns_read
 from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source, Union, join_columns
+from swjoin.plan.bound import bound, columns_read_by
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Source, Union, UnionInput, join_columns
 from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan
 
+if TYPE_CHECKING:
+    from swjoin.expressions.chain import Projection, Selection
+
 _Types = list[tuple[str, Any]]
+BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,12 @@ class StageColumns:
 
 @dataclass(frozen=True)
 class PlanColumns:
-    """read: columns of each source. travels: columns of each edge between a source or a stage and a stage. stages: by id."""
+    """read: columns of each source. travels: columns of each edge between a source or a stage and a stage. steps: of each such
+    edge, what its sender does to the rows. stages: by id."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
+    steps: Mapping[EdgeId, tuple[BoundStep, ...]]
     stages: tuple[StageColumns, ...]
 
 
@@ -64,6 +71,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
     needed = _needed(plan, rows=rows)
     described = tuple(_stage_columns(plan, stage, needed) for stage in stages.stages)
     travels: dict[EdgeId, tuple[str, ...]] = {}
+    steps: dict[EdgeId, tuple[BoundStep, ...]] = {}
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage):
@@ -72,14 +80,54 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
-            sent[_name(edge)] |= {*travels[edge.id], *edge.key}
+            steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *edge.key})
+            sent[_name(edge)] |= of_sender
     read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.join.name]) for columns in described)
-    return PlanColumns(read, travels, out)
+    return PlanColumns(read, travels, steps, out)
 
 
 def _name(edge: Edge) -> str:
     return edge.sender.name if isinstance(edge.sender, Source) else edge.sender.join.name
+
+
+def _bound_steps(plan: LogicalPlan, edge: Edge, wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:
+    """The steps of an edge, which compute these columns alone, and the columns that they need of the sender."""
+    found: list[BoundStep] = []
+    for step in reversed(edge.steps):
+        if isinstance(step, UnionInput):
+            found.append(step)
+            continue
+        columns = plan.schema(step.input).columns
+        if isinstance(step, Filter):
+            found.append(_selection(step, columns))
+            wanted = wanted | set(columns_read_by(step.condition, columns, step.name))
+        else:
+            found.append(_projection(step, columns, plan.schema(step.name).types, wanted))
+            wanted = _read_by(step, columns, wanted)
+    return tuple(reversed(found)), wanted
+
+
+def _selection(node: Filter, columns: Sequence[tuple[str, str]]) -> Selection:
+    from swjoin.expressions.chain import Selection
+
+    return Selection(node.name, bound(node.condition, columns, node.name, storage))
+
+
+def _projection(node: Project, columns: Sequence[tuple[str, str]], types: Mapping[str, str], wanted: set[str]) -> Projection:
+    from swjoin.expressions.chain import Projection
+
+    computed = []
+    for name, text in node.columns:
+        if name in wanted:
+            kind = storage(_types(types, (name,), node.name)[0][1])
+            computed.append((name, bound(text, columns, f"{node.name}: column {name}", storage), kind))
+    return Projection(node.name, tuple(computed))
+
+
+def _read_by(node: Project, columns: Sequence[tuple[str, str]], wanted: set[str]) -> set[str]:
+    texts = [text for name, text in node.columns if name in wanted]
+    return {read for text in texts for read in columns_read_by(text, columns, node.name)}
 
 
 def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
@@ -92,6 +140,11 @@ def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
             case Union():
                 for name in node.inputs:
                     needed[name] |= needed[node.name]
+            case Filter():
+                read = columns_read_by(node.condition, plan.schema(node.input).columns, node.name)
+                needed[node.input] |= needed[node.name] | set(read)
+            case Project():
+                needed[node.input] |= _read_by(node, plan.schema(node.input).columns, needed[node.name])
             case IntervalJoin():
                 for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
                     needed[node.inputs[side]] |= names | set(node.keys[side])

@@ -1,11 +1,13 @@
-"""Logical plans: sources, interval joins, unions and results as nodes of a graph without cycles.
+"""Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, which is checked when it is made; the `Schema` of every node.
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, which is checked when it is made; the
+`Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
-Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), evaluation of residual predicates (`expressions`).
+Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
-A node names its inputs. Row ids: a source's rows have their own; a union's `union_row_ids`; a join's row has the digest of the
-pair of its inputs' ids (`core.hashing.pair_hash`), MISSING_ID for a missing side.
+A node names its inputs. Row ids: a source's rows have their own, which filters and projections keep, as they keep times; a
+union's `union_row_ids`; a join's row has the digest of the pair of its inputs' ids (`core.hashing.pair_hash`), MISSING_ID for a
+missing side.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -21,9 +23,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from swjoin.config.sections import QueryConfig, check_key
-from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import mix64
+from swjoin.plan.bound import type_of
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -97,6 +100,32 @@ class IntervalJoin:
 
 
 @dataclass(frozen=True)
+class Filter:
+    """The rows of a node that satisfy a condition, an SQL expression over its columns; null is not satisfied."""
+
+    name: str
+    input: str
+    condition: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input,)
+
+
+@dataclass(frozen=True)
+class Project:
+    """Columns computed from each row of a node. columns: (name, SQL expression over the node's columns)."""
+
+    name: str
+    input: str
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input,)
+
+
+@dataclass(frozen=True)
 class Union:
     """The rows of all inputs, which have one schema, as a bag."""
 
@@ -116,13 +145,23 @@ class Result:
         return (self.input,)
 
 
-Node: TypeAlias = Source | IntervalJoin | Union | Result
+Node: TypeAlias = Source | Filter | Project | IntervalJoin | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
     """Ids, uint64 (n,), that rows of the union's input of this index, from 0 on, have after it."""
     with np.errstate(over="ignore"):
         return mix64(ids + np.uint64(input_index * _GOLDEN & (1 << 64) - 1))
+
+
+@dataclass(frozen=True)
+class UnionInput:
+    """The input of a union by which rows come. index: from 0 on."""
+
+    index: int
+
+    def __call__(self, rows: TupleBatch) -> TupleBatch:
+        return replace(rows, id=union_row_ids(self.index, rows.id))
 
 
 # ---------------------------------------------------------------- columns of a join
@@ -293,6 +332,12 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case Source():
             _check_source(node)
             return Schema(node.columns, node.time)
+        case Filter():
+            type_name = type_of(node.condition, inputs[0].columns, node.name)
+            _check(type_name == "bool", node.name, f"its condition is {type_name}", "use a comparison")
+            return inputs[0]
+        case Project():
+            return _project_schema(node, inputs[0])
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
@@ -313,6 +358,18 @@ def _check_source(source: Source) -> None:
         type_name = dict(source.columns)[str(source.time)]
         ok = _TIME_TYPES.fullmatch(type_name) is not None
         _check(ok, source.name, f"time column {source.time} is {type_name}", "use a timestamp or an integer column")
+
+
+def _project_schema(project: Project, schema: Schema) -> Schema:
+    names = [name for name, _ in project.columns]
+    twice = [name for name in names if names.count(name) > 1]
+    _check(bool(names), project.name, "it has no columns", "name one or more")
+    _check(not twice, project.name, f"two columns are named {twice[0] if twice else ''}", "name each column once")
+    types = [type_of(text, schema.columns, f"{project.name}: column {name}") for name, text in project.columns]
+    for name, type_name in zip(names, types, strict=True):
+        _check(type_name != "null", project.name, f"column {name} is null for every row", "cast it to a type")
+    time = next((name for name, text in project.columns if text.strip('"') == schema.time), schema.time)
+    return Schema(tuple(map(Column, names, types)), time)
 
 
 def _check_join(join: IntervalJoin, left: Schema, right: Schema) -> None:

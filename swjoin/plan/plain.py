@@ -13,9 +13,16 @@ from typing import Any
 from swjoin.config.loader import shown, value_from_plain, word
 from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result, Source, Union
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Union
 
-_KINDS: dict[str, type[Node]] = {"source": Source, "interval_join": IntervalJoin, "union": Union, "result": Result}
+_KINDS: dict[str, type[Node]] = {
+    "source": Source,
+    "filter": Filter,
+    "project": Project,
+    "interval_join": IntervalJoin,
+    "union": Union,
+    "result": Result,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

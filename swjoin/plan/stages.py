@@ -1,7 +1,8 @@
 """The stages of a plan, and the edges that join them.
 
 What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of text each.
-Why: a stage is what instances play: a join with a port per side. Unions need none, they are several edges into one port.
+Why: a stage is what instances play: a join with a port per side. Unions need none, they are several edges into one port;
+filters and projections are done on the edges, by the sender, so no row travels that a filter drops.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -18,13 +19,14 @@ from typing import NewType, TypeAlias
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Schema, Source, Union
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Schema, Source, Union, UnionInput
 from swjoin.plan.watermarks import join_shifts
 
 StageId = NewType("StageId", int)
 EdgeId = NewType("EdgeId", int)
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
+Step: TypeAlias = UnionInput | Filter | Project  # on the way of rows
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,7 @@ class Edge:
     """The way from a source's gateways or a stage to a port of a stage, or to the sinks of a result.
 
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () for a result, whose rows any
-    sink may take. union_inputs: input indexes of the unions on the way, in the order in which rows pass them; the sender
-    applies `union_row_ids` with each.
+    sink may take. steps: what the sender does to the rows, in this order.
     """
 
     id: EdgeId
@@ -55,7 +56,7 @@ class Edge:
     receiver: Receiver
     port: int
     key: tuple[str, ...]
-    union_inputs: tuple[int, ...]
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
@@ -89,22 +90,22 @@ def cut(plan: LogicalPlan) -> StagePlan:
     edges: list[Edge] = []
     for receiver, inputs in receivers:
         for port, (name, key) in enumerate(inputs):
-            for sender, indexes in _ways_to(plan, name):
-                edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, indexes))
+            for sender, steps in _ways_to(plan, name):
+                edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, steps))
     sources = tuple(node for node in plan.nodes if isinstance(node, Source))
     stages = tuple(receiver for receiver, _ in receivers if isinstance(receiver, Stage))
     return StagePlan(sources, stages, results, tuple(edges))
 
 
-def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The sources and joins whose rows a node has, and the union inputs that they pass on the way."""
+def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """The sources and joins whose rows a node has, and the steps that they pass on the way."""
     node = plan.node(name)
-    if not isinstance(node, Union):
+    if not isinstance(node, Union | Filter | Project):
         yield name, ()
         return
     for i, below in enumerate(node.inputs):
-        for sender, indexes in _ways_to(plan, below):
-            yield sender, (*indexes, i)
+        for sender, steps in _ways_to(plan, below):
+            yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)
 
 
 def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId, int]:
@@ -159,11 +160,17 @@ def _watermark_rule(join: IntervalJoin) -> str:
     return f"min({', '.join(terms)})"
 
 
+def _described_step(step: Step) -> str:
+    if isinstance(step, UnionInput):
+        return f", union input {step.index}"
+    return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
+
+
 def describe_edge(edge: Edge) -> str:
-    """Its sender, the union inputs on the way, its receiver and the key that it is routed by."""
+    """Its sender, the steps on the way, its receiver and the key that it is routed by."""
     sender = f"source {edge.sender.name}" if isinstance(edge.sender, Source) else f"stage {edge.sender.id}"
-    union = "".join(f", union input {i}" for i in edge.union_inputs)
+    way = "".join(map(_described_step, edge.steps))
     if isinstance(edge.receiver, Result):
-        return f"edge {edge.id}: {sender}{union} -> result {edge.receiver.name}, any sink"
+        return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     port = f"stage {edge.receiver.id} {STREAM_NAMES[edge.port]}"
-    return f"edge {edge.id}: {sender}{union} -> {port}, hash of {', '.join(edge.key)}"
+    return f"edge {edge.id}: {sender}{way} -> {port}, hash of {', '.join(edge.key)}"

@@ -63,9 +63,9 @@ def plan_counts(
         out[name] = counts.tuples - counts.late - counts.shed
         counts.joined = out[name]
     for edge in edges:
-        sent = edge["sent"]["rows"] + edge["null_key"]
+        sent = edge["sent"]["rows"] + edge["null_key"] + edge["filtered"]
         if sent != out[edge["from"]]:
-            complaints.append(f"edge {edge['edge']}: {edge['from']} gave {out[edge['from']]} rows, {sent} were sent")
+            complaints.append(f"edge {edge['edge']}: {edge['from']} gave {out[edge['from']]} rows, {sent} were sent or dropped")
     produced = out[instances.last.join.name]
     if produced != collector["count"]:
         complaints.append(f"results: slaves produced {produced}, the collector collected {collector['count']}")
@@ -85,6 +85,7 @@ def _edge(edge: Edge, ledger: dict[str, dict[str, list[int]]]) -> _Plain:
         **sides,
         "bytes": found["sent"][2],
         "null_key": found["null_keys"][0],  # left out by the sender, as they match nothing
+        "filtered": found["filtered"][0],
     }
 
 

@@ -75,14 +75,24 @@ def spoiled(at: int, key: str, value: Any) -> dict[str, Any]:
 
 
 SPOILED: dict[str, tuple[int, str, Any, str]] = {
-    "no kind": (0, "kind", ..., "plan: a.kind: None is no kind of node; one of: source, interval_join, union, result"),
+    "no kind": (
+        0,
+        "kind",
+        ...,
+        "plan: a.kind: None is no kind of node; one of: source, filter, project, interval_join, union, result",
+    ),
     "other kind": (
         2,
         "kind",
         "interval_joins",
         "plan: j.kind: 'interval_joins' is no kind of node; did you mean interval_join?",
     ),
-    "kind is a list": (0, "kind", [], "plan: a.kind: [] is no kind of node; one of: source, interval_join, union, result"),
+    "kind is a list": (
+        0,
+        "kind",
+        [],
+        "plan: a.kind: [] is no kind of node; one of: source, filter, project, interval_join, union, result",
+    ),
     "no name": (1, "name", ..., "plan: node 1 (counting from 0): name is missing"),
     "name": (1, "name", 5, "plan: node 1 (counting from 0).name: expected str, got 5"),
     "no columns": (0, "columns", ..., "plan: a: columns is missing"),

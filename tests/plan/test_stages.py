@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
 from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
 from tests.tools.plan_oracle import Answer, Row, evaluate, join_rows, union_rows
@@ -28,8 +28,9 @@ def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count:
 
     def brought(edge: Edge) -> list[Row]:
         rows = made[name_of(edge.sender)]
-        for index in edge.union_inputs:
-            rows = union_rows(index, rows)
+        for step in edge.steps:
+            assert isinstance(step, UnionInput)
+            rows = union_rows(step.index, rows)
         return rows
 
     for stage in stages.stages:

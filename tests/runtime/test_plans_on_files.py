@@ -28,7 +28,7 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.sections import QueryConfig
 from swjoin.core.errors import SwjoinError
-from swjoin.plan.logical import IntervalJoin, Node, Result, Union
+from swjoin.plan.logical import Filter, IntervalJoin, Node, Project, Result, Union
 from swjoin.runtime import in_process
 from swjoin.runtime.in_process import run_local
 from tests.support.limits import LONG_S, PROCESS_S
@@ -58,6 +58,7 @@ def _query(lower_ms: int, upper_ms: int, **more: Any) -> QueryConfig:
     return QueryConfig(lower_ms * 1000, upper_ms * 1000, **more)
 
 
+_TAG = "case when x in ('x1', 'x2') then 'low' else upper(x) end"
 PAIR = "a.k, a.v, a.x, a.ts, {0}.v as rv, {0}.x as rx, {0}.ts as rts"
 CASES = {
     "two joins": Case(
@@ -128,6 +129,26 @@ CASES = {
             from c where c.v not in (select cv from f where cv is not null)""",
         text=True,
     ),
+    "filters and projections": Case(
+        (
+            Filter("fa", "a", "v % 3 <> 1 and x like 'x%'"),
+            Project("pa", "fa", (("n", "v * 2 + 1"), ("k", "k"), ("tag", _TAG), ("at", "ts"))),
+            Filter("fb", "b", "v // 7 % 2 = 0 or x = 'x3'"),
+            IntervalJoin("j", "pa", "fb", K, K, _query(-40, 60, where="n <> v")),
+            Filter("fj", "j", "n > v + 100 or tag = 'low'"),
+            Project("pj", "fj", (("k", "k"), ("sum", "n + v"), ("tag", "tag || '-' || x"))),
+            IntervalJoin("i", "pj", "c", K, K, _query(-20, 25, how="left"), "left"),
+            Result("out", "i"),
+        ),
+        f"""with pa as (select v * 2 + 1 as n, k, {_TAG} as tag, ts as at from a where v % 3 <> 1 and x like 'x%'), j as (
+                select pa.*, b.v, b.x, greatest(pa.at, b.ts) as t
+                from pa join (select * from b where v // 7 % 2 = 0 or x = 'x3') b
+                on pa.k = b.k and {_within("pa.at", "b.ts", -40, 60)} and n <> b.v), pj as (
+                select k, n + v as sum, tag || '-' || x as tag, t from j where n > v + 100 or tag = 'low')
+            select pj.* exclude t, c.v, c.x, c.ts
+            from pj left join c on pj.k = c.k and {_within("t", "c.ts", -20, 25)}""",
+        text=True,
+    ),
 }
 SECTIONS: dict[str, Any] = {"cluster": {"epoch_tuples": 700, "partition_count": 7}}
 
@@ -184,7 +205,7 @@ def _check(report: dict[str, Any], expected: Rows) -> None:
     arrived: Counter[tuple[str, str]] = Counter()
     for edge in report["edges"]:
         assert edge["sent"] == edge["received"]
-        assert edge["sent"]["rows"] + edge["null_key"] == given[edge["from"]]
+        assert edge["sent"]["rows"] + edge["null_key"] + edge["filtered"] == given[edge["from"]]
         arrived[edge["to"], edge["port"]] += edge["received"]["rows"]
     for stage in report["stages"]:
         for port in ("left", "right"):

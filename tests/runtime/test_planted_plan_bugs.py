@@ -13,6 +13,7 @@ import pytest
 
 from swjoin.cluster import exchange
 from swjoin.cluster.exchange import EpochHeader, KeyedEdge, Outlet
+from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, Send
 from swjoin.cluster.slave import stage
@@ -22,8 +23,13 @@ from swjoin.core.batch import LEFT, RIGHT, Pairs, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
+from swjoin.expressions import chain
+from swjoin.expressions.chain import Selection
+from swjoin.expressions.evaluator import evaluate
 from swjoin.operators.join_windows import JoinWindows
-from swjoin.plan.logical import Union
+from swjoin.plan import logical
+from swjoin.plan.logical import Union, UnionInput
+from swjoin.plan.stages import Edge
 from swjoin.runtime.simulator.simulator import Simulation
 from tests.support.planted import texts
 from tests.tools.random_plans import PlanScenario, simulate
@@ -167,7 +173,7 @@ def _strict_windows(monkeypatch: Monkey) -> None:
 
 
 def _union_without_ids(monkeypatch: Monkey) -> None:
-    monkeypatch.setattr(exchange, "union_row_ids", lambda index, ids: ids)
+    monkeypatch.setattr(logical, "union_row_ids", lambda index, ids: ids)
 
 
 def _keyed_by(change: Callable[[KeyedEdge, TupleBatch, TupleBatch], tuple[TupleBatch, TupleBatch]]) -> Callable[[Monkey], None]:
@@ -177,7 +183,7 @@ def _keyed_by(change: Callable[[KeyedEdge, TupleBatch, TupleBatch], tuple[TupleB
 
 def _distinct(edge: KeyedEdge, rows: TupleBatch, nulls: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
     """Of a union's rows, those with a key and a time of their own."""
-    if not edge.edge.union_inputs or not len(rows):
+    if not any(isinstance(step, UnionInput) for step in edge.steps) or not len(rows):
         return rows, nulls
     return rows.take(np.sort(np.unique(np.stack([rows.key, rows.ts]), axis=1, return_index=True)[1])), nulls
 
@@ -258,6 +264,34 @@ def _null_keys_are_dropped(edge: KeyedEdge, rows: TupleBatch, nulls: TupleBatch)
     return rows, nulls.slice(0, 0)
 
 
+def _null_is_satisfied(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(chain, "satisfied", lambda condition, rows: evaluate(condition, rows).fill_null(True).to_numpy(False))
+
+
+def _filtered_columns_of_others(monkeypatch: Monkey) -> None:
+    """A filter drops as many rows as it must, but the last ones of the columns."""
+    chosen = Selection.__call__
+
+    def wrong(self: Selection, rows: TupleBatch) -> TupleBatch:
+        found = chosen(self, rows)
+        assert rows.columns is not None
+        return replace(found, columns=rows.columns.slice(0, len(found)))
+
+    monkeypatch.setattr(Selection, "__call__", wrong)
+
+
+def _filters_forgotten(monkeypatch: Monkey) -> None:
+    """The last filter of every edge is not done."""
+    of = KeyedEdge.of
+
+    def without(instances: Instances, edge: Edge) -> KeyedEdge:
+        made = of(instances, edge)
+        filters = [step for step in made.steps if isinstance(step, Selection)]
+        return replace(made, steps=tuple(step for step in made.steps if step not in filters[-1:]))
+
+    monkeypatch.setattr(KeyedEdge, "of", staticmethod(without))
+
+
 BUGS: dict[str, Callable[[Monkey], None]] = {
     "a merger short of one sender": _short_of_one_sender,
     "a watermark moved by a part that is not final": _moved_by_any_part,
@@ -273,6 +307,9 @@ BUGS: dict[str, Callable[[Monkey], None]] = {
     "null keys are equal": _null_keys_are_equal,
     "null keys are dropped": _keyed_by(_null_keys_are_dropped),
     "the key of another edge": _key_of_the_edge_before,
+    "null satisfies a filter": _null_is_satisfied,
+    "a filter that moves columns": _filtered_columns_of_others,
+    "the last filter of an edge forgotten": _filters_forgotten,
     "a part lost": _served_by(lambda send, n: [] if n == 5 else [send]),
     "a part twice": _served_by(lambda send, n: [send] * (1 + (n == 5))),
     "credit ignored": _credit_ignored,

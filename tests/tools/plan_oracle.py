@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from swjoin.core.join_semantics import JOIN_KINDS
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result, Schema, Source, Union, join_columns
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
+from tests.tools.plan_expressions import function_of
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -57,6 +58,20 @@ def pair_id(left: int, right: int) -> int:
 def union_rows(index: int, rows: Sequence[Row]) -> list[Row]:
     """Rows of the input of this index as they come out of a union."""
     return [Row(mix64(index * GOLDEN + row.id), row.ts, row.values) for row in rows]
+
+
+def filtered_rows(node: Filter, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """The rows that satisfy a condition."""
+    name, holds = function_of(node.condition)
+    at = list(schema.types).index(name)
+    return [row for row in rows if holds(row.values[at]) is True]
+
+
+def projected_rows(node: Project, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """The rows with computed columns."""
+    read = [function_of(text) for _, text in node.columns]
+    at = [list(schema.types).index(name) for name, _ in read]
+    return [Row(row.id, row.ts, tuple(f(row.values[i]) for i, (_, f) in zip(at, read, strict=True))) for row in rows]
 
 
 class TooManyRowsError(Exception):
@@ -115,6 +130,10 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
         match node:
             case Source():
                 found[node.name] = list(sources[node.name])
+            case Filter():
+                found[node.name] = filtered_rows(node, plan.schema(node.input), found[node.input])
+            case Project():
+                found[node.name] = projected_rows(node, plan.schema(node.input), found[node.input])
             case IntervalJoin():
                 schemas = [plan.schema(name) for name in node.inputs]
                 found[node.name] = join_rows(node, schemas, found[node.left], found[node.right], most)
@@ -147,8 +166,10 @@ def emitted(
             continue
         inputs = [promised[name] for name in node.inputs]
         promised[node.name] = rule(node, inputs)
-        if isinstance(node, Result):
+        if isinstance(node, Result | Project):
             out[node.name] = out[node.input]
+        elif isinstance(node, Filter):
+            out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
         elif isinstance(node, Union):
             out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}
         else:

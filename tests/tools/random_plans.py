@@ -35,10 +35,11 @@ from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
 from swjoin.core.row_codec import storage
-from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, Result, Schema, Source, Union
+from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
+from tests.tools.plan_expressions import draw_condition, draw_value
 from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
 from tests.tools.random_freezes import draw_freezes
 
@@ -159,7 +160,8 @@ class PlanScenario:
 
 
 def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
-    """1 to 3 joins over 1 to 4 sources and some unions; the last join is the result, and everything leads to it."""
+    """1 to 3 joins over 1 to 4 sources, some unions, filters and projections; the last join is the result, and everything
+    leads to it."""
     key_type = str(random.choice(["int64", "string", "int64", "uint32"]))
     columns = (Column("k", key_type), Column("s", "string"), Column("v", "int64"), Column("ts", "timestamp[us]"))
     nodes: list[Node] = [Source(f"s{i}", columns, "ts") for i in range(int(random.integers(1, 5)))]
@@ -169,9 +171,14 @@ def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
         name, names = f"n{len(nodes)}", list(schemas)
         recent = names[-3:]
         left = str(random.choice(recent if random.random() < 0.7 else names))
-        if random.random() < 0.25:
+        choice = random.random()
+        if choice < 0.15:
+            node: Node = Filter(name, left, draw_condition(random, schemas[left]))
+        elif choice < 0.3:
+            node = _draw_projection(random, name, left, schemas[left])
+        elif choice < 0.5:
             alike = [other for other in names if schemas[other] == schemas[left]]
-            node: Node = Union(name, (left, str(random.choice(alike))))
+            node = Union(name, (left, str(random.choice(alike))))
         else:
             joins -= 1
             node = _draw_join(random, name, left, str(random.choice(names)), span, schemas)
@@ -182,6 +189,14 @@ def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
         if node.name in reached:
             reached |= set(node.inputs)
     return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_projection(random: np.random.Generator, name: str, left: str, schema: Schema) -> Project:
+    """The columns of a node in some order, some of them computed; now and then one is left out that joins do not need."""
+    order = random.permutation(len(schema.columns)).tolist()
+    columns = [schema.columns[i] for i in order]
+    kept = [c for c in columns if c.name.strip("_").split("_")[-1] != "v" or random.random() < 0.7]
+    return Project(name, left, tuple((column.name, draw_value(random, column)) for column in kept))
 
 
 def _schema_with(nodes: Sequence[Node], name: str) -> Schema:

@@ -71,9 +71,9 @@ def check_stages(
         if isinstance(edge.sender, Source):
             index = instances.stages.sources.index(edge.sender)
             good = _good(gateways, index) - sum(gateway.waiting_tuples(index) for gateway in gateways)
-            fed = sent + sum(outlet.ledger.null_keys[edge.id] for outlet in feeds)
+            fed = sent + sum(outlet.ledger.null_keys[edge.id] + outlet.ledger.filtered[edge.id] for outlet in feeds)
             if before is not None:
-                fed += sum(before.edges[side].get(str(edge.id), [0])[0] for side in ("sent", "null_keys"))
+                fed += sum(before.edges[side].get(str(edge.id), [0])[0] for side in ("sent", "null_keys", "filtered"))
             assert fed == good, f"{label}: {good} rows of {edge.sender.name} have left the buffers, {fed} were sent"
     for stage in instances.stages.stages:
         mine = [slaves[slave] for slave in instances.slaves_of(stage)]

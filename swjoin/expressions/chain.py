@@ -1,0 +1,61 @@
+"""Steps of a chain of stateless operators: filters and projections of tuples with columns.
+
+What: `Selection`, `Projection`, functions of a batch of tuples.
+Why: what stands between two stages is done to whole batches, where the rows are sent. Times and ids of rows stay.
+Stays out: plans, which have steps, and exchanges, which do them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from swjoin.core.batch import TupleBatch
+from swjoin.core.columns import Columns
+from swjoin.expressions.evaluator import EvaluationFailed, evaluate_all, satisfied
+from swjoin.expressions.tree import Column, Expr
+
+
+def _batch(rows: TupleBatch) -> pa.RecordBatch:
+    assert rows.columns is not None, "tuples without the columns that a step reads"
+    return rows.columns.batch
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The tuples that satisfy a condition. name: of the plan's filter, for messages."""
+
+    name: str
+    condition: Expr
+
+    def __call__(self, rows: TupleBatch) -> TupleBatch:
+        """RunFailed, with the id of the row, where the condition has no value."""
+        try:
+            mask = satisfied(self.condition, _batch(rows))
+        except EvaluationFailed as error:
+            raise error.prefixed(f"{self.name}, row {rows.id[error.row]}") from None
+        return rows if bool(mask.all()) else rows.take(np.flatnonzero(mask))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The tuples with columns computed from theirs. columns: (name, expression, type); a column alone is passed on as it is."""
+
+    name: str
+    columns: tuple[tuple[str, Expr, pa.DataType], ...]
+
+    def __call__(self, rows: TupleBatch) -> TupleBatch:
+        """RunFailed, with the id of the row, where an expression has no value."""
+        batch = _batch(rows)
+        exprs = tuple(dict.fromkeys(expr for _, expr, _ in self.columns if not isinstance(expr, Column)))
+        try:
+            values = dict(zip(exprs, evaluate_all(exprs, batch), strict=True))
+        except EvaluationFailed as error:
+            raise error.prefixed(f"{self.name}, row {rows.id[error.row]}") from None
+        made = []
+        for _, expr, kind in self.columns:
+            value = batch.column(expr.name) if isinstance(expr, Column) else values[expr]
+            made.append(value if value.type == kind else value.cast(kind))
+        return replace(rows, columns=Columns(pa.RecordBatch.from_arrays(made, [name for name, _, _ in self.columns])))

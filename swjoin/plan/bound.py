@@ -1,0 +1,63 @@
+"""Expressions of a plan's nodes, bound to the columns of their inputs.
+
+What: `bound`, `scope_of`, `type_of`, `columns_read_by`.
+Why: a plan is text, as it travels between ranks; what its expressions mean depends on the columns that they read.
+Stays out: the nodes (`plan.logical`); evaluation (`expressions.evaluator`). sqlglot and Arrow are imported where a plan has
+expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from swjoin.core.columns import type_named
+from swjoin.core.errors import UserError
+
+if TYPE_CHECKING:
+    from swjoin.expressions.binder import Scope
+    from swjoin.expressions.tree import Expr
+
+
+def bound(text: str, columns: Sequence[tuple[str, str]], subject: str, stored: Callable[[Any], Any] | None = None) -> Expr:
+    """The expression over columns of (name, Arrow type). stored: Arrow type of a column -> the type in which it comes.
+    UserError, which names the subject, for text without a meaning."""
+    from swjoin.expressions.binder import bind, parse_expression
+
+    try:
+        return bind(parse_expression(text), scope_of(columns, stored))
+    except UserError as error:
+        raise error.prefixed(subject) from None
+
+
+def scope_of(columns: Sequence[tuple[str, str]], stored: Callable[[Any], Any] | None = None) -> Scope:
+    """The columns that an expression may name, see `bound`."""
+    from swjoin.expressions.binder import Scope
+    from swjoin.expressions.tree import Column
+    from swjoin.expressions.types import read_as
+
+    known: dict[tuple[str, str], Expr] = {}
+    for name, type_name in columns:
+        try:
+            kind = type_named(type_name)
+            known["", name] = Column(name, read_as(kind if stored is None else stored(kind)))
+        except UserError:
+            continue  # of a type that no expression reads
+    return Scope(known)
+
+
+def type_of(text: str, columns: Sequence[tuple[str, str]], subject: str) -> str:
+    """The Arrow type of an expression; a column alone keeps its own."""
+    from swjoin.expressions.tree import Column
+
+    expr = bound(text, columns, subject)
+    if isinstance(expr, Column):
+        return dict(columns)[expr.name]
+    return str(expr.type)
+
+
+def columns_read_by(text: str, columns: Sequence[tuple[str, str]], subject: str) -> list[str]:
+    """Names of the columns that an expression reads."""
+    from swjoin.expressions.tree import columns_read
+
+    return columns_read(bound(text, columns, subject))

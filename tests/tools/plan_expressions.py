@@ -1,0 +1,77 @@
+"""Conditions and computed columns of random plans: each as SQL text and as a function in Python.
+
+What: `draw_condition`, `draw_value`, `function_of`.
+Why: the oracle of plans has its own meaning of every expression that a random plan has.
+Stays out: what SQL functions mean in general (`tests.expressions.test_expressions`, against DuckDB).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from swjoin.plan.logical import Schema
+
+_Function = Callable[[Any], Any]
+
+
+def _known(function: _Function) -> _Function:
+    """Null for null."""
+    return lambda value: None if value is None else function(value)
+
+
+# text with a column in double quotes -> (type of the column, function of its value)
+_CONDITIONS: dict[str, tuple[str, _Function]] = {
+    '"{}" % 3 <> 1': ("int64", _known(lambda v: math.fmod(v, 3) != 1)),
+    '"{}" is not null': ("", lambda v: v is not None),
+    '"{}" between 2 and 60 or "{}" is null': ("int64", lambda v: v is None or 2 <= v <= 60),
+    "\"{}\" in ('s0', 'key 1', null)": ("string", lambda v: True if v in ("s0", "key 1") else None),
+    "not \"{}\" like '%2'": ("string", _known(lambda v: not v.endswith("2"))),
+    'case when "{}" <> 0 then 12 // "{}" > -1 end': ("int64", lambda v: None if not v else int(12 / v) > -1),
+    '"{}" is null and 1 = 2': ("", lambda v: False),
+    'case when "{}" % 2 = 0 then "{}" < 60 end': ("int64", lambda v: v < 60 if v is not None and v % 2 == 0 else None),
+    "nullif(\"{}\", 's0') <> 's7'": ("string", lambda v: None if v in (None, "s0") else v != "s7"),
+}
+_VALUES: dict[str, tuple[str, str, _Function]] = {  # and the type of the value
+    '"{}" + 1': ("int64", "int64", _known(lambda v: v + 1)),
+    'coalesce("{}", 0) // 2': ("int64", "int64", lambda v: int((v or 0) / 2)),
+    "\"{}\" || 'x'": ("string", "string", _known(lambda v: v + "x")),
+    "case when \"{}\" like 's%' then 's1' else \"{}\" end": ("string", "string", lambda v: "s1" if v and v[0] == "s" else v),
+}
+
+
+def _column(random: np.random.Generator, schema: Schema, kind: str) -> str | None:
+    fitting = [name for name, type_name in schema.columns if kind in ("", type_name)]
+    return str(random.choice(fitting)) if fitting else None
+
+
+def draw_condition(random: np.random.Generator, schema: Schema) -> str:
+    """A condition over a column of this schema."""
+    while True:
+        form = list(_CONDITIONS)[int(random.integers(len(_CONDITIONS)))]
+        column = _column(random, schema, _CONDITIONS[form][0])
+        if column is not None:
+            return form.replace("{}", column)
+
+
+def draw_value(random: np.random.Generator, column: tuple[str, str]) -> str:
+    """An expression of the column's type over the column, often the column itself."""
+    name, kind = column
+    forms = [form for form, (of, to, _) in _VALUES.items() if of == to == kind]
+    if not forms or random.random() < 0.6:
+        return f'"{name}"'
+    return str(random.choice(forms)).replace("{}", name)
+
+
+def function_of(text: str) -> tuple[str, _Function]:
+    """The column that an expression drawn here reads, and its value as a function of the column's."""
+    found = re.search('"([^"]*)"', text)
+    assert found is not None, f"{text!r} reads no column"
+    form = text.replace(found[0], '"{}"')
+    if form == '"{}"':
+        return found[1], lambda value: value
+    return found[1], _CONDITIONS[form][1] if form in _CONDITIONS else _VALUES[form][2]
