@@ -36,7 +36,7 @@ from swjoin.cluster.role import (
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import RunFailed
-from swjoin.core.hashing import digest_pairs
+from swjoin.core.hashing import digest_results
 from swjoin.core.ids import EpochIndex
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.metric_columns import COLUMNS
@@ -108,11 +108,14 @@ class Collector:
     """One sink of one run; `finished` once every slave has sent its last chunk.
 
     materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only. number: of several
-    sinks, each of which has its share of the pairs; the first one has metrics and production delays of all.
+    sinks, each of which has its share of the pairs; the first one has metrics and production delays of all. filtered: some of
+    the pairs that have production delays are not among the rows.
     """
 
-    def __init__(self, slave_count: int, *, materialised: bool, number: int = 0, sink_count: int = 1) -> None:
-        self.number, self._several = number, sink_count > 1
+    def __init__(
+        self, slave_count: int, *, materialised: bool, number: int = 0, sink_count: int = 1, filtered: bool = False
+    ) -> None:
+        self.number, self._delays_of_others = number, sink_count > 1 or filtered
         self._name = f"sink {number}" if number else "collector"
         self.materialised = materialised
         self.slave_count = slave_count
@@ -154,7 +157,7 @@ class Collector:
         if chunk.pairs is not None and len(chunk.pairs):
             self._count(chunk, len(chunk.pairs))
             sender.pairs += len(chunk.pairs)
-            sender.digest += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
+            sender.digest += digest_results(chunk.pairs)
             if not chunk.prefill:
                 effects.append(Write(chunk.pairs, chunk.generation))
         sender.chunks += 1
@@ -279,5 +282,5 @@ class Collector:
     def validate(self) -> None:
         waiting = sum(sender.pairs for sender in self._senders if not sender.in_prefill)
         tally = self.tally
-        assert self._several or int(tally.histogram.sum()) + waiting <= tally.count, "collector: more delays than rows"
+        assert self._delays_of_others or int(tally.histogram.sum()) + waiting <= tally.count, "collector: more delays than rows"
         assert all(epoch > self.committed for epoch in self._missing), "committed too early"

@@ -1,7 +1,7 @@
 """The sender's side of an exchange: rows of a source or a stage become deliveries to the instances of the stages after it.
 
-What: `KeyedEdge`, which gives rows the key and the columns of an edge; `Outlet`, all edges of one sender: parts of bounded
-size, a final part with the watermark, and the credit of each receiver.
+What: `rows_after` the steps of an edge; `KeyedEdge`, which gives rows its key and columns; `Outlet`, all edges of one sender:
+parts of bounded size, a final part with the watermark, and the credit of each receiver.
 Why: gateways and instances send alike, whatever the number of senders and receivers.
 Stays out: what is sent (`cluster.gateway.feeds`, `cluster.slave.stage`), merging (`cluster.slave.merger`).
 
@@ -62,6 +62,16 @@ class EpochHeader:
     moves: tuple[Moved, ...] = ()
 
 
+def rows_after(rows: TupleBatch, edge: int, steps: Sequence[BoundStep]) -> TupleBatch:
+    """The rows that pass the filters of an edge, with the columns of its projections and the ids of its unions."""
+    for step in steps:
+        try:
+            rows = step(rows)
+        except RunFailed as error:
+            raise error.prefixed(f"edge {edge}") from None
+    return rows
+
+
 @dataclass(frozen=True)
 class KeyedEdge:
     """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keeps_null_keys:
@@ -82,7 +92,7 @@ class KeyedEdge:
 
     def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
         """The rows as they travel, and apart from them those with a null key. rows: with the sender's columns."""
-        rows = self._after_steps(rows)
+        rows = rows_after(rows, self.edge.id, self.steps)
         assert rows.columns is not None, f"edge {self.edge.id}: rows without columns, among which the key is"
         key, valid = self.keys.hashed([rows.columns.column(name) for name in self.edge.key])
         columns = rows.columns.select(self.columns) if self.columns else None
@@ -90,15 +100,6 @@ class KeyedEdge:
         if valid is None or bool(valid.all()):
             return whole, TupleBatch.empty()
         return whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid))
-
-    def _after_steps(self, rows: TupleBatch) -> TupleBatch:
-        """The rows that pass the edge's filters, with the columns of its projections and the ids of its unions."""
-        for step in self.steps:
-            try:
-                rows = step(rows)
-            except RunFailed as error:
-                raise error.prefixed(f"edge {self.edge.id}") from None
-        return rows
 
 
 @dataclass

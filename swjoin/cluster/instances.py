@@ -57,6 +57,16 @@ class Instances:
         return Instances(config, logical, stages, columns, width, first_epoch, group_maps)
 
     @property
+    def result_edge(self) -> Edge:
+        """From the last stage to the sinks."""
+        return self.stages.edges_to(self.stages.results[0])[0]
+
+    @property
+    def filtered(self) -> bool:
+        """Whether the result has rows of the last join that filters have passed or projections have made, not its pairs."""
+        return bool(self.result_edge.steps)
+
+    @property
     def slave_count(self) -> int:
         return self.width * len(self.stages.stages)
 
@@ -114,7 +124,9 @@ def _check_plan(stages: StagePlan) -> None:
         raise UserError(f"{len(stages.results)} results", subject="plan", remedy="runs of plans have one result for now")
     edges = stages.edges_to(result)
     if len(edges) != 1 or not isinstance(edges[0].sender, Stage):
-        raise UserError("it reads no join", subject=result.name, remedy="runs of plans end with a join for now")
+        raise UserError(
+            "it reads no join", subject=result.name, remedy="runs of plans end with a join, filters and projections for now"
+        )
     for stage in stages.stages:
         if stage.join.semantics.bounds.count_windows:
             raise UserError("count windows", subject=stage.join.name, remedy="runs of plans join within bounds of time for now")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NewType, Protocol
 
 from swjoin.cluster.messages import Message, PartSaved
-from swjoin.core.batch import Pairs, SourceBatch, StoredBatch, TupleBatch
+from swjoin.core.batch import Pairs, ResultRows, SourceBatch, StoredBatch, TupleBatch
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.ids import EpochIndex, SlaveId
 from swjoin.core.splits import Split
@@ -234,9 +234,9 @@ class SetAside:
 
 @dataclass(frozen=True)
 class Write:
-    """Write pairs to the sink. generation: as in the delivery that they come from."""
+    """Write pairs, or rows of a plan, to the sink. generation: as in the delivery that they come from."""
 
-    pairs: Pairs
+    pairs: Pairs | ResultRows
     generation: int = 0
 
 

@@ -41,7 +41,7 @@ from swjoin.cluster.messages import (
     StopReading,
 )
 from swjoin.cluster.role import RoleId
-from swjoin.core.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, TupleBatch
+from swjoin.core.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import (
     Delivery,
@@ -195,6 +195,7 @@ _RESULTS = _Layout(
         *(*_optional(_I, "keys", "left times", "right times"), *_optional(_U, "left ids", "right ids")),
         *(*_rows_of("left "), *_rows_of("right "), *_optional(_I, "partition-groups", "counts"), *_optional(_U, "digests")),
         *(*_optional(_F, "metrics"), *_optional(_I, "delays"), _Column("edges", _I, 2, True), *_optional(_U, "sent")),
+        *(*_optional(_U, "row ids"), *_optional(_I, "row times"), *_optional(_B, "row columns")),
     ),
 )
 _TUPLES = _Layout(TUPLES, "a batch of tuples", 0, (), _tuples_of(""))
@@ -434,13 +435,17 @@ def unpack_loads(buffer: U8) -> LoadReport:
 
 def pack_results(chunk: ResultChunk) -> U8:
     integers = [chunk.query, chunk.slave, chunk.epoch, int(chunk.final), int(chunk.last), chunk.served, int(chunk.prefill)]
-    p, r = chunk.pairs, chunk.results
+    p, q = (None, chunk.pairs) if isinstance(chunk.pairs, ResultRows) else (chunk.pairs, None)
+    r = chunk.results
     integers += [chunk.generation, int(chunk.checkpoint), BOTH if p is None else p.side, int(p is not None and p.null_keys)]
     pairs: list[Array | None] = [None] * 11
     if p is not None:
         pairs = [p.key, p.left_ts, p.right_ts, p.left_id, p.right_id, *_rows_out(p.left_rows), *_rows_out(p.right_rows)]
     results: list[Array | None] = [None] * 3 if r is None else [r.groups, r.counts, r.digests]
-    return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram, chunk.edges, chunk.sent])
+    rows: list[Array | None] = [None] * 3
+    if q is not None:
+        rows = [q.id, q.ts, None if q.columns is None else q.columns.to_bytes()]
+    return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram, chunk.edges, chunk.sent, *rows])
 
 
 def unpack_results(buffer: U8) -> ResultChunk:
@@ -456,7 +461,19 @@ def unpack_results(buffer: U8) -> ResultChunk:
     of_nothing = a[0] is None and side != BOTH
     if side not in (LEFT, RIGHT, BOTH) or rows_of_others or of_nothing or (side == BOTH and null_keys):
         raise frame.refuse(f"rows of side {side}: none, or with payload of others, or pairs without keys")
-    pairs = None if a[0] is None else Pairs(a[0], a[1], a[2], a[3], a[4], left_rows, right_rows, side, null_keys)
+    pairs: Pairs | ResultRows | None = None
+    if a[0] is not None:
+        pairs = Pairs(a[0], a[1], a[2], a[3], a[4], left_rows, right_rows, side, null_keys)
+    frame.same_length(18, 19)
+    if a[18] is None and a[20] is not None:
+        raise frame.refuse("columns of no rows")
+    if a[18] is not None:
+        columns = None if a[20] is None else Columns.from_bytes(a[20])
+        if pairs is not None:
+            raise frame.refuse("pairs, and rows that are none")
+        if columns is not None and len(columns) != len(a[18]):
+            raise frame.refuse(f"{len(columns)} rows of columns for {len(a[18])} rows")
+        pairs = ResultRows(a[18], a[19], columns)
     frame.same_length(11, 12, 13)
     results = None if a[11] is None else GroupResults(a[11], a[12], a[13])
     if results is not None and (results.groups.min(initial=0) < 0 or results.counts.min(initial=0) < 0):

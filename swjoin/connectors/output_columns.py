@@ -1,12 +1,14 @@
 """Columns of result rows.
 
-What: `OutputColumns`, made of both streams' codecs, and `decode(pairs) -> RecordBatch`.
+What: `OutputColumns`, made of both streams' codecs, and `decode(pairs) -> RecordBatch`; `RowColumns`, the same of a plan's rows
+that are no pairs; `ResultColumns`, either.
 Why: the master reads the schemas, and the collector may be another process: `OutputColumns` travel as bytes, without pickle.
 Stays out: files (`connectors.files.sink`).
 
 Columns: the key once, named as on the left, then every other column of both sides, prefixed `left_` / `right_` where names
 clash; with ids also left_id, right_id (uint64) and left_ts, right_ts (int64 microseconds). A missing side is null. Semi and
-anti joins have the left columns only.
+anti joins have the left columns only. Rows that are no pairs have the columns of the plan, with ids also row_id (uint64) and
+row_ts (int64 microseconds).
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import base64
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from swjoin.config.run import RunConfig
-from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Pairs
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Pairs, ResultRows, empty_pairs
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, How
-from swjoin.core.pair_columns import PairColumn, PairColumns
+from swjoin.core.pair_columns import PairColumn, PairColumns, as_type
 from swjoin.core.row_codec import RowCodec, StreamCodec
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 class OutputColumns:
     """left, right: codecs of both streams. ids: whether the id and time columns come first."""
 
+    of_pairs: ClassVar = True
     left: StreamCodec
     right: StreamCodec
     ids: bool
@@ -109,16 +112,13 @@ class OutputColumns:
 
     def check_text(self) -> None:
         """UserError when a column cannot be written as text."""
-        import pyarrow.types as t
+        check_text(self.schema)
 
-        for field in self.schema:
-            kind = field.type.value_type if t.is_dictionary(field.type) else field.type
-            if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind) or t.is_binary_view(kind):
-                raise UserError(f"column {field.name} is {kind}, which CSV cannot hold; write Parquet or leave the column out")
-
-    def decode(self, pairs: Pairs) -> pa.RecordBatch:
+    def decode(self, pairs: Pairs | ResultRows) -> pa.RecordBatch:
         """Pairs as a batch of output rows."""
         import pyarrow as pa
+
+        assert isinstance(pairs, Pairs), "a plan's rows in place of pairs"
 
         schema, n = self.schema, len(pairs)
         arrays: list[pa.Array] = []
@@ -127,16 +127,91 @@ class OutputColumns:
         arrays += PairColumns(self.left, self.right, tuple(self._columns())).arrays(pairs)
         return pa.record_batch(arrays, schema=schema)
 
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Columns of the key."""
+        return self.left.key
+
+    def nothing(self) -> pa.RecordBatch:
+        """No rows."""
+        return self.decode(empty_pairs(self.left.layout, self.right.layout))
+
     # ------------------------------------------------------------ serialization
 
     def to_bytes(self) -> bytes:
         plain = {"ids": self.ids, "how": self.how, "left": _codec_out(self.left), "right": _codec_out(self.right)}
         return json.dumps(plain).encode()
 
-    @staticmethod
-    def from_bytes(data: bytes) -> OutputColumns:
-        plain = json.loads(data)
+
+@dataclass(frozen=True)
+class RowColumns:
+    """Columns of a plan's rows. types: of every column, without dictionaries. ids: as in `OutputColumns`."""
+
+    of_pairs: ClassVar = False
+    types: tuple[tuple[str, pa.DataType], ...]
+    ids: bool
+    key_names: tuple[str, ...] = ()
+
+    @property
+    def id_columns(self) -> list[tuple[str, str, int]]:
+        return [("row_id", "id", LEFT), ("row_ts", "ts", LEFT)] if self.ids else []
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        ids = [("row_id", pa.uint64()), ("row_ts", pa.int64())] if self.ids else []
+        return pa.schema([*ids, *self.types])
+
+    def check_text(self) -> None:
+        """UserError when a column cannot be written as text."""
+        check_text(self.schema)
+
+    def decode(self, rows: Pairs | ResultRows) -> pa.RecordBatch:
+        """Rows as a batch of output rows."""
+        import pyarrow as pa
+
+        assert isinstance(rows, ResultRows), "pairs in place of a plan's rows"
+        assert rows.columns is not None, "rows that were only counted"
+        ids = [pa.array(rows.id), pa.array(rows.ts)] if self.ids else []
+        columns = [as_type(rows.columns.column(name), kind) for name, kind in self.types]
+        return pa.record_batch([*ids, *columns], schema=self.schema)
+
+    def nothing(self) -> pa.RecordBatch:
+        """No rows."""
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_pylist([], schema=self.schema)
+
+    def to_bytes(self) -> bytes:
+        import pyarrow as pa
+
+        schema = base64.b64encode(bytes(pa.schema(self.types).serialize())).decode()
+        return json.dumps({"rows": schema, "ids": self.ids}).encode()
+
+
+ResultColumns: TypeAlias = OutputColumns | RowColumns
+
+
+def columns_from_bytes(data: bytes) -> ResultColumns:
+    """What `to_bytes` of either wrote."""
+    import pyarrow as pa
+
+    plain = json.loads(data)
+    if "rows" not in plain:
         return OutputColumns(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["rows"])))
+    return RowColumns(tuple((field.name, field.type) for field in schema), plain["ids"])
+
+
+def check_text(schema: pa.Schema) -> None:
+    """UserError when a column cannot be written as text."""
+    import pyarrow.types as t
+
+    for field in schema:
+        kind = field.type.value_type if t.is_dictionary(field.type) else field.type
+        if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind) or t.is_binary_view(kind):
+            raise UserError(f"column {field.name} is {kind}, which CSV cannot hold; write Parquet or leave the column out")
 
 
 def _codec_out(codec: StreamCodec) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from swjoin.core.batch import Pairs
+from swjoin.core.batch import Pairs, ResultRows
 
 if TYPE_CHECKING:
     from swjoin.config.run import KafkaSinkConfig
-    from swjoin.connectors.output_columns import OutputColumns
+    from swjoin.connectors.output_columns import ResultColumns
 
 
 class Sink(Protocol):
@@ -26,7 +26,7 @@ class Sink(Protocol):
     checkpoints before the pairs; two generations may be open at once.
     """
 
-    def write(self, pairs: Pairs, generation: int = 0) -> None: ...
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None: ...
 
     def seal(self, generation: int) -> list[Path]:
         """All pairs of this generation have been written. Returns its files: closed, not yet durable, under temporary names."""
@@ -64,8 +64,8 @@ class Sink(Protocol):
 class CountSink:
     """Receives no pairs: the report has count and digest, or consumers read the rows (`connectors.flight.result_stream`)."""
 
-    def write(self, pairs: Pairs, generation: int = 0) -> None:
-        raise AssertionError("a count sink was sent pairs")
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
+        assert isinstance(pairs, ResultRows), "a count sink was sent pairs"  # rows are counted where they arrive
 
     def seal(self, generation: int) -> list[Path]:
         return []
@@ -95,7 +95,7 @@ class CountSink:
 def open_sink(
     kind: str,
     target: Path,
-    plan: OutputColumns,
+    plan: ResultColumns,
     *,
     staged: bool = False,
     resumes: bool = False,

@@ -1,7 +1,7 @@
 """Columnar tuple batches: the format of tuples outside the windows.
 
 What: `TupleBatch` (key, ts, id, arrival, payload rows) and `PayloadRows` (payload columns packed row by row into bytes),
-with take, slice and concat; `SourceBatch`, `Pairs`; `StoredBatch`, which is not in memory.
+with take, slice and concat; `SourceBatch`, `Pairs`, `ResultRows`; `StoredBatch`, which is not in memory.
 Why: per-tuple work happens in kernels over these arrays; a message is one header and these columns.
 Stays out: the payload's columns (`core.row_codec`), messages (`cluster.wire`), windows (`state`).
 """
@@ -291,6 +291,23 @@ class Pairs:
     def nbytes(self) -> int:
         rows = sum(r.nbytes for r in (self.left_rows, self.right_rows) if r is not None)
         return 40 * len(self) + rows
+
+
+@dataclass(frozen=True)
+class ResultRows:
+    """n rows of the result of a plan that ends with filters or projections. id: uint64 (n,), of the row. ts: int64 (n,),
+    microseconds. columns: None where results are only counted."""
+
+    id: U64
+    ts: I64
+    columns: Columns | None
+
+    def __len__(self) -> int:
+        return int(self.id.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return 16 * len(self) + (0 if self.columns is None else self.columns.nbytes)
 
 
 def empty_pairs(left: RowLayout | None, right: RowLayout | None) -> Pairs:

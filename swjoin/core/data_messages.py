@@ -14,7 +14,7 @@ from enum import IntFlag
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.core.batch import I64, U8, U64, Pairs, TupleBatch
+from swjoin.core.batch import I64, U8, U64, Pairs, ResultRows, TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US, EpochIndex, GroupId, QueryId, SlaveId
 
 
@@ -176,10 +176,12 @@ class GroupResults:
 class ResultChunk:
     """Slave -> sink: results of one distribution epoch, in chunks bounded by the result buffer.
 
-    pairs: materialised pairs; None with a count sink. final: the epoch is complete at this slave; only final chunks, and of
-    several sinks only those to the first one, have `results`, `metrics` (float64, see `core.metric_columns.COLUMNS`) and
-    `delay_histogram` (int64, see `state.delay_histogram`). last: the slave's last chunk of the run.
-    sent: of a final chunk to one of several sinks, uint64 (2,): count and digest of the epoch's pairs that went to this sink.
+    pairs: materialised pairs, or the rows of a plan that ends with filters or projections; None with a count sink. final: the
+    epoch is complete at this slave; only final chunks, and of several sinks only those to the first one, have `results`,
+    `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see `state.delay_histogram`). last: the
+    slave's last chunk of the run.
+    sent: of a final chunk to one of several sinks, or of a plan that ends with filters, uint64 (2,): count and digest of the
+    epoch's rows that went to this sink.
     edges: of an instance of a plan's stage, int64 (n, 3): edge, rows and bytes that it has taken since it was started; with
     `metrics`. served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
     (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.
@@ -190,7 +192,7 @@ class ResultChunk:
     epoch: EpochIndex
     final: bool
     last: bool
-    pairs: Pairs | None = None
+    pairs: Pairs | ResultRows | None = None
     results: GroupResults | None = None
     metrics: NDArray[np.float64] | None = None
     delay_histogram: I64 | None = None

@@ -2,7 +2,7 @@
 
 What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
 compares first; the directory uses the lowest 16, so the three are independent), `pair_hash`,
-`digest_pairs` and `pair_ids` (docs/semantics.md, Row ids and the digest), `hash_words` (bytes of a file).
+`digest_pairs`, `digest_results` and `pair_ids` (docs/semantics.md, Row ids and the digest), `hash_words` (bytes of a file).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`core.join_semantics`), which tests compare with this one.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from swjoin.core.batch import U64
+from swjoin.core.batch import U64, Pairs, ResultRows
 from swjoin.core.kernel_cache import kernel
 
 _C1 = np.uint64(0xFF51AFD7ED558CCD)
@@ -70,6 +70,13 @@ def _digest(left_id: U64, right_id: U64) -> np.uint64:
 def digest_pairs(left_id: U64, right_id: U64) -> int:
     """Sum of the pairs' digests mod 2^64; ids are uint64 (n,)."""
     return int(_digest(left_id, right_id))
+
+
+def digest_results(rows: Pairs | ResultRows) -> int:
+    """Sum of the rows' digests mod 2^64: of a pair that of its ids, of another row its id."""
+    if isinstance(rows, ResultRows):
+        return int(np.add.reduce(rows.id, dtype=np.uint64))
+    return digest_pairs(rows.left_id, rows.right_id)
 
 
 @kernel

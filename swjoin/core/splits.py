@@ -56,10 +56,10 @@ def remaining(splits: Sequence[Split], row: int) -> list[tuple[Split, int]]:
     return [(split, max(0, row - split.row)) for split in splits if split.end > row]
 
 
-def range_ends(rows: int, span_us: int, reach_us: int, least_rows: int | None = None) -> list[int]:
+def range_ends(rows: int, span_us: int, reach_us: int) -> list[int]:
     """Ends of ranges of about equal size, as many as `reach_us` fits into the time that the rows span; but none has less than
-    `least_rows` rows (None: `LEAST_ROWS`), which would not be worth a split, unless all rows are fewer."""
-    count = max(1, min(-(-span_us // max(1, reach_us)), rows // (least_rows or LEAST_ROWS)))
+    `LEAST_ROWS` rows, which would not be worth a split, unless all rows are fewer."""
+    count = max(1, min(-(-span_us // max(1, reach_us)), rows // LEAST_ROWS))
     return [rows * (number + 1) // count for number in range(count)]
 
 

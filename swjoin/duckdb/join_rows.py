@@ -103,7 +103,9 @@ def rows_of_join(
     return " UNION ALL ".join(parts)
 
 
-def count_and_digest(db: Any, view: str) -> tuple[int, int]:
-    """Of the rows l, r (ids) of a view: how many they are, and the sum of their digests."""
-    count, total = db.execute(f"SELECT count(*), sum(pair_digest(l, r)) FROM {view}").fetchone()
+def count_and_digest(db: Any, view: str, *, of_pairs: bool = True) -> tuple[int, int]:
+    """Of the rows l, r (ids) of a view: how many they are, and the sum of their digests. of_pairs: otherwise a row is no pair,
+    and its id l is its digest."""
+    digest = "pair_digest(l, r)" if of_pairs else "l"
+    count, total = db.execute(f"SELECT count(*), sum({digest}) FROM {view}").fetchone()
     return int(count), int(total or 0) % (1 << 64)

@@ -1,6 +1,6 @@
 """The rows of a plan of several joins, in DuckDB's SQL.
 
-What: `define_found(db, plan, sources)`: the view `found` of the ids of the last join's rows.
+What: `define_found(db, plan, sources)`: the view `found` of the ids of the result's rows.
 Why: a plan's result is recomputed node by node, from its logical plan alone: no stage, edge or watermark of the run has a part.
 Stays out: the SQL of one join (`duckdb.join_rows`), reading the sources (`duckdb.verify`).
 
@@ -31,15 +31,15 @@ class NodeTable:
     columns: Mapping[str, str]
 
 
-def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -> None:
-    """sources: their rows that were not late. The plan has one result, of the rows of a join."""
+def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -> bool:
+    """sources: their rows that were not late. The plan has one result. Returns whether its rows are the pairs of a join; of
+    others `found` has the row's id as l, and no r."""
     (result,) = (node for node in plan.nodes if isinstance(node, Result))
     found = dict(sources)
     for number, node in enumerate(plan.ordered):
-        if node.name == result.input:
-            assert isinstance(node, IntervalJoin)
+        if node.name == result.input and isinstance(node, IntervalJoin):
             db.execute(f"CREATE VIEW found AS {_rows(db, plan, node, found, IDS)}")
-            return
+            return True
         if isinstance(node, IntervalJoin):
             columns, selected = _selected(plan, node, found)
             rows = _rows(db, plan, node, found, selected)
@@ -53,6 +53,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             continue
         db.execute(f"CREATE TABLE node{number} AS SELECT row_number() OVER () AS rid, * FROM ({rows})")
         found[node.name] = NodeTable(f"node{number}", columns)
+    db.execute(f"CREATE VIEW found AS SELECT id AS l, {NONE} AS r FROM {found[result.input].table}")
+    return False
 
 
 def _rows(db: Any, plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, NodeTable], selected: Selected) -> str:

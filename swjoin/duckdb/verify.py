@@ -55,7 +55,7 @@ from swjoin.duckdb.join_rows import NONE, count_and_digest, define_macros, key_c
 from swjoin.duckdb.plan_rows import NodeTable, define_found
 from swjoin.duckdb.session import name, open_database, path_list, text
 from swjoin.plan.columns import columns_of
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 
@@ -354,12 +354,13 @@ def _define_results(db: Any, run_dir: Path, config: RunConfig, folder: Path) -> 
     """The view `kept`: the rows of the result files, l and r (ids; without ids in the files, both missing)."""
     files = result_files(run_dir, config)
     there = set(read_schema(files[0]).names)
-    ids = [column for column in ("left_id", "right_id") if column in there]
+    left = "row_id" if "row_id" in there and "left_id" not in there else "left_id"  # of rows that are no pairs
+    ids = [column for column in (left, "right_id") if column in there]
     if config.sink.kind == "parquet":
         rows = f"SELECT * FROM read_parquet({path_list(files)}, hive_partitioning = false)"
     else:
         rows = " UNION ALL ".join(f"({_read_csv(path, ids, folder)})" for path in files)
-    chosen = (f"coalesce({column}::UBIGINT, {NONE})" if column in ids else NONE for column in ("left_id", "right_id"))
+    chosen = (f"coalesce({column}::UBIGINT, {NONE})" if column in ids else NONE for column in (left, "right_id"))
     db.execute("CREATE VIEW kept AS SELECT {} AS l, {} AS r FROM ({})".format(*chosen, rows))
 
 
@@ -392,6 +393,7 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
     except UserError as error:
         raise error.prefixed(str(run_dir / "run.json")) from None
     ends = [plan.node(node.input) for node in plan.nodes if isinstance(node, Result)]
+    ends = [_before_steps(plan, node) for node in ends]
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
     counted = any(join.semantics.bounds.count_windows for join in joins)
     sources = [node for node in plan.nodes if isinstance(node, Source)]
@@ -400,8 +402,15 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
     return plan
 
 
-def _define_plan(db: Any, job: Job, run_dir: Path, folder: Path) -> None:
-    """The view `found`: the ids of all rows of the last join of a plan."""
+def _before_steps(plan: LogicalPlan, node: Node) -> Node:
+    """The node whose rows filters and projections make to those of this one."""
+    while isinstance(node, Filter | Project):
+        node = plan.node(node.input)
+    return node
+
+
+def _define_plan(db: Any, job: Job, run_dir: Path, folder: Path) -> bool:
+    """The view `found`: the ids of all rows of a plan's result. Returns whether these are the pairs of a join."""
     plan = _plan_of(job, run_dir)
     sources, found = [node for node in plan.nodes if isinstance(node, Source)], {}
     read = columns_of(plan, cut(plan), rows=False).read
@@ -420,7 +429,7 @@ def _define_plan(db: Any, job: Job, run_dir: Path, folder: Path) -> None:
         found[source.name] = NodeTable(table, {column: f"c{j}" for j, column in enumerate(columns)})
     if job.config.time.idle_timeout_us:
         _leave_out(db, run_dir, [(name, rows.table) for name, rows in found.items()])
-    define_found(db, plan, found)
+    return define_found(db, plan, found)
 
 
 def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult:
@@ -431,17 +440,18 @@ def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult:
     config = job.config
     with open_database(memory_bytes) as (db, folder):
         define_macros(db)
+        of_pairs = True
         if job.plan is None:
             _define_join(db, report, config, run_dir, folder)
         else:
-            _define_plan(db, job, run_dir, folder)
-        count, digest = count_and_digest(db, "found")
+            of_pairs = _define_plan(db, job, run_dir, folder)
+        count, digest = count_and_digest(db, "found", of_pairs=of_pairs)
         said = report["results"]
         compared = config.sink.in_files and config.sink.ids
         result = VerifyResult(count, format_digest(digest), said["count"], said["digest"], compared, engine="DuckDB")
         if config.sink.in_files:
             _define_results(db, run_dir, config, folder)
-            file_count, file_digest = count_and_digest(db, "kept")
+            file_count, file_digest = count_and_digest(db, "kept", of_pairs=of_pairs)
             result.file_count = file_count
             if compared and (file_count, file_digest) != (count, digest):
                 found, kept = "SELECT l, r FROM found", "SELECT l, r FROM kept"

@@ -57,8 +57,8 @@ class StageColumns:
 
 @dataclass(frozen=True)
 class PlanColumns:
-    """read: columns of each source. travels: columns of each edge between a source or a stage and a stage. steps: of each such
-    edge, what its sender does to the rows. stages: by id."""
+    """read: columns of each source. travels: columns of each edge between a source or a stage and a stage, and of one to a
+    result that has steps. steps: of each of these edges, what its sender does to the rows. stages: by id."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
@@ -80,8 +80,12 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
-            steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *edge.key})
-            sent[_name(edge)] |= of_sender
+        elif edge.steps:
+            travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
+        else:
+            continue  # the pairs of a join
+        steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *edge.key})
+        sent[_name(edge)] |= of_sender
     read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.join.name]) for columns in described)
     return PlanColumns(read, travels, steps, out)
@@ -103,7 +107,8 @@ def _bound_steps(plan: LogicalPlan, edge: Edge, wanted: set[str]) -> tuple[tuple
             found.append(_selection(step, columns))
             wanted = wanted | set(columns_read_by(step.condition, columns, step.name))
         else:
-            found.append(_projection(step, columns, plan.schema(step.name).types, wanted))
+            if wanted:
+                found.append(_projection(step, columns, plan.schema(step.name).types, wanted))
             wanted = _read_by(step, columns, wanted)
     return tuple(reversed(found)), wanted
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swjoin.connectors.flight.result_stream import MetricsLog, ResultWriter, TeeSink
     from swjoin.connectors.flight.server import Endpoint
     from swjoin.connectors.flight.sink_rows import SinkRows
-    from swjoin.connectors.output_columns import OutputColumns
+    from swjoin.connectors.output_columns import ResultColumns
 
 
 def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str], gateway: int, first: str) -> FlightIngest | None:
@@ -42,7 +42,7 @@ class ServedResults:
     def __init__(
         self,
         job: Job,
-        plan: OutputColumns,
+        plan: ResultColumns,
         inner: Sink,
         number: int = 0,
         endpoint: Endpoint | None = None,
@@ -64,7 +64,7 @@ class ServedResults:
         self._writer = self._open_writer(plan)
         self.sink: TeeSink | None = None if self._writer is None else TeeSink(inner, plan, self._writer, folder)
 
-    def _serve(self, job: Job, plan: OutputColumns, endpoint: Endpoint | None, *, in_files: bool) -> None:
+    def _serve(self, job: Job, plan: ResultColumns, endpoint: Endpoint | None, *, in_files: bool) -> None:
         """Offer results and metrics at the master's endpoint, or at one of this rank's own."""
         from swjoin.connectors.flight.result_stream import open_log, serve_log
         from swjoin.connectors.flight.server import Endpoint
@@ -84,7 +84,7 @@ class ServedResults:
         if self._own is not None:
             self._own.open()
 
-    def _open_writer(self, plan: OutputColumns) -> ResultWriter | None:
+    def _open_writer(self, plan: ResultColumns) -> ResultWriter | None:
         from swjoin.connectors.flight.result_log import SinkWriter
         from swjoin.connectors.flight.sink_rows import RemoteWriter
 

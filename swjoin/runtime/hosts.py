@@ -80,7 +80,7 @@ from swjoin.connectors.files.run_files import (
 )
 from swjoin.connectors.output_paths import check_outputs
 from swjoin.connectors.source import Source, is_live, is_shared, is_split
-from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout, empty_pairs
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
@@ -110,7 +110,7 @@ from swjoin.runtime.run_report import partial_report, publish
 if TYPE_CHECKING:
     from swjoin.connectors.files.late_rows import LateSink
     from swjoin.connectors.flight.server import Endpoint
-    from swjoin.connectors.output_columns import OutputColumns
+    from swjoin.connectors.output_columns import ResultColumns
     from swjoin.expressions.vm import Program
 
 
@@ -559,7 +559,7 @@ class MasterHost(Host):
         if self.gateway.ingest is not None and location:
             self.gateway.ingest.places.locations[gateway] = location
 
-    def output_plan(self) -> OutputColumns:
+    def output_plan(self) -> ResultColumns:
         """The columns of result rows, from the schemas of both sources."""
         from swjoin.connectors.output_columns import OutputColumns
 
@@ -683,7 +683,7 @@ class CollectorHost(Host):
     def __init__(
         self,
         job: Job,
-        plan: OutputColumns,
+        plan: ResultColumns,
         clock: RunClock,
         endpoint: Endpoint | None = None,
         number: int = 0,
@@ -699,13 +699,14 @@ class CollectorHost(Host):
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
+        self._filtered = not plan.of_pairs
         self._sink = open_job_sink(job, plan, number)
         served = job.config.serve.listen is not None
         self.offered = ServedResults(job, plan, self._sink, number, endpoint, first) if served else None
         if self.offered is not None and self.offered.sink is not None:
             self._sink = self.offered.sink
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
-            plan.decode(empty_pairs(plan.left.layout, plan.right.layout))
+            plan.nothing()
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self.checkpointer = None if job.checkpoints is None else CollectorCheckpointer(job, self._sink)
         self._watcher = CollectorWatcher(job.config) if job.config.observed else None
@@ -774,7 +775,11 @@ class CollectorHost(Host):
         which the rank's own thread delivers."""
         config = self.job.config
         self.role = Collector(
-            slave_count, materialised=config.sink.kind != "count", number=self.number, sink_count=config.sink_count
+            slave_count,
+            materialised=self._filtered or config.sink.kind != "count",
+            number=self.number,
+            sink_count=config.sink_count,
+            filtered=self._filtered,
         )
         if self._watcher is not None:
             self._watcher.begin()

@@ -23,6 +23,7 @@ from swjoin.config.run import SORT_NEEDS_FILES, RunConfig
 from swjoin.config.sections import check
 from swjoin.connectors.source import is_split
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
 from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
@@ -30,7 +31,7 @@ from swjoin.plan.plain import plan_from_plain
 
 if TYPE_CHECKING:
     from swjoin.connectors.files.source import ColumnsSource
-    from swjoin.connectors.output_columns import OutputColumns
+    from swjoin.connectors.output_columns import ResultColumns
     from swjoin.connectors.sink import Sink
     from swjoin.connectors.source import Source
     from swjoin.expressions.vm import Program
@@ -149,15 +150,29 @@ def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | Non
     return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, count_windows=query.bounds.count_windows)
 
 
-def plan_output(instances: Instances) -> OutputColumns:
-    """The columns of a plan's result rows."""
-    from swjoin.connectors.output_columns import OutputColumns
+def _plain_type(type_name: str) -> Any:
+    """An Arrow type; of a dictionary that of its values."""
+    kind = type_named(type_name)
+    return getattr(kind, "value_type", kind)
 
+
+def plan_output(instances: Instances) -> ResultColumns:
+    """The columns of a plan's result rows."""
+    from swjoin.connectors.output_columns import OutputColumns, RowColumns
+
+    if instances.filtered:
+        result, ids = instances.stages.results[0], instances.config.sink.ids
+        columns = instances.logical.schema(result.input).columns
+        taken = [name for name, _ in columns if ids and name in ("row_id", "row_ts")]
+        if taken:
+            problem = f"its column {taken[0]} has the name that rows' ids have in files"
+            raise UserError(problem, subject=result.name, remedy="name it otherwise, or set sink.ids: false")
+        return RowColumns(tuple((name, _plain_type(kind)) for name, kind in columns), ids)
     codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
     return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, how)
 
 
-def open_job_sink(job: Job, plan: OutputColumns, number: int = 0) -> Sink:
+def open_job_sink(job: Job, plan: ResultColumns, number: int = 0) -> Sink:
     """The sink of this number of a job. UserError when the target cannot be written."""
     from swjoin.connectors.sink import open_sink
 

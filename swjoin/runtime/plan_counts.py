@@ -27,7 +27,7 @@ _Plain = dict[str, Any]
 
 @dataclass(frozen=True)
 class PlanCounts:
-    """stages, edges: as in run.json. sources: by name. produced: rows of the last stage. complaints: a line per imbalance."""
+    """stages, edges: as in run.json. sources: by name. produced: rows of the result. complaints: a line per imbalance."""
 
     stages: list[_Plain]
     edges: list[_Plain]
@@ -66,7 +66,8 @@ def plan_counts(
         sent = edge["sent"]["rows"] + edge["null_key"] + edge["filtered"]
         if sent != out[edge["from"]]:
             complaints.append(f"edge {edge['edge']}: {edge['from']} gave {out[edge['from']]} rows, {sent} were sent or dropped")
-    produced = out[instances.last.join.name]
+    stages[instances.last.id]["filtered"] = filtered = ledger["filtered"].get(str(instances.result_edge.id), [0])[0]
+    produced = out[instances.last.join.name] - filtered
     if produced != collector["count"]:
         complaints.append(f"results: slaves produced {produced}, the collector collected {collector['count']}")
     return PlanCounts(stages, edges, sources, produced, complaints)
@@ -108,6 +109,7 @@ def _stage(
             what: {name: then[what][i] + sum(slave[what][name] for slave in mine) for i, name in enumerate(STREAM_NAMES)}
             for what in ("joined", "null_key")
         },
+        "filtered": 0,  # of the rows that it produced, those that filters at the end of the plan drop
         "produced": then["produced"] + sum(int(slave["produced"]) for slave in mine),
         "matches": sum(int(slave["matches"]) for slave in mine) if before is None else None,
         "peak_window_bytes": [int(slave["windows"]["peak_bytes"]) for slave in mine],

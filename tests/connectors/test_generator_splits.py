@@ -16,6 +16,7 @@ from swjoin.connectors.generator import bmodel
 from swjoin.connectors.generator import source as module
 from swjoin.connectors.generator.source import GeneratorSource
 from swjoin.connectors.source import SplitSource
+from swjoin.core import splits
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.splits import Split
@@ -25,7 +26,7 @@ LEAST = 7  # rows of a range, so that small slots are cut
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LEAST_ROWS", LEAST)
+    monkeypatch.setattr(splits, "LEAST_ROWS", LEAST)
     monkeypatch.setattr(module, "BATCH_ROWS", 200)
     monkeypatch.setattr(module, "SPLIT_ROWS", 200)
 

@@ -41,7 +41,7 @@ from swjoin.cluster.messages import (
     StateRequest,
     StopReading,
 )
-from swjoin.core.batch import Pairs, PayloadRows, TupleBatch
+from swjoin.core.batch import Pairs, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import (
     Delivery,
@@ -136,6 +136,13 @@ def _part() -> Delivery:
     return replace(whole, edge=4, left=rows, null_keys=(rows, TupleBatch.empty()), final=False, checkpoint=False)
 
 
+def _rows() -> ResultChunk:
+    """Of a plan that ends with a filter or a projection."""
+    rows = _part().left
+    labels = (QueryId(0), SlaveId(1), EpochIndex(3), True, False)
+    return ResultChunk(*labels, ResultRows(rows.id, rows.ts, rows.columns), sent=np.array([3, 3], np.uint64))
+
+
 def _results(n: int, *, final: bool) -> ResultChunk:
     ids = np.arange(n).astype(np.uint64)
     rows = _tuples(n, 5, tail=True).rows
@@ -196,7 +203,8 @@ def seeds() -> list[tuple[str, bytes]]:
         _delivery([(0, 2, 2), (1, 3, 1)], 6, tail=True, moves=2),
     )]  # fmt: skip
     frames += [
-        ("results", wire.pack_results(r)) for r in (_results(0, final=True), _results(4, final=False), _results(3, final=True))
+        ("results", wire.pack_results(r))
+        for r in (_results(0, final=True), _results(4, final=False), _results(3, final=True), _rows())
     ]
     frames += [("state", wire.pack_state(_state(i, pending=p))) for i, p in ((0, False), (1, False), (2, True))]
     frames += [("loads", wire.pack_loads(r)) for r in (LoadReport(0.5), LoadReport(0.25, loads))]
@@ -335,7 +343,12 @@ def check_message(message: Any) -> None:
             raise Wrong(f"chunk: stream {message.stream}, {message.counts.shape} counts of {message.minis.shape} were accepted")
         if message.directory is not None:
             _check_directory(message.directory)
-    if isinstance(message, ResultChunk) and message.pairs is not None:
+    if isinstance(message, ResultChunk) and isinstance(message.pairs, ResultRows):
+        r, nothing = message.pairs, np.zeros(len(message.pairs), np.int64)
+        _check_batch(TupleBatch(nothing, r.ts, r.id, nothing), "rows")
+        if r.columns is not None and len(r.columns) != len(r):
+            raise Wrong(f"rows: columns of {len(r.columns)} rows for {len(r)} were accepted")
+    if isinstance(message, ResultChunk) and isinstance(message.pairs, Pairs):
         p, n = message.pairs, len(message.pairs.key)
         _check_batch(TupleBatch(p.key, p.left_ts, p.left_id, p.right_ts, p.left_rows), "pairs")
         _check_batch(TupleBatch(p.key, p.left_ts, p.right_id, p.right_ts, p.right_rows), f"{n} pairs")

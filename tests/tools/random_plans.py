@@ -29,13 +29,13 @@ from swjoin.cluster.slave import merger
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.config.sections import QueryConfig
-from swjoin.connectors.output_columns import OutputColumns
-from swjoin.core.batch import LEFT, RIGHT, SourceBatch
+from swjoin.core.batch import SourceBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
 from swjoin.core.row_codec import storage
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
+from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
@@ -160,8 +160,8 @@ class PlanScenario:
 
 
 def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
-    """1 to 3 joins over 1 to 4 sources, some unions, filters and projections; the last join is the result, and everything
-    leads to it."""
+    """1 to 3 joins over 1 to 4 sources, some unions, filters and projections; the last join, or what a projection or a filter
+    makes of its rows, is the result, and everything leads to it."""
     key_type = str(random.choice(["int64", "string", "int64", "uint32"]))
     columns = (Column("k", key_type), Column("s", "string"), Column("v", "int64"), Column("ts", "timestamp[us]"))
     nodes: list[Node] = [Source(f"s{i}", columns, "ts") for i in range(int(random.integers(1, 5)))]
@@ -184,6 +184,13 @@ def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
             node = _draw_join(random, name, left, str(random.choice(names)), span, schemas)
         nodes.append(node)
         schemas[name] = _schema_with(nodes, name)
+    if random.random() < 0.3:
+        last = nodes[-1].name
+        nodes.append(_draw_projection(random, f"n{len(nodes)}", last, schemas[last]))
+        schemas[nodes[-1].name] = _schema_with(nodes, nodes[-1].name)
+    if random.random() < 0.3:
+        last = nodes[-1].name
+        nodes.append(Filter(f"n{len(nodes)}", last, draw_condition(random, schemas[last])))
     reached, last = {nodes[-1].name}, nodes[-1].name
     for node in reversed(nodes):
         if node.name in reached:
@@ -296,12 +303,11 @@ def _sliced(batch: SourceBatch, start: int, stop: int) -> SourceBatch:
 
 def decoded(instances: Instances, result: SimulationResult) -> Counter[tuple[Any, ...]]:
     """The rows of the result, times as microseconds."""
-    columns = instances.columns.stages[instances.last.id].codecs
-    output = OutputColumns(columns[LEFT], columns[RIGHT], False, instances.last.join.semantics.how)
+    output = replace(plan_output(instances), ids=False)
     found: Counter[tuple[Any, ...]] = Counter()
     for pairs in result.pairs:
         batch = output.decode(pairs)
-        assert batch.schema.names == [c.name for c in instances.last.schema.columns]
+        assert batch.schema.names == list(instances.logical.schema("out").types)
         arrays = [a.cast(pa.int64()) if pa.types.is_timestamp(a.type) else a for a in batch.columns]
         found.update(zip(*(array.to_pylist() for array in arrays), strict=True))
     return found

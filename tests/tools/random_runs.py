@@ -27,7 +27,7 @@ from swjoin.cli.parser import Parser
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.connectors.generator.bmodel import payload_bytes
-from swjoin.core.batch import STREAM_NAMES, U64, PayloadRows, RowLayout, SourceBatch, TupleBatch
+from swjoin.core.batch import STREAM_NAMES, U64, Pairs, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest, pair_digest
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
@@ -409,6 +409,7 @@ def run_scenario(scenario: Scenario, kind: type[Simulation] = Simulation) -> Sim
     if payload:
         found: Counter[tuple[int, int]] = Counter()
         for pairs in result.pairs:
+            assert isinstance(pairs, Pairs), "a join of two streams has pairs"
             found.update(zip(pairs.left_id.tolist(), pairs.right_id.tolist(), strict=True))
             sides = ((pairs.left_id, pairs.left_rows), (pairs.right_id, pairs.right_rows))
             for stream, ((ids, rows), layout) in enumerate(zip(sides, layouts, strict=True)):

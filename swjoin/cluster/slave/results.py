@@ -17,7 +17,7 @@ import numpy as np
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, Received, RoleId, Send, sink_of, sink_role
 from swjoin.core.data_messages import ResultChunk
-from swjoin.core.hashing import digest_pairs
+from swjoin.core.hashing import digest_results
 
 BUFFERS_AHEAD = 4  # full result buffers that a sink has not taken
 _CHUNK_BYTES = 1 << 14  # what a chunk without pairs counts for
@@ -30,19 +30,17 @@ def receipts(outlet: ResultOutlet, effects: Iterable[Effect]) -> list[Received]:
 
 
 class ResultOutlet:
-    """The edge from one instance to all sinks. buffer_bytes: of a full chunk (`module.result_buffer`)."""
+    """The edge from one instance to all sinks. buffer_bytes: of a full chunk (`module.result_buffer`). filtered: not
+    every row of the join is one of the result. Final chunks then say what was sent, as they do for each of several sinks."""
 
-    def __init__(self, sink_count: int, buffer_bytes: int) -> None:
+    def __init__(self, sink_count: int, buffer_bytes: int, *, filtered: bool = False) -> None:
+        self._sums = filtered or sink_count > 1
         self._most_bytes = BUFFERS_AHEAD * (_CHUNK_BYTES + buffer_bytes)
         self._ahead: list[deque[int]] = [deque() for _ in range(sink_count)]  # bytes of chunks that a sink has not taken
         self._ahead_bytes = [0] * sink_count
         self._taken = [0] * sink_count  # chunks
         self._pairs = [0] * sink_count  # since the start
-        self._of_epoch = [(0, 0)] * sink_count  # count and digest of pairs; with several sinks
-
-    @property
-    def _several(self) -> bool:
-        return len(self._ahead) > 1
+        self._of_epoch = [(0, 0)] * sink_count  # count and digest of pairs; with `sums`
 
     def send(self, chunk: ResultChunk) -> list[Effect]:
         """A chunk with pairs of the open epoch."""
@@ -52,7 +50,7 @@ class ResultOutlet:
 
     def end(self, chunk: ResultChunk) -> list[Effect]:
         """The final chunk of an epoch: its pairs to one sink, its sums to the first one, its end to all."""
-        if not self._several:
+        if not self._sums:
             return [self._send(0, chunk)]
         chosen = self._emptiest()
         self._count(chosen, chunk)
@@ -70,10 +68,10 @@ class ResultOutlet:
         return min(range(len(self._ahead)), key=lambda sink: (self._ahead_bytes[sink], self._pairs[sink]))
 
     def _count(self, sink: int, chunk: ResultChunk) -> None:
-        if not self._several or chunk.pairs is None:
+        if not self._sums or chunk.pairs is None:
             return
         count, digest = self._of_epoch[sink]
-        digest += digest_pairs(chunk.pairs.left_id, chunk.pairs.right_id)
+        digest += digest_results(chunk.pairs)
         self._of_epoch[sink] = count + len(chunk.pairs), digest % 2**64
         self._pairs[sink] += len(chunk.pairs)
 

@@ -45,7 +45,7 @@ from swjoin.cluster.slave.stage import StageInstance
 from swjoin.cluster.slave.state_mover import StateMover
 from swjoin.cluster.slave.text_keys import TextKeys
 from swjoin.config.run import RunConfig
-from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
+from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, Pairs, ResultRows, RowLayout
 from swjoin.core.data_messages import (
     Delivery,
     GroupLoads,
@@ -106,7 +106,8 @@ class Slave:
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
-        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes)
+        filtered = stage is not None and stage.filtered
+        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, filtered=filtered)
         self._config = config
         several = config.gateway_count > 1
         self.join: JoinOperator = join or WindowJoinOperator.for_run(
@@ -156,7 +157,7 @@ class Slave:
             name=f"slave {slave}",
             where=stage.columns.compiled_where(),
             in_order=False,
-            rows=config.sink.kind != "count" or not stage.is_last,
+            rows=config.sink.kind != "count" or not stage.is_last or instances.filtered,
         )
         return Slave(slave, config, stage.layouts, join, stage=stage)
 
@@ -466,7 +467,12 @@ class Slave:
         if self.stage is not None and not self.stage.is_last:
             return self.stage.emit(step.pairs, delivery)
         labels = (_QUERY, self.id, self.epoch, False, False)
-        return self.results.send(ResultChunk(*labels, step.pairs, prefill=self.in_prefill, generation=self._generation))
+        rows = self._results(step.pairs)
+        return self.results.send(ResultChunk(*labels, rows, prefill=self.in_prefill, generation=self._generation))
+
+    def _results(self, pairs: Pairs | None) -> Pairs | ResultRows | None:
+        """What goes to a sink of these pairs."""
+        return pairs if pairs is None or self.stage is None or not self.stage.is_last else self.stage.results(pairs)
 
     def _account(self, work: Work) -> None:
         """Count a joined delivery."""
@@ -551,7 +557,7 @@ class Slave:
         labels = (_QUERY, self.id, delivery.epoch, True, delivery.last)
         sums = (results, metrics, histogram, delivery.served, self.in_prefill)
         edges = None if self.stage is None else self.stage.ledger.received_rows()
-        return ResultChunk(*labels, step.pairs, *sums, self._generation, delivery.checkpoint, edges)
+        return ResultChunk(*labels, self._results(step.pairs), *sums, self._generation, delivery.checkpoint, edges)
 
     def buffered_tuples(self, stream: int) -> int:
         """Delivered tuples of a stream whose epoch is not completed."""

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from swjoin.cluster.edge_ledger import EdgeLedger, count
-from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Outlet, move_rows
+from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Outlet, move_rows, rows_after
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send
 from swjoin.cluster.slave.merger import Merger, Piece
 from swjoin.cluster.slave.text_keys import TextKeys
-from swjoin.core.batch import BOTH, LEFT, RIGHT, STREAM_NAMES, Bool, Pairs, RowLayout, TupleBatch
+from swjoin.core.batch import BOTH, LEFT, RIGHT, STREAM_NAMES, Bool, Pairs, ResultRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import SlaveId
@@ -65,6 +65,11 @@ class StageInstance:
     @property
     def ledger(self) -> EdgeLedger:
         return self.outlet.ledger
+
+    @property
+    def filtered(self) -> bool:
+        """Whether not every row of the join is one of the result."""
+        return self.is_last and self._instances.filtered
 
     @property
     def is_last(self) -> bool:
@@ -148,6 +153,22 @@ class StageInstance:
 
     def emit(self, pairs: Pairs, delivery: Delivery) -> list[Effect]:
         """Send rows of the join, made of this delivery, to the next stages."""
+        self.outlet.add_to_all(self._rows_of(pairs), _header(delivery))
+        return self.outlet.serve()
+
+    def results(self, pairs: Pairs) -> Pairs | ResultRows:
+        """Rows of the last join as they go to the sinks."""
+        if not self._instances.filtered:
+            return pairs
+        edge, rows = self._instances.result_edge, self._rows_of(pairs)
+        rows = rows_after(rows, edge.id, self._instances.columns.steps[edge.id])
+        self.ledger.filtered[edge.id] += len(pairs) - len(rows)
+        shown = self._instances.columns.travels[edge.id]
+        columns = None if rows.columns is None or not shown else rows.columns.select(shown)
+        return ResultRows(rows.id, rows.ts, columns)
+
+    def _rows_of(self, pairs: Pairs) -> TupleBatch:
+        """Rows of the join with times, ids and columns."""
         if pairs.side == BOTH:
             time_of = {"max": np.maximum, "min": np.minimum}.get(self.stage.join.output_time)
             ts = pairs.left_ts if time_of is None else time_of(pairs.left_ts, pairs.right_ts)
@@ -155,9 +176,7 @@ class StageInstance:
             ts = pairs.left_ts if pairs.side == LEFT else pairs.right_ts
         nothing, arrival = np.zeros(len(pairs), np.int64), np.full(len(pairs), self._arrival_us, np.int64)
         ids = pair_ids(pairs.left_id, pairs.right_id)
-        columns = self.columns.produced.of(pairs)
-        self.outlet.add_to_all(TupleBatch(nothing, ts, ids, arrival, None, columns), _header(delivery))
-        return self.outlet.serve()
+        return TupleBatch(nothing, ts, ids, arrival, None, self.columns.produced.of(pairs))
 
     def end(self, delivery: Delivery) -> list[Effect]:
         """The epoch that ends with this delivery has been joined: the final parts, with the watermark."""

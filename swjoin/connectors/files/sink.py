@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.connectors.files.proofs import Claim, sampled_hash
-from swjoin.connectors.output_columns import OutputColumns
-from swjoin.core.batch import Pairs
+from swjoin.connectors.output_columns import ResultColumns
+from swjoin.core.batch import Pairs, ResultRows
 from swjoin.core.errors import NotWritten, RunFailed, UserError
-from swjoin.core.hashing import digest_pairs
+from swjoin.core.hashing import digest_results
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.pair_columns import as_type
 from swjoin.core.storage import not_written, refuse_special, resolved, special, sync_file, sync_folder, writing
@@ -187,7 +187,7 @@ class FileSink:
         self,
         kind: str,
         target: Path,
-        plan: OutputColumns,
+        plan: ResultColumns,
         *,
         staged: bool = False,
         resumes: bool = False,
@@ -245,8 +245,8 @@ class FileSink:
         mark = f".{self._writer}" if self._staged else f".{os.getpid()}"
         part.files.append(_OpenFile(self._kind, target, self._schema, self._ids, target.with_name(f".{target.name}{mark}.tmp")))
 
-    def write(self, pairs: Pairs, generation: int = 0) -> None:
-        self.write_rows(self._plan.decode(pairs), generation, digest_pairs(pairs.left_id, pairs.right_id))
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
+        self.write_rows(self._plan.decode(pairs), generation, digest_results(pairs))
 
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
         """Write rows of decoded pairs. digest: of their ids."""

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.connectors.flight.result_log import ConsumerOffset, Part, ResultLog
-from swjoin.connectors.output_columns import OutputColumns
+from swjoin.connectors.output_columns import ResultColumns
 from swjoin.connectors.sink import Sink
-from swjoin.core.batch import Pairs
+from swjoin.core.batch import Pairs, ResultRows
 from swjoin.core.errors import UserError
-from swjoin.core.hashing import digest_pairs
+from swjoin.core.hashing import digest_results
 from swjoin.core.metric_columns import metrics_batch, metrics_schema
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ResultWriter(Protocol):
 
 
 def open_log(
-    plan: OutputColumns, config: ServeConfig, run_dir: Path | None, *, in_files: bool, resumes: bool, sinks: int
+    plan: ResultColumns, config: ServeConfig, run_dir: Path | None, *, in_files: bool, resumes: bool, sinks: int
 ) -> ResultLog:
     """The log of results. run_dir: directory of a run with checkpoints. in_files: it keeps final rows in Parquet files.
     resumes: the run is resumed; consumers keep their offsets."""
@@ -70,14 +70,14 @@ class TeeSink:
     """inner: the sink that also gets every row. results: the way to the log. folder: final rows lie in Parquet files there;
     None: they do not."""
 
-    def __init__(self, inner: Sink, plan: OutputColumns, results: ResultWriter, folder: Path | None) -> None:
+    def __init__(self, inner: Sink, plan: ResultColumns, results: ResultWriter, folder: Path | None) -> None:
         self._inner, self._plan, self._results, self._folder = inner, plan, results, folder
         self._rows = cast("ResultStreamSink", inner) if hasattr(inner, "write_rows") else None
 
-    def write(self, pairs: Pairs, generation: int = 0) -> None:
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
         batch = self._plan.decode(pairs)
         if self._rows is not None:
-            self._rows.write_rows(batch, generation, digest_pairs(pairs.left_id, pairs.right_id))
+            self._rows.write_rows(batch, generation, digest_results(pairs))
         if batch.num_rows:
             self._results.write(batch, generation)
 

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from swjoin.core.key_encoder import Dictionary
 
 
-_LEAST_ROWS = 64  # of a range
-
-
 def payload_schema(width: int) -> pa.Schema:
     """The payload column of generated streams."""
     import pyarrow as pa
@@ -119,7 +116,7 @@ class GeneratorSource:
             row, rows = self._starts[first], self._starts[end] - self._starts[first]
             low_us, high_us = first * SLOT_US, min(end * SLOT_US, self._workload.duration_us) - 1
             start = 0
-            for stop in range_ends(rows, high_us - low_us, reach_us, _LEAST_ROWS):
+            for stop in range_ends(rows, high_us - low_us, reach_us):
                 if start < stop:
                     found.append(Split(row + start, stop - start, low_us, high_us, before_us))
                     before_us = low_us

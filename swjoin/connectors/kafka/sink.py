@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from swjoin.config.run import KafkaSinkConfig
 from swjoin.connectors.files.sink import only_hidden, sink_of_file
 from swjoin.connectors.kafka.client import KafkaConnectionError, client_library, client_settings, find_topic
-from swjoin.connectors.output_columns import OutputColumns
-from swjoin.core.batch import Pairs
+from swjoin.connectors.output_columns import ResultColumns
+from swjoin.core.batch import Pairs, ResultRows
 from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.storage import sync_file, sync_folder, write_whole, writing
 
@@ -133,7 +133,7 @@ class KafkaSink:
     def __init__(
         self,
         config: KafkaSinkConfig,
-        plan: OutputColumns,
+        plan: ResultColumns,
         folder: Path,
         *,
         staged: bool = False,
@@ -143,7 +143,7 @@ class KafkaSink:
         self._config, self._plan, self._folder = config, plan, folder
         self._share = share or (0, 1)
         self._staged = staged
-        self._keys = [name for name in plan.schema.names if name in plan.left.key]
+        self._keys = [name for name in plan.schema.names if name in plan.key_names]
         self._where = f"sink kafka: topic {config.topic}"
         self._trouble = KafkaConnectionError()
         self._failure: str | None = None  # of a message that could not be delivered
@@ -225,7 +225,7 @@ class KafkaSink:
 
     # ------------------------------------------------------------ rows
 
-    def write(self, pairs: Pairs, generation: int = 0) -> None:
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
         self.write_rows(self._plan.decode(pairs), generation)
 
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Functions of text.
 
-Why: text is taken by code points, as in DuckDB. Patterns and positions are constants, so that each is checked once, before a run.
+Why: text is taken by code points, as in DuckDB. Patterns and positions are constants, which are checked before a run.
 Stays out: casts to text (`functions.casts`), comparisons, which are of bytes (`functions.conditions`).
 """
 

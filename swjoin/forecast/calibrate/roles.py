@@ -372,7 +372,7 @@ def _collector_costs(scale: float, kept_byte_ns: float) -> tuple[float, float, f
         for frame in frames:
             for chunk in _deliver(slave, frame):
                 pack_results(chunk)
-                if chunk.pairs is not None:
+                if isinstance(chunk.pairs, Pairs):
                     pairs.append(chunk.pairs)
         seconds[name] = time.perf_counter() - start
     nbytes = sum(p.nbytes for p in pairs)

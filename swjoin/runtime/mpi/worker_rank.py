@@ -153,11 +153,11 @@ class WorkerRank(Rank):
 
     def _open_sink(self, number: int, *, again: bool = False) -> dict[str, Any]:
         """Open a sink. again: another rank had it, which has died; its outputs exist."""
-        from swjoin.connectors.output_columns import OutputColumns
+        from swjoin.connectors.output_columns import columns_from_bytes
         from swjoin.runtime.hosts import CollectorHost
 
         self._check_reached(f"sink {number}" if number else "the collector")
-        plan = OutputColumns.from_bytes(base64.b64decode(self._setup["plan"]))
+        plan = columns_from_bytes(base64.b64decode(self._setup["plan"]))
         job = dataclasses.replace(self.job, resumes=self.job.resumes or again)
         self._sinks[number] = CollectorHost(job, plan, RunClock(), number=number)
         return {}

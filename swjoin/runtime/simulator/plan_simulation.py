@@ -66,7 +66,7 @@ class PlanSimulation(Simulation):
             Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share) for share in self._shares()
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
-        self._make_sinks(count)
+        self._make_sinks(count, filtered=instances.filtered)
 
     def _check_owners(self) -> None:
         for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):
@@ -86,9 +86,13 @@ class PlanSimulation(Simulation):
         return None if self._before is None else self._before.plan
 
     @property
-    def _produced_before(self) -> int:
-        before = self._plan_before
-        return 0 if before is None else int(before.stages[self.instances.last.id]["produced"])
+    def _produced(self) -> int:
+        before, edge, produced = self._plan_before, self.instances.result_edge.id, 0
+        if before is not None:
+            produced += int(before.stages[self.instances.last.id]["produced"])
+            produced -= before.edges["filtered"].get(str(edge), [0])[0]
+        last = [slave for slave in self.slaves if slave.stage is not None and slave.stage.is_last]
+        return produced + sum(slave.produced - slave.stage.ledger.filtered[edge] for slave in last if slave.stage is not None)
 
     @property
     def _width(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.core.batch import I64, Pairs, SourceBatch
+from swjoin.core.batch import I64, Pairs, ResultRows, SourceBatch
 from swjoin.core.data_messages import RunEvent
 
 
@@ -22,10 +22,10 @@ class SimulationError(AssertionError):
 
 @dataclass
 class SimulationResult:
-    """The result of a run: pairs in arrival order at the sink, the roles' summaries, rows set aside, steps taken. excluded: how
-    many roles counted as dead."""
+    """The result of a run: pairs, or other rows of a plan, in arrival order at the sink, the roles' summaries, rows set aside,
+    steps taken. excluded: how many roles counted as dead."""
 
-    pairs: list[Pairs]
+    pairs: list[Pairs | ResultRows]
     count: int
     digest: str
     joined: dict[str, int]
@@ -42,9 +42,9 @@ class SimulationResult:
 
     def ids(self) -> tuple[I64, I64]:
         """Ids of all pairs, left and right, as int64."""
-        empty = np.empty(0, np.uint64)
-        left = np.concatenate([empty, *(p.left_id for p in self.pairs)])
-        right = np.concatenate([empty, *(p.right_id for p in self.pairs)])
+        empty, pairs = np.empty(0, np.uint64), [p for p in self.pairs if isinstance(p, Pairs)]
+        left = np.concatenate([empty, *(p.left_id for p in pairs)])
+        right = np.concatenate([empty, *(p.right_id for p in pairs)])
         return left.astype(np.int64), right.astype(np.int64)
 
 

@@ -254,10 +254,14 @@ class Simulation:
         """The first one."""
         return self.gateways[0]
 
-    def _make_sinks(self, slave_count: int) -> None:
+    def _make_sinks(self, slave_count: int, *, filtered: bool = False) -> None:
+        """filtered: of a plan that ends with filters or projections."""
         count = len(self._sinks)
-        materialised = self.config.sink.kind != "count"
-        self.sinks = [Collector(slave_count, materialised=materialised, number=i, sink_count=count) for i in range(count)]
+        materialised = filtered or self.config.sink.kind != "count"
+        self.sinks = [
+            Collector(slave_count, materialised=materialised, number=i, sink_count=count, filtered=filtered)
+            for i in range(count)
+        ]
 
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""
@@ -726,9 +730,9 @@ class Simulation:
         check_owners(self.master.controller, self.slaves)
 
     @property
-    def _produced_before(self) -> int:
-        """Rows of the result that were produced before the restored checkpoint."""
-        return 0 if self._before is None else self._before.produced
+    def _produced(self) -> int:
+        """Rows of the result that slaves have produced, those before the restored checkpoint included."""
+        return (0 if self._before is None else self._before.produced) + sum(slave.produced for slave in self.slaves)
 
     def _check_ledger(self) -> None:
         in_flight = [self._in_flight[stream] for stream in (LEFT, RIGHT)]
@@ -738,8 +742,7 @@ class Simulation:
         summary, before = Collector.merged([sink.summary() for sink in self.sinks]), self._before
         joined = [0, 0] if before is None else before.joined
         try:
-            produced = self._produced_before + sum(s.produced for s in self.slaves if s.stage is None or s.stage.is_last)
-            check_results(summary, produced)
+            check_results(summary, self._produced)
             for sink, commits in zip(self.sinks, self._commits, strict=True):
                 check_commits(sink, commits, self.master.epoch)
         except AssertionError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from swjoin.core.batch import Pairs, RowLayout, SourceBatch
+from swjoin.core.batch import Pairs, ResultRows, RowLayout, SourceBatch
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.key_encoder import Dictionary
@@ -60,9 +60,9 @@ class MemorySink:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.checked = self._writer = 0
-        self._open: dict[int, list[Pairs]] = {}
-        self._sealed: dict[tuple[str, int], list[Pairs]] = {}  # by name and writer
-        self._shown: dict[str, list[Pairs]] = {}
+        self._open: dict[int, list[Pairs | ResultRows]] = {}
+        self._sealed: dict[tuple[str, int], list[Pairs | ResultRows]] = {}  # by name and writer
+        self._shown: dict[str, list[Pairs | ResultRows]] = {}
 
     def successor(self) -> MemorySink:
         """Of another process, in the same directory, when this one is excluded from the run and may yet go on."""
@@ -72,7 +72,7 @@ class MemorySink:
         return other
 
     @property
-    def pairs(self) -> list[Pairs]:
+    def pairs(self) -> list[Pairs | ResultRows]:
         sealed = [group for (_, writer), group in self._sealed.items() if writer == self._writer]
         groups = [*self._shown.values(), *sealed, *self._open.values()]
         return [pairs for group in groups for pairs in group]
@@ -82,7 +82,7 @@ class MemorySink:
         """Count of published pairs."""
         return sum(len(pairs) for group in self._shown.values() for pairs in group)
 
-    def write(self, pairs: Pairs, generation: int = 0) -> None:
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
         self._open.setdefault(generation, []).append(pairs)
 
     def seal(self, generation: int) -> list[Path]:
