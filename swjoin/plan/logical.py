@@ -364,7 +364,7 @@ def _project_schema(project: Project, schema: Schema) -> Schema:
     names = [name for name, _ in project.columns]
     twice = [name for name in names if names.count(name) > 1]
     _check(bool(names), project.name, "it has no columns", "name one or more")
-    _check(not twice, project.name, f"two columns are named {twice[0] if twice else ''}", "name each column once")
+    _check(not twice, project.name, f"two columns are named {twice[0] if twice else ''}", "name each once")
     types = [type_of(text, schema.columns, f"{project.name}: column {name}") for name, text in project.columns]
     for name, type_name in zip(names, types, strict=True):
         _check(type_name != "null", project.name, f"column {name} is null for every row", "cast it to a type")

@@ -28,7 +28,7 @@ def join(
     return IntervalJoin(name, left, right, ("k",), ("k",), QueryConfig(*within, how=how), time)
 
 
-PLANS = {
+PLANS: dict[str, tuple[Node, ...]] = {
     "one join": (source("a"), source("b"), join("j", "a", "b"), Result("out", "j")),
     "two joins in a row": (
         *(source(name) for name in "abc"),
