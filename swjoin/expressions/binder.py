@@ -11,6 +11,8 @@ Text is parsed as DuckDB's. Names match as written, or, where only one column fi
 from __future__ import annotations
 
 import difflib
+import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ from swjoin.expressions.functions.times import PARTS
 from swjoin.expressions.tree import Expr, Literal
 from swjoin.expressions.types import BOOL, DATE, DOUBLE, INT, INTERVAL, NULL, TEXT, TIMESTAMP, family
 
+logging.getLogger("sqlglot").setLevel(logging.ERROR)  # what it warns of is refused here, or right
 _MOST_CHARACTERS = 100_000
 _MOST_INTEGER = (1 << 63) - 1
 
@@ -36,6 +39,8 @@ def parse_expression(text: str) -> exp.Expr:
         raise UserError(f"{len(text)} characters are too many, {_MOST_CHARACTERS} at most")
     if not is_utf8(text):
         raise UserError(f"{text[:60]!a} is not UTF-8")
+    if not text.strip():
+        raise UserError("the expression is empty")
     try:
         found = parse_one(text, read="duckdb")
     except errors.ParseError as error:
@@ -91,7 +96,21 @@ def bind(node: exp.Expr, scope: Scope) -> Expr:
 
 
 def _shown(node: exp.Expr) -> str:
-    return one_line(node.sql("duckdb"), 200)
+    """As the user may have written it."""
+    try:
+        return one_line(node.sql("duckdb"), 200)
+    except (errors.SqlglotError, AttributeError):  # of a node without operands
+        return type(node).__name__.upper()
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The text of a node, made when a message needs it."""
+
+    node: exp.Expr
+
+    def __str__(self) -> str:
+        return _shown(self.node)
 
 
 # sqlglot's node -> function, whose arguments are the node's operands
@@ -157,7 +176,6 @@ _TYPES: dict[Any, pa.DataType] = {
     exp.DataType.Type.INT: pa.int32(),
     exp.DataType.Type.BIGINT: INT,
     exp.DataType.Type.UBIGINT: pa.uint64(),
-    exp.DataType.Type.FLOAT: pa.float32(),
     exp.DataType.Type.DOUBLE: DOUBLE,
     exp.DataType.Type.TEXT: TEXT,
     exp.DataType.Type.VARCHAR: TEXT,
@@ -168,45 +186,60 @@ _TYPES: dict[Any, pa.DataType] = {
 }
 
 
-# what is read of sqlglot's nodes; a node that says more is refused
-_OPERANDS = frozenset({"this", "expression", "expressions"})
-_READ: dict[type[exp.Expr], frozenset[str]] = {
-    exp.Column: frozenset({"this", "table"}),
-    exp.Literal: frozenset({"this", "is_string"}),
-    exp.Interval: frozenset({"this", "unit"}),
-    exp.Between: frozenset({"this", "low", "high", "negate"}),
-    exp.In: frozenset({"this", "expressions", "negate"}),
-    exp.Like: frozenset({"this", "expression", "negate"}),
-    exp.ILike: frozenset({"this", "expression", "negate"}),
-    exp.Case: frozenset({"this", "ifs", "default"}),
-    exp.If: frozenset({"this", "true", "false"}),
-    exp.Cast: frozenset({"this", "to"}),
-    exp.Trim: frozenset({"this", "expression", "position"}),
-    exp.Substring: frozenset({"this", "start", "length"}),
-    exp.SplitPart: frozenset({"this", "delimiter", "part_index"}),
-    exp.Replace: frozenset({"this", "expression", "replacement"}),
-    exp.RegexpLike: frozenset({"this", "expression", "flag"}),
-    exp.RegexpReplace: frozenset({"this", "expression", "replacement", "modifiers", "single_replace"}),
-    exp.RegexpExtract: frozenset({"this", "expression", "group"}),
-    exp.Round: frozenset({"this", "decimals"}),
-    exp.TimestampTrunc: frozenset({"this", "unit"}),
-    exp.DateTrunc: frozenset({"this", "unit"}),
-    exp.TimeToStr: frozenset({"this", "format"}),
+def _parts(required: str, optional: str = "") -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(required.split()), frozenset(optional.split())
+
+
+# what is read of sqlglot's nodes, and must be there, and what may be; a node that says more is refused
+_READ: dict[type[exp.Expr], tuple[frozenset[str], frozenset[str]]] = {
+    exp.Column: _parts("this", "table"),
+    exp.Literal: _parts("this", "is_string"),
+    exp.Interval: _parts("this", "unit"),
+    exp.Between: _parts("this low high", "negate"),
+    exp.In: _parts("this", "expressions negate"),
+    exp.Like: _parts("this expression", "negate"),
+    exp.ILike: _parts("this expression", "negate"),
+    exp.Case: _parts("ifs", "this default"),
+    exp.If: _parts("this true", "false"),
+    exp.Cast: _parts("this to"),
+    exp.Trim: _parts("this", "expression position"),
+    exp.Substring: _parts("this start", "length"),
+    exp.SplitPart: _parts("this delimiter part_index"),
+    exp.Replace: _parts("this expression replacement"),
+    exp.RegexpLike: _parts("this expression", "flag"),
+    exp.RegexpReplace: _parts("this expression replacement", "modifiers single_replace"),
+    exp.RegexpExtract: _parts("this expression", "group"),
+    exp.Round: _parts("this", "decimals"),
+    exp.TimestampTrunc: _parts("this unit"),
+    exp.DateTrunc: _parts("this unit"),
+    exp.TimeToStr: _parts("this format"),
+    exp.Coalesce: _parts("this", "expressions"),
+    exp.Greatest: _parts("this", "expressions"),
+    exp.Least: _parts("this", "expressions"),
+    exp.Concat: _parts("", "expressions"),
+    exp.Anonymous: _parts("this", "expressions"),
 }
+
+
+def _operands(node: exp.Expr) -> frozenset[str]:
+    """Of other nodes: what they need of one or two operands."""
+    return frozenset(name for name, needed in node.arg_types.items() if needed and name in ("this", "expression"))
+
+
 # said of every such node in DuckDB's dialect
 _IMPLIED = frozenset({"typed", "safe", "coalesce", "ignore_nulls", "null_if_pos_overflow"})
 
 
 def sql_type(node: exp.DataType) -> pa.DataType:
     """The Arrow type of an SQL type. UserError for types that do not exist here."""
-    if node.this in (exp.DataType.Type.DECIMAL,):
+    if node.this in (exp.DataType.Type.DECIMAL,) and all(part.name.isdigit() for part in node.expressions):
         digits = [int(part.name) for part in node.expressions] or [18, 3]
         precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
         if not 1 <= precision <= 38 or not 0 <= scale <= precision:
             raise UserError(f"{_shown(node)} is no type", remedy="a decimal has 1 to 38 digits")
         return pa.decimal128(precision, scale)
     found = _TYPES.get(node.this)
-    if found is None or node.expressions:
+    if found is None or {name for name, value in node.args.items() if value} - {"this"}:
         names = "BOOLEAN, INTEGER, BIGINT, DOUBLE, DECIMAL(p, s), VARCHAR, TIMESTAMP, TIMESTAMPTZ, DATE"
         raise UserError(f"type {_shown(node)} is not supported", remedy=f"use one of {names}")
     return found
@@ -218,8 +251,11 @@ class _Binder:
 
     def bound(self, node: exp.Expr) -> Expr:
         kind = type(node)
-        if {name for name, value in node.args.items() if value} - _READ.get(kind, _OPERANDS) - _IMPLIED:
+        required, optional = _READ.get(kind) or (_operands(node), frozenset())
+        if {name for name, value in node.args.items() if value} - required - optional - _IMPLIED:
             raise self._unsupported(node)
+        if any(node.args.get(name) is None for name in required):
+            raise UserError(f"an argument is missing in {_shown(node)}")
         if kind in _BINARY:
             return self._call(node, _BINARY[kind], (node.this, node.expression))
         if kind in _UNARY:
@@ -232,7 +268,7 @@ class _Binder:
         if binder is None:
             raise self._unsupported(node)
         found = binder(self, node)
-        return call("not", (found,), text=_shown(node)) if node.args.get("negate") else found
+        return call("not", (found,), text=_Shown(node)) if node.args.get("negate") else found
 
     def _unsupported(self, node: exp.Expr) -> UserError:
         if isinstance(node, exp.AggFunc):
@@ -246,7 +282,7 @@ class _Binder:
 
     def _made(self, node: exp.Expr, function: str, args: Sequence[Expr], options: tuple[Any, ...] = ()) -> Expr:
         try:
-            return call(function, args, options, _shown(node))
+            return call(function, args, options, _Shown(node))
         except UserError as error:
             raise error if error.subject else error.prefixed(_shown(node)) from None
 
@@ -256,6 +292,8 @@ class _Binder:
         if not isinstance(found, Literal) or not isinstance(found.value, kind) or isinstance(found.value, bool):
             what = "text" if kind is str else "an integer"
             raise UserError(f"{_shown(value)} must be a constant, {what}", subject=_shown(node))
+        if kind is int and abs(found.value) >= 1 << 31:
+            raise UserError(f"{_shown(value)} is beyond 32 bits", subject=_shown(node))
         return found.value
 
     # ------------------------------------------------------------ leaves
@@ -272,7 +310,10 @@ class _Binder:
         if node.is_string:
             return Literal.of(node.this, TEXT)
         if not node.this.isdigit():
-            return Literal.of(float(node.this), DOUBLE)
+            try:
+                return Literal.of(float(node.this), DOUBLE)
+            except ValueError:
+                raise UserError(f"{node.this[:60]} is no number") from None
         if len(node.this.lstrip("0")) > 19 or int(node.this) > _MOST_INTEGER:
             raise UserError(f"{node.this[:60]} is beyond 64 bits")
         return Literal.of(int(node.this), INT)
@@ -289,7 +330,7 @@ class _Binder:
         return Literal.of(None, NULL)
 
     def interval(self, node: exp.Interval) -> Expr:
-        unit = "" if node.unit is None else node.unit.name.lower().removesuffix("s")
+        unit = node.unit.name.lower().removesuffix("s") if isinstance(node.unit, exp.Var) else ""
         if unit not in _INTERVAL_US:
             what = "months and years have no fixed length" if unit in ("month", "year", "quarter") else f"unit {unit or '?'}"
             raise UserError(what, subject=_shown(node), remedy=f"use one of {', '.join(_INTERVAL_US)}")
@@ -301,7 +342,7 @@ class _Binder:
         except ValueError:
             raise UserError("its length must be a constant", subject=_shown(node)) from None
         length_us = number * _INTERVAL_US[unit]
-        if length_us != round(length_us) or abs(length_us) >= 1 << 62:
+        if not math.isfinite(length_us) or length_us != round(length_us) or abs(length_us) >= 1 << 62:
             raise UserError("its length is no number of microseconds of 62 bits", subject=_shown(node))
         return Literal.of(round(length_us), INTERVAL)
 
@@ -366,7 +407,7 @@ class _Binder:
         value = self.bound(node.this)
         if kind == TEXT and family(value.type) == "text":
             return value
-        return cast(value, kind, _shown(node))
+        return cast(value, kind, _Shown(node))
 
     def like(self, node: exp.Like | exp.ILike) -> Expr:
         return self._like(node, node, None)

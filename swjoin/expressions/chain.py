@@ -19,8 +19,8 @@ from swjoin.expressions.tree import Column, Expr
 
 
 def _batch(rows: TupleBatch) -> pa.RecordBatch:
-    assert rows.columns is not None, "tuples without the columns that a step reads"
-    return rows.columns.batch
+    """The columns; of tuples that need none, as many rows."""
+    return pa.record_batch({"": pa.nulls(len(rows))}) if rows.columns is None else rows.columns.batch
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pyarrow as pa
 from sqlglot import exp
 
 from swjoin.expressions.binder import Scope, bind, parse_expression
-from swjoin.expressions.tree import Column
+from swjoin.expressions.tree import Column, Literal
 from swjoin.expressions.types import family
 
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.IntDiv, exp.Mod, exp.Neg)
@@ -66,6 +67,11 @@ class _Translation:
             assert isinstance(read, Column), "a scope of columns"
             column = exp.Column(this=exp.Identifier(this=self._columns[read.name], quoted=True))
             return self._cast(column, node)
+        if isinstance(node, exp.Interval):  # DuckDB cuts fractions of hours and days off
+            length = bind(node, self._scope)
+            assert isinstance(length, Literal), "intervals are constants"
+            length_us = length.scalar.cast(pa.int64())
+            return exp.Interval(this=exp.Literal.string(str(length_us)), unit=exp.var("MICROSECOND"))
         number = isinstance(node, exp.Literal) and not node.is_string
         if number and (not node.this.isdigit() or isinstance(node.parent, _ARITHMETIC)):
             return self._cast(node.copy(), node)

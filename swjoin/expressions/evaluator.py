@@ -67,6 +67,8 @@ class _Rows:
         return int(self._rows.num_rows)
 
     def array(self, expr: Expr) -> pa.Array[Any]:
+        if not len(self):  # and nothing fails for no rows
+            return pa.nulls(0, expr.type)
         value = self.value(expr)
         if isinstance(value, pa.Scalar):
             return pa.repeat(value, len(self))
@@ -108,6 +110,8 @@ def _connective(stops_at: bool) -> Callable[[_Rows, Call], Value]:
                 continue
             whole = pa.repeat(found, len(rows)) if isinstance(found, pa.Scalar) else found
             open_rows = pc.coalesce(pc.not_equal(whole, decided), pa.scalar(True, BOOL))
+            if not pc.any(open_rows).as_py():
+                return whole
             found = combine(whole, _scattered(rows.where(open_rows).array(arg), open_rows, decided))
         return found
 

@@ -27,11 +27,21 @@ class Column:
         return self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Literal:
-    """A constant, which may be null."""
+    """A constant, which may be null. Two are equal if they print alike: 0.0 is not -0.0."""
 
     scalar: pa.Scalar[Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literal) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[pa.DataType, bool, str]:
+        return self.scalar.type, self.scalar.is_valid, str(self.scalar)
 
     @classmethod
     def of(cls, value: Any, kind: pa.DataType) -> Literal:
@@ -54,14 +64,23 @@ class Literal:
 @dataclass(frozen=True)
 class Call:
     """A function of `expressions.functions` applied to arguments. options: constants that are no expressions, such as a
-    pattern. can_fail: for some values the function, or one in its arguments, raises. text: as written, for messages."""
+    pattern. can_fail: for some values the function, or one in its arguments, raises. text: what `str` makes the expression as
+    written of, for messages."""
 
     function: str
     args: tuple[Expr, ...]
     type: pa.DataType
     options: tuple[Any, ...] = ()
     can_fail: bool = False
-    text: str = field(default="", compare=False)
+    text: object = field(default="", compare=False)
+    _hash: int = field(default=0, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Trees share parts, and are looked up for every batch: the hash is computed once."""
+        object.__setattr__(self, "_hash", hash((self.function, self.args, self.type, self.options)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 Expr: TypeAlias = Column | Literal | Call
@@ -72,10 +91,13 @@ def can_fail(expr: Expr) -> bool:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """The expression and all below it, parents first."""
-    waiting = [expr]
+    """The expression and all below it, each part once, parents first."""
+    waiting, seen = [expr], set()
     while waiting:
         expr = waiting.pop()
+        if id(expr) in seen:
+            continue
+        seen.add(id(expr))
         yield expr
         if isinstance(expr, Call):
             waiting.extend(reversed(expr.args))

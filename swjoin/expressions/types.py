@@ -149,7 +149,7 @@ def common(what: str, kinds: Sequence[pa.DataType]) -> pa.DataType:
         raise UserError(f"{what} of {together}", remedy="cast one of them so that both agree") from None
 
 
-_FROM_TEXT: frozenset[Family] = frozenset({"bool", "int", "decimal", "float", "timestamp", "timestamptz", "date", "time"})
+_FROM_TEXT: frozenset[Family] = frozenset({"bool", "int", "decimal", "float", "timestamp", "timestamptz", "date"})
 _CASTS: dict[Family, frozenset[Family]] = {
     "bool": frozenset({"int", "float", "text"}),
     "int": frozenset({"bool", "uint64", "decimal", "float", "text"}),

@@ -1,6 +1,7 @@
 """Expressions of a plan's nodes, bound to the columns of their inputs.
 
-What: `bound`, `scope_of`, `type_of`, `columns_read_by`.
+What: `bound`, `scope_of`, `type_of`, `is_column`,
+`columns_read_by`.
 Why: a plan is text, as it travels between ranks; what its expressions mean depends on the columns that they read.
 Stays out: the nodes (`plan.logical`); evaluation (`expressions.evaluator`). sqlglot and Arrow are imported where a plan has
 expressions.
@@ -54,6 +55,14 @@ def type_of(text: str, columns: Sequence[tuple[str, str]], subject: str) -> str:
     if isinstance(expr, Column):
         return dict(columns)[expr.name]
     return str(expr.type)
+
+
+def is_column(text: str, columns: Sequence[tuple[str, str]], name: str) -> bool:
+    """Whether an expression is this column alone."""
+    from swjoin.expressions.tree import Column
+
+    expr = bound(text, columns, "")
+    return isinstance(expr, Column) and expr.name == name
 
 
 def columns_read_by(text: str, columns: Sequence[tuple[str, str]], subject: str) -> list[str]:

@@ -26,7 +26,7 @@ from swjoin.config.sections import QueryConfig, check_key
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import mix64
-from swjoin.plan.bound import type_of
+from swjoin.plan.bound import is_column, type_of
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -368,7 +368,9 @@ def _project_schema(project: Project, schema: Schema) -> Schema:
     types = [type_of(text, schema.columns, f"{project.name}: column {name}") for name, text in project.columns]
     for name, type_name in zip(names, types, strict=True):
         _check(type_name != "null", project.name, f"column {name} is null for every row", "cast it to a type")
-    time = next((name for name, text in project.columns if text.strip('"') == schema.time), schema.time)
+    time = next((name for name, text in project.columns if is_column(text, schema.columns, str(schema.time))), schema.time)
+    while time in names and not is_column(dict(project.columns)[time], schema.columns, str(schema.time)):
+        time += "_"  # another column has the name
     return Schema(tuple(map(Column, names, types)), time)
 
 

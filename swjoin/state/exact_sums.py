@@ -3,7 +3,7 @@
 What: `ExactSums`: slots, each the sum of the values added to it; `add`, `combine`, `values`, `clear`,
 `export`, `restore`.
 Why: the sum of floats in the order of their arrival depends on that order, so on ranks, moves and crashes. Here a sum is an
-integer, a multiple of the least double, that is rounded once, half to even, when it is read (as `math.fsum` does): the same
+integer, a multiple of the least double, that is rounded once, half to even, when it is read (as Python's fsum does): the same
 whatever the order, and values that have been added can be taken away again, as windows slide.
 Stays out: which values belong to which slot. Sums of integers, which need none of this.
 

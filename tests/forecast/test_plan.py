@@ -185,8 +185,7 @@ def test_network_and_pairs_are_those_of_a_run(sections: dict[str, Any], tmp_path
     rows = {name: table[name].to_numpy() for name in table.column_names}
     last = min(37, int(rows["epoch"].max()) - 2)  # a busy machine skips some of the 40 epochs of 0.1 s
     steady = (rows["epoch"] > 14) & (rows["epoch"] <= last)
-    ends_us = [rows["epoch_end_us"][rows["epoch"] == epoch].mean() for epoch in (14, last)]
-    seconds = (ends_us[1] - ends_us[0]) / 1e6
+    seconds = rows["left_tuples"][steady].sum() / 20_000  # of the stream; on a busy machine epochs end late
     assert rows["pairs"][steady].sum() / seconds == pytest.approx(expected, rel=0.05)
     for slave in range(3):
         found = rows["delivered_bytes"][steady & (rows["slave"] == slave)].sum() / seconds

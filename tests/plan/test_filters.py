@@ -59,6 +59,15 @@ def test_the_sender_of_an_edge_does_the_steps_on_the_way() -> None:
     ]
 
 
+def test_only_the_time_has_the_name_of_the_time() -> None:
+    def time_of(*columns: tuple[str, str]) -> str | None:
+        return LogicalPlan((A, Project("p", "a", columns), Result("out", "p"))).schema("p").time
+
+    assert time_of(("k", "k"), ("ts", "ts + interval '1' hour")) == "ts_"
+    assert time_of(("ts", "k"), ("at", "(TS)")) == "at"
+    assert time_of(("ts", "ts"), ("other", "k")) == "ts"
+
+
 @pytest.mark.parametrize("rows", [True, False])
 def test_only_columns_that_are_needed_are_read_and_computed(rows: bool) -> None:
     plan = LogicalPlan(NODES)

@@ -28,6 +28,7 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.sections import QueryConfig
 from swjoin.core.errors import SwjoinError
+from swjoin.core.join_semantics import How
 from swjoin.plan.logical import Filter, IntervalJoin, Node, Project, Result, Union
 from swjoin.runtime import in_process
 from swjoin.runtime.in_process import run_local
@@ -253,6 +254,22 @@ def test_rows_of_a_plan_are_those_of_duckdb(name: str, slaves: int, streams: Str
     found = run_local(counted, False, slaves)
     _check(found, expected)
     assert found["results"]["digest"] == report["results"]["digest"]
+
+
+@pytest.mark.parametrize("sink", ["count", "parquet", "csv"])
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_an_end_that_needs_no_column_of_the_join(sink: str, how: How, streams: Streams, tmp_path: Path) -> None:
+    joined = IntervalJoin("j", "a", "b", K, K, _query(-30, 40, how=how), "max")
+    inputs = {name: streams.integers[name] for name in "ab"}
+    plain = joined, Result("out", "j")
+    ends = Filter("t", "j", "true or 1 // 0 = 1"), Project("p", "t", (("one", "1"), ("w", "'x' || 2"))), Result("out", "p")
+    rows = run_local(plan_job(plain, inputs, tmp_path / "plain", "count"), False, 2)["results"]["count"]
+    report = run_local(plan_job((joined, *ends), inputs, tmp_path / "ends", sink), False, 2)
+    assert report["results"]["count"] == rows > 100
+    assert report["ledger"]["balanced"]
+    none = (joined, Filter("t", "j", "1 = 2"), Result("out", "t"))
+    report = run_local(plan_job(none, inputs, tmp_path / "none", sink), False, 2)
+    assert (report["results"]["count"], report["stages"][-1]["filtered"]) == (0, rows)
 
 
 def test_resting_instances_of_every_stage_are_activated(streams: Streams, tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ class _Stream:
 
 
 def span_us(config: RunConfig) -> int:
-    """Time that a split may span. In realtime pace every gateway shall have a share of each distribution epoch."""
+    """Time that a split may span. In realtime pace every gateway shall have a share of each distribution epoch, if that has the
+    rows (`core.splits.LEAST_ROWS`)."""
     if config.pace == "realtime":
         return max(_LEAST_SPAN_US, config.cluster.distribution_epoch_us // config.gateway_count)
     return max(_LEAST_LEAD_US, config.lead_us)

@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.functions.catalogue import Options, Signature, Value, call, function
 from swjoin.expressions.tree import Call, Expr, Literal
-from swjoin.expressions.types import BOOL, DOUBLE, Family, as_decimal, castable, common, described, family
+from swjoin.expressions.types import BOOL, DOUBLE, Family, as_decimal, castable, common, described, family, finest
 
 _EXACT: frozenset[tuple[Family, Family]] = frozenset(
     {("int", "float"), ("uint64", "float"), ("decimal", "float"), ("bool", "int")}
 )
 
 
-def cast(expr: Expr, kind: pa.DataType, text: str = "") -> Expr:
+def cast(expr: Expr, kind: pa.DataType, text: object = "") -> Expr:
     """The expression as a value of this type. text: as written, if a user wrote the cast. UserError where there is none."""
     if expr.type == kind:
         return expr
@@ -63,11 +63,14 @@ def _cast(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
         return _number_text(value).cast(kind)
     if origin == "text":
         return _time_text(value, kind)
-    if origin in ("float", "decimal") and target in ("int", "uint64"):
-        mode = "half_to_even" if origin == "float" else "half_towards_infinity"
-        return pc.round(value, ndigits=0, round_mode=mode).cast(kind)
-    if origin == "decimal" and target == "decimal" and kind.scale < value.type.scale:
-        return pc.round(value, ndigits=kind.scale, round_mode="half_towards_infinity").cast(kind)
+    if origin == "float" and target in ("int", "uint64"):
+        return pc.round(value, ndigits=0, round_mode="half_to_even").cast(kind)
+    if origin == "decimal" and target in ("int", "uint64", "decimal"):
+        digits = kind.scale if target == "decimal" else 0
+        if digits < value.type.scale:  # in a type that has room for another digit
+            wide = value.cast(pa.decimal256(value.type.precision + 1, value.type.scale))
+            value = pc.round(wide, ndigits=digits, round_mode="half_towards_infinity")
+        return value.cast(kind)
     if target == "decimal" and origin in ("int", "uint64"):
         return value.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
     if target == "bool":
@@ -80,14 +83,41 @@ def _cast(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
 
 
 def _to_text(value: Value, origin: Family) -> Value:
-    if origin == "float":  # DuckDB's spelling: 1.0, 1e+20, 1e-07
-        text = pc.replace_substring_regex(value.cast(pa.string()), pattern=r"^(-?\d+)$", replacement=r"\1.0")
-        return pc.replace_substring_regex(text, pattern=r"e([-+])(\d)$", replacement=r"e\10\2")
-    if origin in ("timestamp", "timestamptz"):
-        text = pc.replace_substring_regex(value.cast(pa.string()), pattern=r"(\.\d*?)0+(Z?)$", replacement=r"\1\2")
-        text = pc.replace_substring_regex(text, pattern=r"\.(Z?)$", replacement=r"\1")
-        return pc.replace_substring_regex(text, pattern="Z$", replacement="+00")
+    if origin == "float":
+        return _double_text(value)
+    if origin == "decimal":
+        return _decimal_text(value)
+    if origin in ("timestamp", "timestamptz"):  # without zeros at the end of a fraction
+        text = value.cast(pa.timestamp(value.type.unit)).cast(pa.string())
+        text = pc.replace_substring_regex(text, pattern=r"(\.\d*?)0+$", replacement=r"\1")
+        text = pc.replace_substring_regex(text, pattern=r"\.$", replacement="")
+        zone = pa.scalar("+00" if origin == "timestamptz" else "", pa.string())
+        return pc.binary_join_element_wise(text, zone, "")
     return value.cast(pa.string())
+
+
+def _double_text(value: Value) -> Value:
+    """As Python and DuckDB spell doubles: 1.0, 1e+20, 1e-05."""
+    if isinstance(value, pa.Scalar):
+        return pa.scalar(None if value.as_py() is None else repr(value.as_py()), pa.string())
+    numbers = pc.fill_null(value, 0.0).to_numpy(zero_copy_only=False)
+    text = pa.array(numbers.astype("U"), pa.string())
+    return pc.if_else(pc.is_valid(value), text, pa.scalar(None, pa.string()))
+
+
+def _decimal_text(value: Value) -> Value:
+    """All digits, at least one before the point."""
+    if isinstance(value, pa.Scalar):
+        return _decimal_text(pa.array([value], value.type))[0]
+    kind, scale = value.type, value.type.scale
+    make = pa.decimal256 if pa.types.is_decimal256(kind) else pa.decimal128
+    whole = value.view(make(kind.precision, 0))
+    if scale == 0:
+        return whole.cast(pa.string())
+    digits = pc.utf8_lpad(pc.abs(whole).cast(pa.string()), width=scale + 1, padding="0")
+    text = pc.replace_substring_regex(digits, pattern=rf"^(\d+)(\d{{{scale}}})$", replacement=r"\1.\2")
+    sign = pc.if_else(pc.less(whole, pa.scalar(0, whole.type)), pa.scalar("-", pa.string()), pa.scalar("", pa.string()))
+    return pc.binary_join_element_wise(sign, text, "")
 
 
 def _number_text(value: Value) -> Value:
@@ -102,16 +132,18 @@ def _time_text(value: Value, kind: pa.DataType) -> Value:
 
 
 def _with_utc(value: Value) -> Value:
-    whole = pc.if_else(pc.match_substring(value, pattern=":"), "Z", " 00:00:00Z")
-    return pc.binary_join_element_wise(value, whole, "")
+    zone, midnight, nothing = (pa.scalar(text, value.type) for text in ("Z", " 00:00:00Z", ""))
+    return pc.binary_join_element_wise(value, pc.if_else(pc.match_substring(value, pattern=":"), zone, midnight), nothing)
 
 
 def aligned(what: str, args: Sequence[Expr]) -> tuple[tuple[Expr, ...], pa.DataType]:
     """The arguments, cast to their common type, and that type. Text literals beside times are read as times."""
     times = [arg.type for arg in args if family(arg.type) in ("timestamp", "timestamptz", "date", "time")]
     if times:
-        finest = common(what, times)
-        args = [cast(arg, finest) if isinstance(arg, Literal) and family(arg.type) == "text" else arg for arg in args]
+        wanted = common(what, times)
+        if family(wanted) in ("timestamp", "timestamptz"):  # a literal may have microseconds
+            wanted = pa.timestamp(finest(wanted.unit, "us"), wanted.tz)
+        args = [cast(arg, wanted) if isinstance(arg, Literal) and family(arg.type) == "text" else arg for arg in args]
     kind = common(what, [arg.type for arg in args])
     return tuple(cast(arg, kind) for arg in args), kind
 

@@ -51,10 +51,10 @@ def function(name: str, rule: Rule) -> Callable[[Kernel], Kernel]:
     return enter
 
 
-def call(name: str, args: Sequence[Expr], options: Options = (), text: str = "") -> Expr:
+def call(name: str, args: Sequence[Expr], options: Options = (), text: object = "") -> Expr:
     """A function of arguments, typed; a literal if all arguments are. text: as written. UserError for wrong types."""
     found = FUNCTIONS[name].rule(args, options)
-    shown = text or f"{name}({', '.join(arg.text for arg in found.args)})"
+    shown = text or f"{name}({', '.join(str(arg.text) for arg in found.args)})"
     fails = found.can_fail or any(map(can_fail, found.args))
     made = Call(name, found.args, found.type, options, fails, shown)
     kernel = FUNCTIONS[name].kernel

@@ -16,7 +16,7 @@ from swjoin.core.errors import UserError
 from swjoin.expressions.functions.casts import aligned, cast, condition
 from swjoin.expressions.functions.catalogue import FUNCTIONS, Function, Options, Rule, Signature, Value, function
 from swjoin.expressions.tree import Expr
-from swjoin.expressions.types import BOOL, DOUBLE, NULL, described, family
+from swjoin.expressions.types import BOOL, DOUBLE, INT, NULL, described, family
 
 COMPARISONS: dict[str, Callable[..., Value]] = {
     "=": pc.equal,
@@ -94,6 +94,8 @@ def _in(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
 def _extreme(name: str) -> Rule:
     def rule(args: Sequence[Expr], options: Options) -> Signature:
         every, kind = aligned(name, args)
+        if kind == NULL:
+            every, kind = tuple(cast(arg, INT) for arg in every), INT
         if family(kind) == "bool":
             raise UserError(f"{name} of {described(kind)}", remedy="use and or or")
         return Signature(every, kind)
@@ -103,7 +105,7 @@ def _extreme(name: str) -> Rule:
 
 @function("greatest", _extreme("greatest"))
 def _greatest(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    found = pc.max_element_wise(*args, skip_nulls=True)
+    found = _element_wise(pc.max_element_wise, args, kind)
     if kind != DOUBLE:
         return found
     for arg in args:
@@ -113,7 +115,13 @@ def _greatest(args: Sequence[Value], options: Options, kind: pa.DataType) -> Val
 
 @function("least", _extreme("least"))
 def _least(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    return pc.min_element_wise(*args, skip_nulls=True)
+    return _element_wise(pc.min_element_wise, args, kind)
+
+
+def _element_wise(compute: Callable[..., Value], args: Sequence[Value], kind: pa.DataType) -> Value:
+    if family(kind) != "timestamptz":
+        return compute(*args, skip_nulls=True)
+    return compute(*(arg.cast(pa.timestamp(kind.unit)) for arg in args), skip_nulls=True).cast(kind)
 
 
 # ---------------------------------------------------------------- not all of whose arguments are evaluated for all rows

@@ -18,11 +18,11 @@ from swjoin.core.errors import UserError
 from swjoin.expressions.functions.casts import cast, doubles, number
 from swjoin.expressions.functions.catalogue import Kernel, Options, Rule, Signature, Value, function
 from swjoin.expressions.tree import Expr
-from swjoin.expressions.types import DATE, DOUBLE, INT, INTERVAL, MOST_DIGITS, as_decimal, described, family, finest
+from swjoin.expressions.types import DATE, DOUBLE, INT, MOST_DIGITS, as_decimal, described, family, finest
 
 _CHECKED: dict[str, Callable[..., Value]] = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
 _PLAIN: dict[str, Callable[..., Value]] = {"+": pc.add, "-": pc.subtract, "*": pc.multiply}
-_DAY_US = 86_400_000_000
+_MOST_PLACES = 18  # of an integer, and more than a double has
 
 
 def _operands(sign: str, args: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -78,15 +78,16 @@ def _with_times(sign: str, args: Sequence[Expr]) -> Signature | None:
         case ("-", "timestamp" | "timestamptz" | "date", "timestamp" | "timestamptz" | "date") if families != ("date", "date"):
             if families[0] != families[1] and set(families) == set(instants):
                 raise UserError("- of times with and without time zone", remedy="cast one of them so that both agree")
-            zoned = "timestamptz" in families
-            both = tuple(cast(arg, pa.timestamp("us", "UTC" if zoned else None)) for arg in args)
-            return Signature(both, INTERVAL, can_fail=True)
+            unit = finest(*(getattr(arg.type, "unit", "us").replace("day", "us") for arg in args), "us")
+            both = tuple(cast(arg, pa.timestamp(unit, "UTC" if "timestamptz" in families else None)) for arg in args)
+            return Signature(both, pa.duration(unit), can_fail=True)
         case ("-", "date", "date"):
             return Signature((one, two), INT)
         case ("+" | "-", "interval", "interval"):
-            return Signature((cast(one, INTERVAL), cast(two, INTERVAL)), INTERVAL, can_fail=True)
+            kind = pa.duration(finest(one.type.unit, two.type.unit))
+            return Signature((cast(one, kind), cast(two, kind)), kind, can_fail=True)
         case ("*", "interval", "int"):
-            return Signature((cast(one, INTERVAL), cast(two, INT)), INTERVAL, can_fail=True)
+            return Signature((one, cast(two, INT)), one.type, can_fail=True)
         case ("*", "int", "interval"):
             return _with_times("*", (two, one))
         case _ if "interval" in families:
@@ -104,8 +105,8 @@ def _kernel(sign: str) -> Kernel:
             return _PLAIN[sign](*wide).cast(kind)  # refuses what has too many digits
         if one.type == DATE:
             return pc.subtract(one.cast(pa.int32()), two.cast(pa.int32())).cast(INT)
-        if kind == INTERVAL and sign == "*":
-            return pc.multiply_checked(one.cast(INT), two).cast(INTERVAL)
+        if t.is_duration(kind) and sign == "*":
+            return pc.multiply_checked(one.cast(INT), two).cast(kind)
         return _CHECKED[sign](one, two)
 
     return kernel
@@ -117,13 +118,13 @@ for _sign in _CHECKED:
 
 def _negative_rule(args: Sequence[Expr], options: Options) -> Signature:
     arg = number("-", args[0], "int", "decimal", "float", "interval")
-    arg = cast(arg, INT) if family(arg.type) == "null" else arg
+    arg = cast(arg, INT) if family(arg.type) in ("null", "int") else arg
     return Signature((arg,), arg.type, can_fail=arg.type != DOUBLE)
 
 
 @function("negative", _negative_rule)
 def _negative(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    return pc.negate_checked(args[0].cast(INT)).cast(kind) if kind == INTERVAL else pc.negate_checked(args[0])
+    return pc.negate_checked(args[0].cast(INT)).cast(kind) if t.is_duration(kind) else pc.negate_checked(args[0])
 
 
 # ---------------------------------------------------------------- / // %
@@ -188,7 +189,7 @@ def _filled(value: Value) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
 
 def _abs_rule(args: Sequence[Expr], options: Options) -> Signature:
     arg = number("abs", args[0], "int", "decimal", "float")
-    arg = cast(arg, INT) if family(arg.type) == "null" else arg
+    arg = cast(arg, INT) if family(arg.type) in ("null", "int") else arg
     return Signature((arg,), arg.type, can_fail=arg.type == INT)
 
 
@@ -197,6 +198,8 @@ function("abs", _abs_rule)(_plain(pc.abs_checked))
 
 def _round_rule(args: Sequence[Expr], options: Options) -> Signature:
     arg = number("round", args[0], "int", "uint64", "decimal", "float")
+    if abs(options[0]) > _MOST_PLACES:
+        raise UserError(f"round to {options[0]} digits", remedy=f"use {-_MOST_PLACES} to {_MOST_PLACES}")
     arg = cast(arg, INT if family(arg.type) in ("int", "null") else DOUBLE)
     return Signature((arg,), arg.type, can_fail=arg.type == INT)
 

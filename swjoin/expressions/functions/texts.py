@@ -37,7 +37,7 @@ def _of_text(name: str, kind: pa.DataType | None = None) -> Rule:
     return rule
 
 
-def _of_pattern(name: str, kind: pa.DataType | None = None) -> Rule:
+def _of_pattern(name: str, kind: pa.DataType | None = None, *, can_fail: bool = False) -> Rule:
     """options[0]: a regular expression."""
 
     def rule(args: Sequence[Expr], options: Options) -> Signature:
@@ -45,7 +45,7 @@ def _of_pattern(name: str, kind: pa.DataType | None = None) -> Rule:
             pc.match_substring_regex(pa.scalar("", TEXT), pattern=options[0])
         except pa.ArrowInvalid as error:
             raise UserError(f"{name}: {options[0]!r} is no regular expression: {one_line(error, 120)}") from None
-        return _of_text(name, kind)(args, options)
+        return _of_text(name, kind)(args, options)._replace(can_fail=can_fail)
 
     return rule
 
@@ -151,22 +151,25 @@ def like_pieces(pattern: str, escape: str | None) -> list[str | None]:
 
 @function("like", _of_text("like", BOOL))
 def _like(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    """options: pattern, escape character or None, whether case matters not."""
+    """options: pattern, escape character or None, whether case matters not: then both are taken in lower case."""
     pattern, escape, ignore_case = options
+    text = pc.utf8_lower(args[0]) if ignore_case else args[0]
     pieces = like_pieces(pattern, escape)
+    if ignore_case:
+        pieces = [piece and str(pc.utf8_lower(pa.scalar(piece, TEXT))) for piece in pieces]
     plain = "".join(piece for piece in pieces if piece)
     wild = [i for i, piece in enumerate(pieces) if not piece]
-    if not ignore_case and not wild:
-        return pc.equal(args[0], pa.scalar(plain, args[0].type))
+    if not wild:
+        return pc.equal(text, pa.scalar(plain, text.type))
     only_percent = all(pieces[i] is None for i in wild)
     if only_percent and wild == [len(pieces) - 1]:
-        return pc.starts_with(args[0], pattern=plain, ignore_case=ignore_case)
+        return pc.starts_with(text, pattern=plain)
     if only_percent and wild == [0]:
-        return pc.ends_with(args[0], pattern=plain, ignore_case=ignore_case)
+        return pc.ends_with(text, pattern=plain)
     if only_percent and wild == [0, len(pieces) - 1]:
-        return pc.match_substring(args[0], pattern=plain, ignore_case=ignore_case)
+        return pc.match_substring(text, pattern=plain)
     regex = "".join(".*" if piece is None else re.escape(piece) if piece else "." for piece in pieces)
-    return pc.match_substring_regex(args[0], pattern=rf"(?s)\A{regex}\z", ignore_case=ignore_case)
+    return pc.match_substring_regex(text, pattern=rf"(?s)\A{regex}\z")
 
 
 @function("regexp_matches", _of_pattern("regexp_matches", BOOL))
@@ -174,7 +177,8 @@ def _regexp_matches(args: Sequence[Value], options: Options, kind: pa.DataType) 
     return pc.match_substring_regex(args[0], pattern=options[0], ignore_case=options[1])
 
 
-@function("regexp_replace", _of_pattern("regexp_replace"))
+# Arrow cannot replace one match whose context matters: \b, \B
+@function("regexp_replace", _of_pattern("regexp_replace", can_fail=True))
 def _regexp_replace(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     """options: pattern, replacement, number of matches that are replaced or None."""
     return pc.replace_substring_regex(args[0], pattern=options[0], replacement=options[1], max_replacements=options[2])
@@ -185,6 +189,8 @@ _GROUP = re.compile(r"\((?!\?)|\(\?P?<\w+>")
 
 def with_one_group(pattern: str, group: int) -> str:
     """The pattern with one capturing group, `g`: that of this number; 0: the whole. UserError if there is none."""
+    if r"\Q" in pattern:
+        raise UserError(f"regexp_extract: {pattern!r} has a quoted part", remedy="escape its characters")
     found, count, at = [], 0, 0
     while at < len(pattern):
         if pattern[at] == "\\":

@@ -33,10 +33,16 @@ _PARTS: dict[str, Callable[[Value], Value]] = {
     "second": pc.second,
     "millisecond": lambda value: _below_minute(value, 1_000),
     "microsecond": lambda value: _below_minute(value, 1),
-    "epoch": lambda value: pc.divide(value.cast(TIMESTAMP).cast(INT).cast(DOUBLE, safe=False), 1e6),
+    "epoch": lambda value: _seconds(value),
 }
 _UNITS = ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond")
 PARTS, UNITS = tuple(_PARTS), _UNITS
+
+
+def _seconds(value: Value) -> Value:
+    """Of a timestamp since 1970, or of an interval."""
+    units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[value.type.unit]
+    return pc.divide(value.cast(INT).cast(DOUBLE, safe=False), units)
 
 
 def _below_minute(value: Value, unit_us: int) -> Value:
@@ -72,7 +78,7 @@ def _part_rule(args: Sequence[Expr], options: Options) -> Signature:
 def _extract(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     value = args[0]
     if pa.types.is_duration(value.type):
-        return pc.divide(value.cast(pa.duration("us"), safe=False).cast(INT).cast(DOUBLE, safe=False), 1e6)
+        return _seconds(value)
     return _PARTS[options[0]](value).cast(kind)
 
 
@@ -95,7 +101,7 @@ _FORMAT = re.compile(r"%[YmdHMS%]|[^%]")
 
 
 def _format_rule(args: Sequence[Expr], options: Options) -> Signature:
-    if "".join(_FORMAT.findall(options[0])) != options[0]:
+    if "%" not in options[0] or "".join(_FORMAT.findall(options[0])) != options[0]:
         raise UserError(f"strftime: {options[0]!r} has a part that is not supported", remedy="use %Y, %m, %d, %H, %M, %S, %%")
     return Signature((_instant("strftime", args[0]),), TEXT)
 
