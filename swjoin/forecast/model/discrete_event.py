@@ -19,7 +19,6 @@ from swjoin.forecast.costs import CostModel
 
 Action = Callable[[], None]
 _FIRST_POLL_US = 20.0
-_WAIT_PARTS, _LONGER_POLLS = 8, 5  # a poll's interval takes at most such a part of a long wait, and is at most so much longer
 
 
 class Timeline:
@@ -283,12 +282,11 @@ class Actor:
         longest_us, extra_us = self.longest_poll_us(), self.world.costs.sleep_extra_us
         if not longest_us:
             return 0, 0.0
-        waited = self.world.time.now_us - self._idle_since_us
-        most_us = longest_us if longest_us < self.world.costs.poll_longest_us else _LONGER_POLLS * longest_us
-        left, count, interval = waited, 0, _FIRST_POLL_US
-        while interval < most_us and left > interval + extra_us:
+        left = self.world.time.now_us - self._idle_since_us
+        count, interval = 0, _FIRST_POLL_US
+        while interval < longest_us and left > interval + extra_us:
             left -= interval + extra_us
-            interval = min(2 * interval, max(longest_us, min((waited - left) / _WAIT_PARTS, most_us)))
+            interval = min(1.5 * interval, longest_us)
             count += 1
         whole = max(0.0, left) / (interval + extra_us)
         return count + int(whole), interval + extra_us

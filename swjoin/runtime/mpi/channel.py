@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from swjoin.runtime.mpi.heartbeats import Heartbeats
 
-_SHORTEST_SLEEP_S, _USUAL_SLEEP_S = 20e-6, 1e-3
-_WAIT_PARTS, _LONGEST_SLEEP_S = 8, 5e-3  # a sleep takes at most such a part of a long wait
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
 _LONGEST_TRANSFER_S = 0.2  # of one sleep for a slower link
 
 
@@ -58,7 +57,6 @@ class Channel:
         self.meter = WorkMeter(cpu_us, cpu_at_us=cpu_us())
         self._status = MPI.Status()
         self._sleep_s = _SHORTEST_SLEEP_S
-        self._slept_ns = 0  # since the last message
         self._freed = FreedMemory()
         self._outgoing: list[tuple[Any, NDArray[np.uint8]]] = []
         self.heartbeats: Heartbeats | None = None
@@ -89,7 +87,7 @@ class Channel:
         """Whether a message waits; `receive` then takes it."""
         found = self._probe(rank, tag)
         if found:
-            self._sleep_s, self._slept_ns = _SHORTEST_SLEEP_S, 0
+            self._sleep_s = _SHORTEST_SLEEP_S
         return found
 
     def _probe(self, rank: int, tag: int) -> bool:
@@ -118,15 +116,12 @@ class Channel:
         self.meter.communication_us += (time.monotonic_ns() - start) // 1000
 
     def sleep(self, at_most_us: int = 1_000_000) -> None:
-        """Yield the core for a moment, longer each time until a probe succeeds, as polls of idle ranks take CPU time."""
+        """Yield the core for a moment; longer each time until a probe succeeds."""
         start = time.monotonic_ns()
         self._freed.trim_if_due()
         time.sleep(max(0.0, min(self._sleep_s, at_most_us / 1e6)))
-        slept_ns = time.monotonic_ns() - start
-        self._slept_ns += slept_ns
-        longest_s = max(_USUAL_SLEEP_S, min(self._slept_ns / 1e9 / _WAIT_PARTS, _LONGEST_SLEEP_S))
-        self._sleep_s = min(self._sleep_s * 2, longest_s)
-        self.meter.idle_us += slept_ns // 1000
+        self._sleep_s = min(self._sleep_s * 1.5, _LONGEST_SLEEP_S)
+        self.meter.idle_us += (time.monotonic_ns() - start) // 1000
 
     def wait(self, rank: int, tag: int) -> NDArray[np.uint8]:
         while not self.probe(rank, tag):
