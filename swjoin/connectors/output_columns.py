@@ -148,9 +148,9 @@ class RowColumns:
     """Columns of a plan's rows. types: of every column, without dictionaries. ids: as in `OutputColumns`."""
 
     of_pairs: ClassVar = False
+    key_names: ClassVar[tuple[str, ...]] = ()
     types: tuple[tuple[str, pa.DataType], ...]
     ids: bool
-    key_names: tuple[str, ...] = ()
 
     @property
     def id_columns(self) -> list[tuple[str, str, int]]:

@@ -232,7 +232,7 @@ _IMPLIED = frozenset({"typed", "safe", "coalesce", "ignore_nulls", "null_if_pos_
 
 def sql_type(node: exp.DataType) -> pa.DataType:
     """The Arrow type of an SQL type. UserError for types that do not exist here."""
-    if node.this in (exp.DataType.Type.DECIMAL,) and all(part.name.isdigit() for part in node.expressions):
+    if node.this == exp.DataType.Type.DECIMAL and all(part.name.isdigit() for part in node.expressions):
         digits = [int(part.name) for part in node.expressions] or [18, 3]
         precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
         if not 1 <= precision <= 38 or not 0 <= scale <= precision:

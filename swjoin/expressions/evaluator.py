@@ -126,14 +126,14 @@ def _scattered(values: pa.Array[Any], mask: pa.Array[Any], otherwise: pa.Scalar[
     return pa.concat_arrays([values, pa.repeat(otherwise, 1)]).take(pa.array(at))
 
 
-def _chosen(rows: _Rows, branches: list[tuple[Value | Callable[[_Rows], Value], Expr]], kind: pa.DataType) -> Value:
+def _chosen(rows: _Rows, branches: list[tuple[Callable[[_Rows], Value], Expr]], kind: pa.DataType) -> Value:
     """Of each row the value of the first branch whose condition holds. Values are evaluated for these rows alone."""
     count = len(rows)
     left = np.arange(count)  # rows without a value yet
     parts: list[pa.Array[Any]] = []
     order: list[np.ndarray[Any, np.dtype[np.int64]]] = []
     for condition, value in branches:
-        found = condition(rows) if callable(condition) else condition
+        found = condition(rows)
         mask = pa.repeat(found, len(rows)) if isinstance(found, pa.Scalar) else found
         mask = pc.fill_null(mask, False)
         holds = mask.to_numpy(zero_copy_only=False)
@@ -153,7 +153,7 @@ def _case(rows: _Rows, expr: Call) -> Value:
     whens, values = pairs[::2], pairs[1::2]
     if expr.can_fail:
         branches = [(_condition(when), value) for when, value in zip(whens, values, strict=True)]
-        return _chosen(rows, [*branches, (pa.scalar(True, BOOL), otherwise)], expr.type)
+        return _chosen(rows, [*branches, (_condition(Literal.of(True, BOOL)), otherwise)], expr.type)
     found = rows.value(otherwise)
     for when, value in zip(reversed(whens), reversed(values), strict=True):
         found = pc.if_else(pc.coalesce(rows.value(when), pa.scalar(False, BOOL)), rows.value(value), found)
@@ -163,8 +163,7 @@ def _case(rows: _Rows, expr: Call) -> Value:
 def _coalesce(rows: _Rows, expr: Call) -> Value:
     if not expr.can_fail:
         return pc.coalesce(*(rows.value(arg) for arg in expr.args))
-    branches = [(_present(arg), arg) for arg in expr.args]
-    return _chosen(rows, list(branches), expr.type)
+    return _chosen(rows, [(_present(arg), arg) for arg in expr.args], expr.type)
 
 
 def _condition(expr: Expr) -> Callable[[_Rows], Value]:

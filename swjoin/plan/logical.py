@@ -99,30 +99,32 @@ class IntervalJoin:
         return self.query
 
 
+class _OneInput:
+    """A node that reads one other."""
+
+    input: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input,)
+
+
 @dataclass(frozen=True)
-class Filter:
+class Filter(_OneInput):
     """The rows of a node that satisfy a condition, an SQL expression over its columns; null is not satisfied."""
 
     name: str
     input: str
     condition: str
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
-
 
 @dataclass(frozen=True)
-class Project:
+class Project(_OneInput):
     """Columns computed from each row of a node. columns: (name, SQL expression over the node's columns)."""
 
     name: str
     input: str
     columns: tuple[tuple[str, str], ...]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
 
 
 @dataclass(frozen=True)
@@ -134,15 +136,11 @@ class Union:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks."""
 
     name: str
     input: str
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
 
 
 Node: TypeAlias = Source | Filter | Project | IntervalJoin | Union | Result

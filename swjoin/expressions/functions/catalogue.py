@@ -1,6 +1,6 @@
 """The catalogue of functions: of each its rule, which types and casts its arguments, and its kernel over Arrow values.
 
-What: `Function`, `function`, `call`; `Signature`, `Value`.
+What: `Function`, `function`, `plain`, `call`; `Signature`, `Value`.
 Why: one entry is all that a function needs; binder and evaluator name none.
 Stays out: the functions, in the modules beside this one.
 """
@@ -49,6 +49,11 @@ def function(name: str, rule: Rule) -> Callable[[Kernel], Kernel]:
         return kernel
 
     return enter
+
+
+def plain(compute: Callable[..., Value]) -> Kernel:
+    """The kernel that is a function of the arguments alone."""
+    return lambda args, options, kind: compute(*args)
 
 
 def call(name: str, args: Sequence[Expr], options: Options = (), text: object = "") -> Expr:

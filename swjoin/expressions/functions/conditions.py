@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from swjoin.core.errors import UserError
 from swjoin.expressions.functions.casts import aligned, cast, condition
-from swjoin.expressions.functions.catalogue import FUNCTIONS, Function, Options, Rule, Signature, Value, function
+from swjoin.expressions.functions.catalogue import FUNCTIONS, Function, Options, Rule, Signature, Value, function, plain
 from swjoin.expressions.tree import Expr
 from swjoin.expressions.types import BOOL, DOUBLE, INT, NULL, described, family
 
-COMPARISONS: dict[str, Callable[..., Value]] = {
+_COMPARISONS: dict[str, Callable[..., Value]] = {
     "=": pc.equal,
     "<>": pc.not_equal,
     "<": pc.less,
@@ -36,12 +36,8 @@ def _compared(sign: str) -> Rule:
     return rule
 
 
-def _comparison(compute: Callable[..., Value]) -> Callable[[Sequence[Value], Options, pa.DataType], Value]:
-    return lambda args, options, kind: compute(*args)
-
-
-for _sign, _compute in COMPARISONS.items():
-    function(_sign, _compared(_sign))(_comparison(_compute))
+for _sign, _compute in _COMPARISONS.items():
+    function(_sign, _compared(_sign))(plain(_compute))
 
 
 @function("is distinct from", _compared("is distinct from"))
@@ -56,18 +52,14 @@ def _any(args: Sequence[Expr], options: Options) -> Signature:
     return Signature(tuple(args), BOOL)
 
 
-@function("is null", _any)
-def _is_null(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    return pc.is_null(args[0])
+function("is null", _any)(plain(pc.is_null))
 
 
 def _not_rule(args: Sequence[Expr], options: Options) -> Signature:
     return Signature((condition("not", args[0]),), BOOL)
 
 
-@function("not", _not_rule)
-def _not(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    return pc.invert(args[0])
+function("not", _not_rule)(plain(pc.invert))
 
 
 def _in_rule(args: Sequence[Expr], options: Options) -> Signature:

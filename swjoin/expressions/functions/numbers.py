@@ -16,7 +16,7 @@ import pyarrow.types as t
 
 from swjoin.core.errors import UserError
 from swjoin.expressions.functions.casts import cast, doubles, number
-from swjoin.expressions.functions.catalogue import Kernel, Options, Rule, Signature, Value, function
+from swjoin.expressions.functions.catalogue import Kernel, Options, Rule, Signature, Value, function, plain
 from swjoin.expressions.tree import Expr
 from swjoin.expressions.types import DATE, DOUBLE, INT, MOST_DIGITS, as_decimal, described, family, finest
 
@@ -78,7 +78,7 @@ def _with_times(sign: str, args: Sequence[Expr]) -> Signature | None:
         case ("-", "timestamp" | "timestamptz" | "date", "timestamp" | "timestamptz" | "date") if families != ("date", "date"):
             if families[0] != families[1] and set(families) == set(instants):
                 raise UserError("- of times with and without time zone", remedy="cast one of them so that both agree")
-            unit = finest(*(getattr(arg.type, "unit", "us").replace("day", "us") for arg in args), "us")
+            unit = finest(*(getattr(arg.type, "unit", "us") for arg in args), "us")
             both = tuple(cast(arg, pa.timestamp(unit, "UTC" if "timestamptz" in families else None)) for arg in args)
             return Signature(both, pa.duration(unit), can_fail=True)
         case ("-", "date", "date"):
@@ -134,10 +134,6 @@ def _doubles(name: str) -> Rule:
     return lambda args, options: Signature(doubles(name, args), DOUBLE)
 
 
-def _plain(compute: Callable[..., Value]) -> Kernel:
-    return lambda args, options, kind: compute(*args)
-
-
 _OF_DOUBLES: dict[str, Callable[..., Value]] = {
     "/": pc.divide,
     "floor": pc.floor,
@@ -148,14 +144,14 @@ _OF_DOUBLES: dict[str, Callable[..., Value]] = {
     "power": pc.power,
 }
 for _name, _compute in _OF_DOUBLES.items():
-    function(_name, _doubles(_name))(_plain(_compute))
+    function(_name, _doubles(_name))(plain(_compute))
 
 
 def _quotient(args: Sequence[Expr], options: Options) -> Signature:
     return Signature(tuple(cast(number("//", arg, "int"), INT) for arg in args), INT, can_fail=True)
 
 
-function("//", _quotient)(_plain(pc.divide_checked))
+function("//", _quotient)(plain(pc.divide_checked))
 
 
 def _remainder(args: Sequence[Expr], options: Options) -> Signature:
@@ -193,7 +189,7 @@ def _abs_rule(args: Sequence[Expr], options: Options) -> Signature:
     return Signature((arg,), arg.type, can_fail=arg.type == INT)
 
 
-function("abs", _abs_rule)(_plain(pc.abs_checked))
+function("abs", _abs_rule)(plain(pc.abs_checked))
 
 
 def _round_rule(args: Sequence[Expr], options: Options) -> Signature:
