@@ -217,7 +217,10 @@ def _routing(s: Setting) -> list[str]:
     cluster, groups = s.config.cluster, s.config.cluster.partition_count
     owned = np.bincount(round_robin(groups, s.active), minlength=s.active)
     share = f"{owned.min()} to {owned.max()}" if owned.min() != owned.max() else f"{owned.max()}"
-    start, one = ("The", "slave") if s.plan is None else ("In each stage the", "instance")
+    start, one = ("The", "slave") if s.plan is None else ("In each join the", "instance")
+    joins = s.plan is None or any(not stage.gathers for stage in s.plan.stages.stages)
+    if not joins:
+        return ["Any instance may take a row: the hash of its id says which."]
     out = [
         f"{start} key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet "
         f"at one {one}. {_plural(s.active, one)} with {share} of them each"
@@ -361,9 +364,10 @@ def _sink(config: RunConfig) -> str:
 
 
 def _results(s: Setting) -> list[str]:
-    sink = s.config.sink
+    sink, what = s.config.sink, "row" if s.plan is not None and s.plan.of_rows else "pair"
     if sink.kind == "count":
-        out = ["Pairs are counted and digested, not kept" + ("; payload travels all the same." if sink.carry_payload else ".")]
+        kept = "; payload travels all the same." if sink.carry_payload else "."
+        out = [f"{what.capitalize()}s are counted and digested, not kept{kept}"]
     else:
         shown = _sink(s.config)
         if sink.in_files:
@@ -377,8 +381,8 @@ def _results(s: Setting) -> list[str]:
         else:
             out.append(f"Columns: the key, then all others of both sides; {s.unknown}.")
     out.append(
-        "Each pair exactly once, whatever the ranks, epochs and moves; the ledger accounts for every tuple, and a run whose "
-        "ledger does not balance fails."
+        f"Each {what} exactly once, whatever the ranks, epochs and moves; the ledger accounts for every tuple, and a run "
+        "whose ledger does not balance fails."
     )
     return out
 

@@ -16,7 +16,6 @@ from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import RoleId, gateway_role, sink_role
 from swjoin.config.run import RunConfig, SinkConfig
 from swjoin.core.batch import STREAM_NAMES
-from swjoin.plan.logical import Source
 from swjoin.plan.stages import Edge, Stage, describe_edge, describe_stage
 
 _ROLES = 6  # further gateways and sinks whose ranks are listed
@@ -37,7 +36,7 @@ def _carried(instances: Instances, edge: Edge) -> list[tuple[str, str]]:
 
 
 def _sender(edge: Edge) -> str:
-    return edge.sender.name if isinstance(edge.sender, Source) else edge.sender.join.name
+    return edge.sender.name
 
 
 def _ranks(instances: Instances, *, in_process: bool) -> str:
@@ -71,7 +70,7 @@ def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, *, in_
                 line += f"{collector} ─▶ {sink}"
             else:
                 line += f"{STREAM_NAMES[edge.port]:<5} {joints(i, len(mine), middle)[1]}"
-                where = f"─ stage {stage.id}  {stage.join.name} x {instances.width}{_ranks(instances, in_process=in_process)}"
+                where = f"─ stage {stage.id}  {stage.name} x {instances.width}{_ranks(instances, in_process=in_process)}"
                 line += where if i == middle else ""
             out.append(line)
     return out
@@ -94,7 +93,8 @@ def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
         return f"edge {edge.id}", f"{stage}, {_sender(edge)}", "results"
     columns = ", ".join(name for name, _ in _carried(instances, edge)) or "no columns"
     columns = columns if len(columns) <= _SHOWN else f"{columns[: _SHOWN - 3]}..."
-    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"hash of {', '.join(edge.key)}: {columns}"
+    key = ", ".join(edge.key) or "the id"
+    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"hash of {key}: {columns}"
 
 
 # ---------------------------------------------------------------- sections
@@ -112,8 +112,10 @@ def edges(instances: Instances) -> list[str]:
 def _load(instances: Instances, edge: Edge) -> str:
     if not isinstance(edge.receiver, Stage):
         return "counts and digests only" if instances.config.sink.kind == "count" else "result rows"
-    native = instances.columns.stages[edge.receiver.id].new_keys().native
-    always = ["id", "time", "key" if native else "hash of the key"]
+    always = ["id", "time"]
+    if not edge.receiver.gathers:
+        native = instances.columns.stages[edge.receiver.id].new_keys().native
+        always.append("key" if native else "hash of the key")
     return f"carries {', '.join([*always, *(f'{name} {kind}' for name, kind in _carried(instances, edge))])}"
 
 

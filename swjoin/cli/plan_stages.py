@@ -97,7 +97,7 @@ class StagesForecast:
             "stages": [
                 {
                     "stage": int(stage.stage.id),
-                    "join": stage.stage.join.name,
+                    "join": stage.stage.name,
                     "instances": capacity.width,
                     "received_per_s": {"left": came[LEFT], "right": came[RIGHT]},
                     "produced_per_s": out,
@@ -129,7 +129,7 @@ class StagesForecast:
                 "resource": resource,
                 "rate_per_s": {name: rate * factor for name, rate in self.rates.items()},
                 "input_tuples_per_s": factor * flow.total,
-                "busiest_stage": profile.stages[stage_loads.index(max(stage_loads))].stage.join.name,
+                "busiest_stage": profile.stages[stage_loads.index(max(stage_loads))].stage.name,
             },
             "target": target,
             "notes": [f"{SAME_DATA}; pairs grow with the product of both inputs' rates"],

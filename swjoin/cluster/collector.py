@@ -108,14 +108,14 @@ class Collector:
     """One sink of one run; `finished` once every slave has sent its last chunk.
 
     materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only. number: of several
-    sinks, each of which has its share of the pairs; the first one has metrics and production delays of all. filtered: some of
-    the pairs that have production delays are not among the rows.
+    sinks, each of which has its share of the pairs; the first one has metrics and production delays of all. of_rows: rows come
+    that are no pairs; of those that have production delays some may not be among them.
     """
 
     def __init__(
-        self, slave_count: int, *, materialised: bool, number: int = 0, sink_count: int = 1, filtered: bool = False
+        self, slave_count: int, *, materialised: bool, number: int = 0, sink_count: int = 1, of_rows: bool = False
     ) -> None:
-        self.number, self._delays_of_others = number, sink_count > 1 or filtered
+        self.number, self._delays_of_others = number, sink_count > 1 or of_rows
         self._name = f"sink {number}" if number else "collector"
         self.materialised = materialised
         self.slave_count = slave_count

@@ -74,25 +74,32 @@ def rows_after(rows: TupleBatch, edge: int, steps: Sequence[BoundStep]) -> Tuple
 
 @dataclass(frozen=True)
 class KeyedEdge:
-    """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keeps_null_keys:
-    rows with a null key, which match nothing, come out of the join; otherwise they are dropped here."""
+    """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keys: None where
+    any instance may take a row. keeps_null_keys: rows with a null key, which match nothing, come out of the join; otherwise
+    they are dropped here."""
 
     edge: Edge
     columns: tuple[str, ...]
     steps: tuple[BoundStep, ...]
-    keys: KeyEncoder
+    keys: KeyEncoder | None
     keeps_null_keys: bool
 
     @staticmethod
     def of(instances: Instances, edge: Edge) -> KeyedEdge:
         assert isinstance(edge.receiver, Stage), "results have no keys"
+        columns, steps = instances.columns.travels[edge.id], instances.columns.steps[edge.id]
+        if edge.receiver.gathers:
+            return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False)
         keeps = edge.receiver.join.semantics.kind.unmatched[edge.port]
         keys = instances.columns.stages[edge.receiver.id].new_keys()
-        return KeyedEdge(edge, instances.columns.travels[edge.id], instances.columns.steps[edge.id], keys, keeps)
+        return KeyedEdge(edge, columns, steps, keys, keeps)
 
     def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
         """The rows as they travel, and apart from them those with a null key. rows: with the sender's columns."""
         rows = rows_after(rows, self.edge.id, self.steps)
+        if self.keys is None:
+            shown = rows.columns.select(self.columns) if self.columns and rows.columns is not None else None
+            return TupleBatch(rows.id.view(np.int64), rows.ts, rows.id, rows.arrival_us, None, shown), TupleBatch.empty()
         assert rows.columns is not None, f"edge {self.edge.id}: rows without columns, among which the key is"
         key, valid = self.keys.hashed([rows.columns.column(name) for name in self.edge.key])
         columns = rows.columns.select(self.columns) if self.columns else None

@@ -62,9 +62,9 @@ class Instances:
         return self.stages.edges_to(self.stages.results[0])[0]
 
     @property
-    def filtered(self) -> bool:
-        """Whether the result has rows of the last join that filters have passed or projections have made, not its pairs."""
-        return bool(self.result_edge.steps)
+    def of_rows(self) -> bool:
+        """Whether the result has rows that were gathered, or made by filters and projections, not pairs of the last join."""
+        return self.last.gathers or bool(self.result_edge.steps)
 
     @property
     def slave_count(self) -> int:
@@ -107,29 +107,24 @@ class Instances:
         return found
 
     def config_of(self, slave: int) -> RunConfig:
-        """The run as the slave's join sees it."""
-        return replace(self.config, queries=(self.stage_of(slave).join.semantics,))
+        """The run as the slave's operator sees it."""
+        stage = self.stage_of(slave)
+        return self.config if stage.gathers else replace(self.config, queries=(stage.join.semantics,))
 
     @cached_property
     def config_of_gateway(self) -> RunConfig:
         """The run as the gateway sees it: its epochs follow the longest window."""
-        queries = [stage.join.semantics for stage in self.stages.stages]
-        return replace(self.config, queries=(max(queries, key=lambda query: query.bounds.retention_us),))
+        queries = [stage.join.semantics for stage in self.stages.stages if not stage.gathers]
+        longest = max(queries, key=lambda query: query.bounds.retention_us, default=self.config.query)
+        return replace(self.config, queries=(longest,))
 
 
 def _check_plan(stages: StagePlan) -> None:
-    result = stages.results[0]
-    many = len(stages.results) > 1
-    if many:
+    if len(stages.results) > 1:
         raise UserError(f"{len(stages.results)} results", subject="plan", remedy="runs of plans have one result for now")
-    edges = stages.edges_to(result)
-    if len(edges) != 1 or not isinstance(edges[0].sender, Stage):
-        raise UserError(
-            "it reads no join", subject=result.name, remedy="runs of plans end with a join, filters and projections for now"
-        )
     for stage in stages.stages:
-        if stage.join.semantics.bounds.count_windows:
-            raise UserError("count windows", subject=stage.join.name, remedy="runs of plans join within bounds of time for now")
+        if not stage.gathers and stage.join.semantics.bounds.count_windows:
+            raise UserError("count windows", subject=stage.name, remedy="runs of plans join within bounds of time for now")
 
 
 def _check_config(config: RunConfig) -> None:

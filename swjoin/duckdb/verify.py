@@ -55,7 +55,7 @@ from swjoin.duckdb.join_rows import NONE, count_and_digest, define_macros, key_c
 from swjoin.duckdb.plan_rows import NodeTable, define_found
 from swjoin.duckdb.session import name, open_database, path_list, text
 from swjoin.plan.columns import columns_of
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 
@@ -392,21 +392,11 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
         plan = plan_from_plain(job.plan or {})
     except UserError as error:
         raise error.prefixed(str(run_dir / "run.json")) from None
-    ends = [plan.node(node.input) for node in plan.nodes if isinstance(node, Result)]
-    ends = [_before_steps(plan, node) for node in ends]
+    counts = [sum(isinstance(node, kind) for node in plan.nodes) for kind in (Result, Source)]
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
-    counted = any(join.semantics.bounds.count_windows for join in joins)
-    sources = [node for node in plan.nodes if isinstance(node, Source)]
-    if counted or len(ends) != 1 or ends[0] not in joins or len(sources) != len(job.inputs):
+    if any(join.semantics.bounds.count_windows for join in joins) or counts != [1, len(job.inputs)]:
         raise UserError(f"{run_dir / 'run.json'}: plan: is not what it must be; the file is damaged")
     return plan
-
-
-def _before_steps(plan: LogicalPlan, node: Node) -> Node:
-    """The node whose rows filters and projections make to those of this one."""
-    while isinstance(node, Filter | Project):
-        node = plan.node(node.input)
-    return node
 
 
 def _define_plan(db: Any, job: Job, run_dir: Path, folder: Path) -> bool:

@@ -65,7 +65,10 @@ class StageProfile:
         product of both factors. A row without a match, of chance q, has none at f times the opposite rate with
         chance q^f (matches that are independent of each other).
         """
-        kind, received = self.stage.join.semantics.kind, self.received
+        received = self.received
+        if self.stage.gathers:
+            return received[LEFT] * factors[LEFT]
+        kind = self.stage.join.semantics.kind
         matched = self.matches if kind.pairs else 0.0
         out = matched * factors[LEFT] * factors[RIGHT]
         alone = sum(count for count, is_out in zip(received, kind.unmatched, strict=True) if is_out)
@@ -79,6 +82,8 @@ class StageProfile:
 
     def kept(self, factors: Sides) -> float:
         """Bytes of all windows when so many times as many rows come: of each port as many as come while they may match."""
+        if self.stage.gathers:
+            return 0.0
         bounds = self.stage.join.semantics.bounds
         spans = max(bounds.upper_us, 0), max(-bounds.lower_us, 0)
         shares = [max(1, span) * count for span, count in zip(spans, self.received, strict=True)]
@@ -143,14 +148,14 @@ class PlanProfile:
             raise UserError("its stages, edges or inputs are not those of its plan")
         stages = tuple(_stage(plain, stage) for plain, stage in zip(report["stages"], plan.stages, strict=True))
         sources = {name: float(counts["tuples"]) for name, counts in read.items()}
-        given = sources | {stage.stage.join.name: stage.produced for stage in stages}
+        given = sources | {stage.stage.name: stage.produced for stage in stages}
         edges = []
         for plain, edge in zip(report["edges"], inner, strict=True):
             assert isinstance(edge.receiver, Stage)
-            sender = edge.sender.join.name if isinstance(edge.sender, Stage) else edge.sender.name
+            sender = edge.sender.name
             rows = plain["sent"]["rows"]
             shares = _ratio(rows, given[sender]), _ratio(rows, sum(sources.values()))
-            edges.append(EdgeProfile(edge, sender, edge.receiver.join.name, *shares, _ratio(plain["bytes"], rows)))
+            edges.append(EdgeProfile(edge, sender, edge.receiver.name, *shares, _ratio(plain["bytes"], rows)))
         times = [counts.get(name) for counts in read.values() for name in ("earliest_us", "latest_us")]
         known = [time_us for time_us in times if time_us is not None]
         if not known or max(known) == min(known):
@@ -179,7 +184,7 @@ class PlanProfile:
             came.append((ports[LEFT], ports[RIGHT]))
             factors.append((grown[LEFT], grown[RIGHT]))
             out.append(profile.rows_out(factors[-1]) / span_s)
-            given[profile.stage.join.name] = out[-1]
+            given[profile.stage.name] = out[-1]
         nbytes: dict[int, float] = {edge.edge.id: edge_rows[edge.edge.id] * edge.bytes_per_row for edge in self.edges}
         return Flow(dict(rates), edge_rows, nbytes, tuple(came), tuple(factors), tuple(out))
 
@@ -195,7 +200,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _stage(plain: Mapping[str, Any], stage: Stage) -> StageProfile:
-    matches, how = plain.get("matches"), stage.join.semantics.how
+    matches, how = plain.get("matches"), "inner" if stage.gathers else stage.join.semantics.how
     if matches is None and how != "inner":
         raise UserError(f"it was resumed, so it does not tell the matches of a {how} join; give a run without that")
     kept = float(sum(plain["peak_window_bytes"])), float(sum(plain["peak_window_tuples"]))

@@ -200,7 +200,7 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
         "saturates_first": {"resource": resource, "utilisation": most},
         "stages": [
             {
-                **{"stage": int(stage.stage.id), "join": stage.stage.join.name},
+                **{"stage": int(stage.stage.id), "join": stage.stage.name},
                 "received": {name: round(rows * whole_s) for name, rows in zip(STREAM_NAMES, came, strict=True)},
                 "produced": round(out * whole_s),
                 "utilisation": sum(role.busy_us for role in team.roles) / elapsed_us / len(team.roles),

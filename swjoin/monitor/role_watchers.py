@@ -169,14 +169,14 @@ class _ReportedLoads:
 
     def stage(self, gateway: Gateway) -> dict[str, Any]:
         """The stage itself; the join of two streams is the only one."""
-        name, query = "join", gateway.config.query
+        name, description = "join", gateway.config.query.description
         if gateway.feeds is not None:
-            join = gateway.feeds.instances.stages.stages[self._stage].join
-            name, query = join.name, join.semantics
+            stage = gateway.feeds.instances.stages.stages[self._stage]
+            name, description = stage.name, stage.description
         return {
             "stage": self._stage,
             "join": name,
-            "description": query.description,
+            "description": description,
             "slaves": [self.first + i for i in range(self.controller.slave_count)],
             "active_slaves": len(self.controller.active),
             "moves": self.controller.movement.finished_count,

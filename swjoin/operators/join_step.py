@@ -8,26 +8,32 @@ Stays out: joining (`operators.window_join`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from swjoin.core.batch import I64, LEFT, Pairs
+from swjoin.core.batch import I64, LEFT, Pairs, ResultRows
 from swjoin.core.data_messages import Delivery, GroupResults
 from swjoin.core.join_semantics import JoinKind
 from swjoin.state.arrays import STAT_COMPARISONS, STAT_DELAY_MAX, STAT_DELAY_SUM, STAT_PAIRS, STAT_SIZE, Inputs
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 from swjoin.state.join_kernel import CURSOR_SIZE
 
+Rows = TypeVar("Rows", Pairs, ResultRows)
 PAIR_BYTES = 40  # of a result row without payload: key, two times, two ids
 
 
 @dataclass(frozen=True)
-class Step:
-    """The outcome of one step. pairs: rows that left the result buffer, or None. done: the delivery is completely joined."""
+class Step(Generic[Rows]):
+    """The outcome of one step. pairs: rows that came out, or None; of a gathering stage rows that are no pairs. done: the
+    delivery is completely joined."""
 
-    pairs: Pairs | None
+    pairs: Rows | None
     done: bool
     tuples: int
+
+
+AnyStep: TypeAlias = Step[Pairs] | Step[ResultRows]
 
 
 @dataclass

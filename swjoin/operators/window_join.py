@@ -182,7 +182,7 @@ class WindowJoinOperator:
         if largest > capacity or minis > len(self._fresh.touched):
             self._fresh = new_fresh(2 * largest if largest > capacity else capacity, minis)
 
-    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
+    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step[Pairs]:
         """Join partition-groups until `tuple_budget` tuples are done, the result buffer is full, or the delivery is done.
 
         now_us: production time of this step's rows. When the delivery is done, windows have expired and are tuned.
@@ -206,7 +206,7 @@ class WindowJoinOperator:
         self._close()
         return Step(rows, True, tuples)
 
-    def _sweep(self, work: Work, tuples: int) -> Step:
+    def _sweep(self, work: Work, tuples: int) -> Step[Pairs]:
         """Emit unmatched rows whose window has passed, as many as the result buffer holds. tuples: joined in this step."""
         rows, results, unmatched = None, self._results, self.windows.unmatched
         while rows is None and not unmatched.done:

@@ -22,7 +22,7 @@ from swjoin.expressions.parser import columns_of as columns_read
 from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.bound import bound, columns_read_by
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Source, Union, UnionInput, join_columns
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, UnionInput, join_columns
 from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
 @dataclass(frozen=True)
 class StageColumns:
     """codecs: of both ports' stored rows. keys: types of both ports' key columns. produced: columns of the rows that come out
-    for the stages after it."""
+    of a join for the stages after it. A gathering stage has none of them."""
 
     stage: Stage
     codecs: tuple[StreamCodec, StreamCodec]
@@ -48,6 +48,8 @@ class StageColumns:
 
     def compiled_where(self) -> Program | None:
         """The residual predicate over stored rows. UserError when its types do not fit."""
+        if self.stage.gathers:
+            return None
         join = self.stage.join
         try:
             return compile_text(join.semantics.where, *self.codecs, count_windows=join.semantics.bounds.count_windows)
@@ -74,7 +76,9 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
     steps: dict[EdgeId, tuple[BoundStep, ...]] = {}
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     for edge in stages.edges:
-        if isinstance(edge.receiver, Stage):
+        if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
+            travels[edge.id] = tuple(edge.receiver.schema.types) if rows else ()
+        elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
             codec, key = columns.codecs[edge.port], edge.key if not columns.new_keys().native else ()
             stored = {name for name, _, origin in codec.columns if origin == "row"}
@@ -83,16 +87,12 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
         elif edge.steps:
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
-            continue  # the pairs of a join
+            continue  # pairs of a join, or gathered rows
         steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *edge.key})
-        sent[_name(edge)] |= of_sender
+        sent[edge.sender.name] |= of_sender
     read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
-    out = tuple(_with_produced(plan, columns, sent[columns.stage.join.name]) for columns in described)
+    out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
     return PlanColumns(read, travels, steps, out)
-
-
-def _name(edge: Edge) -> str:
-    return edge.sender.name if isinstance(edge.sender, Source) else edge.sender.join.name
 
 
 def _bound_steps(plan: LogicalPlan, edge: Edge, wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:
@@ -196,6 +196,9 @@ def _types(pairs: Mapping[str, str], names: tuple[str, ...] | set[str], stage: s
 
 
 def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str]]) -> StageColumns:
+    if stage.gathers:
+        nothing = StreamCodec((), (), None)
+        return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()))
     join = stage.join
     keys = tuple(_types(schema.types, key, join.name) for schema, key in zip(stage.schemas, join.keys, strict=True))
     native = KeyEncoder(keys[LEFT], keys[RIGHT]).native
@@ -216,6 +219,8 @@ def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str
 
 def _with_produced(plan: LogicalPlan, columns: StageColumns, wanted: set[str]) -> StageColumns:
     """With the columns that the stages after it need of its rows, in the order of its schema."""
+    if columns.stage.gathers:
+        return columns
     origins = [{name: origin for name, _, origin in codec.columns} for codec in columns.codecs]
     out = []
     for name, type_name, side, origin in join_columns(columns.stage.join, *columns.stage.schemas):

@@ -1,8 +1,9 @@
 """The stages of a plan, and the edges that join them.
 
 What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of text each.
-Why: a stage is what instances play: a join with a port per side. Unions need none, they are several edges into one port;
-filters and projections are done on the edges, by the sender, so no row travels that a filter drops.
+Why: a stage is what instances play: a join with a port per side, or, for a result that is not what one join brings forth, the
+gathering of its rows. Unions need none, they are several edges into one port; filters and projections are done on the edges, by
+the sender, so no row travels that a filter drops.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -31,24 +32,44 @@ Step: TypeAlias = UnionInput | Filter | Project  # on the way of rows
 
 @dataclass(frozen=True)
 class Stage:
-    """A join and its ports. schemas: of the rows at its left and its right port. schema: of its rows."""
+    """A join, or a result whose rows are gathered, and its ports. schemas: of the rows at its left and its right port; a
+    gathering stage has a left one alone. schema: of its rows."""
 
     id: StageId
-    join: IntervalJoin
+    node: IntervalJoin | Result
     schemas: tuple[Schema, Schema]
     schema: Schema
 
     @property
     def name(self) -> str:
-        return self.join.name
+        return self.node.name
+
+    @property
+    def gathers(self) -> bool:
+        return isinstance(self.node, Result)
+
+    @property
+    def join(self) -> IntervalJoin:
+        """Of a stage that does not gather."""
+        assert isinstance(self.node, IntervalJoin), f"stage {self.name} is no join"
+        return self.node
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Columns by which rows find their instance, by port; none where any may take them."""
+        return self.node.keys if isinstance(self.node, IntervalJoin) else ((), ())
+
+    @property
+    def description(self) -> str:
+        return "rows as they come" if isinstance(self.node, Result) else self.node.semantics.description
 
 
 @dataclass(frozen=True)
 class Edge:
     """The way from a source's gateways or a stage to a port of a stage, or to the sinks of a result.
 
-    port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () for a result, whose rows any
-    sink may take. steps: what the sender does to the rows, in this order.
+    port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
+    of a gathering stage, by the hash of the row's id, or of a result. steps: what the sender does to the rows, in this order.
     """
 
     id: EdgeId
@@ -76,25 +97,39 @@ class StagePlan:
 
 
 def cut(plan: LogicalPlan) -> StagePlan:
-    """A stage for every join, and an edge for every way from a source or a join to a port of a join or a result."""
+    """A stage for every join, and for every result but the rows of one join; an edge for every way from a source or a join to a
+    port of a stage, or to a result."""
     joins = [node for node in plan.ordered if isinstance(node, IntervalJoin)]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
-    receivers: list[tuple[Receiver, tuple[tuple[str, tuple[str, ...]], ...]]] = []
+    receivers: list[tuple[Stage, tuple[tuple[str, tuple[str, ...]], ...]]] = []
     for i, join in enumerate(joins):
         ports = plan.schema(join.left), plan.schema(join.right)
         stage = Stage(StageId(i), join, ports, plan.schema(join.name))
         senders[join.name] = stage
         receivers.append((stage, tuple(zip(join.inputs, join.keys, strict=True))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
-    receivers += [(result, ((result.input, ()),)) for result in results]
+    gathering: dict[str, Stage] = {}
+    for result in results:
+        ways = list(_ways_to(plan, result.input))
+        if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
+            continue
+        schema = plan.schema(result.name)
+        stage = Stage(StageId(len(receivers)), result, (schema, Schema((), None)), schema)
+        gathering[result.name] = stage
+        receivers.append((stage, ((result.input, ()),)))
     edges: list[Edge] = []
     for receiver, inputs in receivers:
         for port, (name, key) in enumerate(inputs):
             for sender, steps in _ways_to(plan, name):
                 edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, steps))
+    for result in results:
+        if result.name in gathering:
+            edges.append(Edge(EdgeId(len(edges)), gathering[result.name], result, 0, (), ()))
+            continue
+        ((sender, steps),) = _ways_to(plan, result.input)
+        edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
     sources = tuple(node for node in plan.nodes if isinstance(node, Source))
-    stages = tuple(receiver for receiver, _ in receivers if isinstance(receiver, Stage))
-    return StagePlan(sources, stages, results, tuple(edges))
+    return StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
 
 
 def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
@@ -133,7 +168,9 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 
 
 def describe_stage(stage: Stage) -> str:
-    """Its join, keys, time of a row and watermark."""
+    """Its join, keys, time of a row and watermark; or that it gathers rows."""
+    if stage.gathers:
+        return f"stage {stage.id} {stage.name}: {stage.description}, at any instance; watermark: the least of its inputs"
     join = stage.join
     kind = "inner join, " if join.semantics.how == "inner" else ""
     keys = ", ".join(f"{left} = {right}" for left, right in zip(*join.keys, strict=True))
@@ -172,5 +209,7 @@ def describe_edge(edge: Edge) -> str:
     way = "".join(map(_described_step, edge.steps))
     if isinstance(edge.receiver, Result):
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
+    if edge.receiver.gathers:
+        return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, hash of the row's id"
     port = f"stage {edge.receiver.id} {STREAM_NAMES[edge.port]}"
     return f"edge {edge.id}: {sender}{way} -> {port}, hash of {', '.join(edge.key)}"

@@ -1,6 +1,6 @@
 """Watermark rules: what a node may promise about its later rows, given the watermarks of its inputs.
 
-What: `watermark_out(node, inputs)`, `join_shifts`, `needed_below(join, inputs)`.
+What: `watermark_out(node, inputs)`, `join_shifts`, `needed_below(node, inputs)`.
 Why: rows between stages are in no order of time, so a join must know the least time that can still come; every runtime and
 the explanation of a plan use one rule.
 Stays out: merging the watermarks of a port's senders (the least), which is the receiver's.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
-from swjoin.plan.logical import IntervalJoin, Node, Source
+from swjoin.plan.logical import IntervalJoin, Node, Result, Source
 
 
 def join_shifts(join: IntervalJoin) -> tuple[int, int]:
@@ -59,12 +59,14 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 
 
-def needed_below(join: IntervalJoin, inputs: Sequence[int]) -> tuple[int, int]:
-    """Times below which the join needs no left and right rows after a crash, given the watermarks of its ports.
+def needed_below(node: IntervalJoin | Result, inputs: Sequence[int]) -> tuple[int, int]:
+    """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
-    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's.
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's; END_OF_TIME_US for a stage without state.
     """
-    if join.semantics.bounds.count_windows:
+    if not isinstance(node, IntervalJoin):
+        return END_OF_TIME_US, END_OF_TIME_US
+    if node.semantics.bounds.count_windows:
         return BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
-    left_us, right_us = join.semantics.needed_below((inputs[LEFT], inputs[RIGHT]))
+    left_us, right_us = node.semantics.needed_below((inputs[LEFT], inputs[RIGHT]))
     return max(left_us, BEGIN_OF_TIME_US), max(right_us, BEGIN_OF_TIME_US)

@@ -699,7 +699,7 @@ class CollectorHost(Host):
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
-        self._filtered = not plan.of_pairs
+        self._of_rows = not plan.of_pairs
         self._sink = open_job_sink(job, plan, number)
         served = job.config.serve.listen is not None
         self.offered = ServedResults(job, plan, self._sink, number, endpoint, first) if served else None
@@ -776,10 +776,10 @@ class CollectorHost(Host):
         config = self.job.config
         self.role = Collector(
             slave_count,
-            materialised=self._filtered or config.sink.kind != "count",
+            materialised=self._of_rows or config.sink.kind != "count",
             number=self.number,
             sink_count=config.sink_count,
-            filtered=self._filtered,
+            of_rows=self._of_rows,
         )
         if self._watcher is not None:
             self._watcher.begin()

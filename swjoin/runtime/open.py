@@ -160,7 +160,7 @@ def plan_output(instances: Instances) -> ResultColumns:
     """The columns of a plan's result rows."""
     from swjoin.connectors.output_columns import OutputColumns, RowColumns
 
-    if instances.filtered:
+    if instances.of_rows:
         result, ids = instances.stages.results[0], instances.config.sink.ids
         columns = instances.logical.schema(result.input).columns
         taken = [name for name, _ in columns if ids and name in ("row_id", "row_ts")]
@@ -225,8 +225,10 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
 
 
 def _outline(plan: logical.LogicalPlan) -> str:
-    """The joins of a plan in a line."""
+    """The joins of a plan in a line; without them its sources."""
     joins = [node for node in plan.ordered if isinstance(node, logical.IntervalJoin)]
+    if not joins:
+        return f"rows of {', '.join(node.name for node in plan.nodes if isinstance(node, logical.Source))}"
     return "; ".join(f"{join.name}: {join.left} with {join.right}" for join in joins)
 
 

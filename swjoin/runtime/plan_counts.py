@@ -57,7 +57,7 @@ def plan_counts(
             came, joined, null_key = (stage[what][name] for what in ("received", "joined", "null_key"))
             if came != joined + null_key:
                 complaints.append(f"stage {stage['stage']}: {came} {name} rows came, {joined} joined, {null_key} without a key")
-    out = {instances.stages.stages[stage["stage"]].join.name: stage["produced"] for stage in stages}
+    out = {instances.stages.stages[stage["stage"]].name: stage["produced"] for stage in stages}
     sources = {source.name: _source(source, gateways) for source in instances.stages.sources}
     for name, counts in sources.items():
         out[name] = counts.tuples - counts.late - counts.shed
@@ -67,7 +67,7 @@ def plan_counts(
         if sent != out[edge["from"]]:
             complaints.append(f"edge {edge['edge']}: {edge['from']} gave {out[edge['from']]} rows, {sent} were sent or dropped")
     stages[instances.last.id]["filtered"] = filtered = ledger["filtered"].get(str(instances.result_edge.id), [0])[0]
-    produced = out[instances.last.join.name] - filtered
+    produced = out[instances.last.name] - filtered
     if produced != collector["count"]:
         complaints.append(f"results: slaves produced {produced}, the collector collected {collector['count']}")
     return PlanCounts(stages, edges, sources, produced, complaints)
@@ -79,8 +79,8 @@ def _edge(edge: Edge, ledger: dict[str, dict[str, list[int]]]) -> _Plain:
     assert isinstance(edge.receiver, Stage)
     return {
         "edge": int(edge.id),
-        "from": edge.sender.name if isinstance(edge.sender, Source) else edge.sender.join.name,
-        "to": edge.receiver.join.name,
+        "from": edge.sender.name,
+        "to": edge.receiver.name,
         "port": STREAM_NAMES[edge.port],
         "key": list(edge.key),
         **sides,
@@ -97,12 +97,12 @@ def _stage(
     then: _Plain = {"joined": [0, 0], "null_key": [0, 0], "produced": 0} if before is None else before.stages[stage.id]
     received = dict.fromkeys(STREAM_NAMES, 0)
     for edge in edges:
-        if edge["to"] == stage.join.name:
+        if edge["to"] == stage.name:
             received[edge["port"]] += edge["received"]["rows"]
     return {
         "stage": int(stage.id),
-        "join": stage.join.name,
-        "description": stage.join.semantics.description,
+        "join": stage.name,
+        "description": stage.description,
         "slaves": [int(slave) for slave in instances.slaves_of(stage)],
         "received": received,
         **{

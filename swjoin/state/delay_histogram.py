@@ -1,6 +1,6 @@
 """Production delays in bounded memory: a histogram with logarithmic buckets.
 
-What: `record_delay` (a kernel), `histogram_quantile`, `HISTOGRAM_SIZE`.
+What: `record_delay`, `record_delays` (kernels), `histogram_quantile`, `HISTOGRAM_SIZE`.
 Why: percentiles over 10^7 pairs without keeping 10^7 delays; histograms of slaves and epochs add up.
 Stays out: what a delay is (`state.join_kernel` and the clock given to it).
 """
@@ -55,3 +55,10 @@ def record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-un
         histogram[histogram_index(delay)] += matches
         stats[STAT_DELAY_SUM] += delay * matches
         stats[STAT_DELAY_MAX] = max(stats[STAT_DELAY_MAX], delay)
+
+
+@kernel
+def record_delays(now, arrivals, stats, histogram):  # type: ignore[no-untyped-def]
+    """Count rows produced at `now` that arrived at these times, int64 (n,), microseconds."""
+    for i in range(arrivals.shape[0]):
+        record_delay(now, arrivals[i], 1, stats, histogram)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source, UnionInput
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
 from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
 from tests.tools.plan_oracle import Answer, Row, evaluate, join_rows, union_rows
@@ -23,11 +23,8 @@ def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count:
     """Rows of every result: every stage by so many instances, to which its edges send rows by the hash of their keys."""
     made: dict[str, list[Row]] = {name: list(rows) for name, rows in sources.items()}
 
-    def name_of(sender: Source | Stage) -> str:
-        return sender.join.name if isinstance(sender, Stage) else sender.name
-
     def brought(edge: Edge) -> list[Row]:
-        rows = made[name_of(edge.sender)]
+        rows = made[edge.sender.name]
         for step in edge.steps:
             assert isinstance(step, UnionInput)
             rows = union_rows(step.index, rows)
@@ -42,8 +39,14 @@ def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count:
                     key = tuple(row.values[names.index(name)] for name in edge.key)
                     ports[port][hash(key) % instance_count].append(row)
         instances = zip(*ports, strict=True)
-        made[stage.join.name] = [row for left, right in instances for row in join_rows(stage.join, stage.schemas, left, right)]
+        made[stage.name] = [row for left, right in instances for row in played(stage, left, right)]
     return {result.name: [row for edge in stages.edges_to(result) for row in brought(edge)] for result in stages.results}
+
+
+def played(stage: Stage, left: list[Row], right: list[Row]) -> list[Row]:
+    """The rows that an instance brings forth."""
+    assert not (stage.gathers and right)
+    return left if stage.gathers else join_rows(stage.join, stage.schemas, left, right)
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
@@ -72,8 +75,10 @@ def check_order(stages: StagePlan) -> None:
             assert edge.sender.id < edge.receiver.id
     for stage in stages.stages:
         assert stages.edges_from(stage)
-        assert {edge.key for edge in stages.edges_to(stage, LEFT)} == {stage.join.left_key}
-        assert {edge.key for edge in stages.edges_to(stage, RIGHT)} == {stage.join.right_key}
+        ports = (LEFT,) if stage.gathers else (LEFT, RIGHT)
+        for port in ports:
+            assert {edge.key for edge in stages.edges_to(stage, port)} == {stage.keys[port]}
+        assert stage.gathers or isinstance(stage.node, IntervalJoin)
 
 
 def lines_of_edges(name: str) -> list[str]:
@@ -93,13 +98,14 @@ def test_edges() -> None:
         "stage 0 -> result out, any sink",
     ]
     assert lines_of_edges("unions of unions") == [
-        "source c, union input 0 -> result out, any sink",
-        "source a, union input 0, union input 1 -> result out, any sink",
-        "source b, union input 1, union input 1 -> result out, any sink",
-        "source a, union input 2, union input 1 -> result out, any sink",
+        "source c, union input 0 -> stage 0, hash of the row's id",
+        "source a, union input 0, union input 1 -> stage 0, hash of the row's id",
+        "source b, union input 1, union input 1 -> stage 0, hash of the row's id",
+        "source a, union input 2, union input 1 -> stage 0, hash of the row's id",
+        "stage 0 -> result out, any sink",
     ]
     diamond = cut(plan("diamond"))
-    assert [stage.join.name for stage in diamond.stages] == ["j", "i", "top"]
+    assert [stage.name for stage in diamond.stages] == ["j", "i", "top"]
     assert len(diamond.edges_from(diamond.sources[0])) == 2
     assert [edge.sender for edge in diamond.edges_to(diamond.stages[2], RIGHT)] == [diamond.stages[1]]
 

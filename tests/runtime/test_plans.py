@@ -14,7 +14,7 @@ from swjoin.config.run import RunConfig
 from swjoin.config.sections import QueryConfig
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import group_of, hash_key
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result, Union
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from tests.support.plan_shapes import SHAPES, join, shape_config, source
 from tests.tools.plan_oracle import Row
@@ -106,12 +106,6 @@ def _refused(nodes: tuple[Node, ...], config: RunConfig, words: str) -> None:
     ("nodes", "words"),
     [
         ((*_TWO, join("j", "a", "b"), Result("out", "j"), Result("more", "j")), "plan: 2 results"),
-        ((*_TWO, Union("u", ("a", "b")), Result("out", "u")), "out: it reads no join"),
-        ((source("a"), Result("out", "a")), "out: it reads no join"),
-        (
-            (*_TWO, join("i", "a", "b"), join("j", "b", "a"), Union("u", ("i", "j")), Result("out", "u")),
-            "out: it reads no join",
-        ),
         (
             (*_TWO, IntervalJoin("j", "a", "b", ("k",), ("k",), QueryConfig(0, 0, last=(3, 3))), Result("out", "j")),
             "j: count windows",

@@ -165,6 +165,31 @@ CASES = {
             where total % 5 <> 2 or x = 'none'""",
         text=True,
     ),
+    "one source alone": Case(
+        (
+            Filter("f", "a", "v % 3 <> 1 and k is not null"),
+            Project("p", "f", (("k", "k"), ("w", "v * 2 + 1"), ("tag", _TAG), ("at", "ts"))),
+            Result("out", "p"),
+        ),
+        f"select k, v * 2 + 1, {_TAG}, ts from a where v % 3 <> 1 and k is not null",
+    ),
+    "a union of a join, its rows and a source": Case(
+        (
+            IntervalJoin("j", "a", "b", K, K, _query(-30, 40, how="left"), "max"),
+            Project("pj", "j", (("k", "k"), ("v", "left_v"), ("w", "right_v"))),
+            Filter("fj", "pj", "v % 2 = 0 or w is null"),
+            Project("pc", "c", (("k", "k"), ("v", "v"), ("w", "v + 1"))),
+            Union("u", ("pj", "fj", "pc")),
+            Filter("fu", "u", "v % 7 <> 3"),
+            Result("out", "fu"),
+        ),
+        f"""with j as (select a.k, a.v, b.v as w from a left join b on a.k = b.k and {_within("a.ts", "b.ts", -30, 40)})
+            select * from (
+                select * from j union all select * from j where v % 2 = 0 or w is null
+                union all select k, v, v + 1 from c)
+            where v % 7 <> 3""",
+        text=True,
+    ),
 }
 SECTIONS: dict[str, Any] = {"cluster": {"epoch_tuples": 700, "partition_count": 7}}
 

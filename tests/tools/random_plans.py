@@ -72,6 +72,9 @@ class PlanScenario:
         random = np.random.default_rng([seed, 20])
         span = int(random.choice([20, 200, 5_000]))
         plan = _draw_plan(random, span)
+        gathers = np.random.default_rng([seed, 26])
+        if gathers.random() < 0.2:
+            plan = _draw_gathering(gathers, plan)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
@@ -192,6 +195,34 @@ def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
         last = nodes[-1].name
         nodes.append(Filter(f"n{len(nodes)}", last, draw_condition(random, schemas[last])))
     reached, last = {nodes[-1].name}, nodes[-1].name
+    for node in reversed(nodes):
+        if node.name in reached:
+            reached |= set(node.inputs)
+    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_gathering(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:
+    """A plan whose result is not what one join brings forth: rows of sources alone, or a union of the plan's result with others
+    of its rows."""
+    (result,) = (node for node in plan.nodes if isinstance(node, Result))
+    nodes = [node for node in plan.nodes if node != result]
+    last = result.input
+    if random.random() < 0.5:
+        nodes = [node for node in nodes if isinstance(node, Source)]
+        last = nodes[0].name
+        nodes = nodes[: int(random.integers(1, len(nodes) + 1))]
+    schemas = {node.name: _schema_with(nodes, node.name) for node in nodes}
+    for index in range(int(random.integers(0, 4)) + (not isinstance(plan.node(last), Source))):
+        name, choice = f"g{index}", random.random()
+        node: Node = Filter(name, last, draw_condition(random, schemas[last]))
+        if choice < 0.3:
+            node = _draw_projection(random, name, last, schemas[last])
+        elif choice < 0.8 or not index:
+            alike = [other for other in schemas if schemas[other] == schemas[last]]
+            node = Union(name, (last, str(random.choice(alike))))
+        nodes.append(node)
+        schemas[name], last = _schema_with(nodes, name), name
+    reached = {last}
     for node in reversed(nodes):
         if node.name in reached:
             reached |= set(node.inputs)

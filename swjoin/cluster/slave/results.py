@@ -30,11 +30,11 @@ def receipts(outlet: ResultOutlet, effects: Iterable[Effect]) -> list[Received]:
 
 
 class ResultOutlet:
-    """The edge from one instance to all sinks. buffer_bytes: of a full chunk (`module.result_buffer`). filtered: not
-    every row of the join is one of the result. Final chunks then say what was sent, as they do for each of several sinks."""
+    """The edge from one instance to all sinks. buffer_bytes: of a full chunk (`module.result_buffer`). of_rows: the
+    result has rows that are no pairs. Final chunks then say what was sent, as they do for each of several sinks."""
 
-    def __init__(self, sink_count: int, buffer_bytes: int, *, filtered: bool = False) -> None:
-        self._sums = filtered or sink_count > 1
+    def __init__(self, sink_count: int, buffer_bytes: int, *, of_rows: bool = False) -> None:
+        self._sums = of_rows or sink_count > 1
         self._most_bytes = BUFFERS_AHEAD * (_CHUNK_BYTES + buffer_bytes)
         self._ahead: list[deque[int]] = [deque() for _ in range(sink_count)]  # bytes of chunks that a sink has not taken
         self._ahead_bytes = [0] * sink_count

@@ -66,8 +66,9 @@ from swjoin.core.key_encoder import Dictionary
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
+from swjoin.operators.gathering import Gathering
 from swjoin.operators.join_operator import JoinOperator
-from swjoin.operators.join_step import Step, Work
+from swjoin.operators.join_step import AnyStep, Work
 from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.policy.reorganization import POLICIES
@@ -106,8 +107,8 @@ class Slave:
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
-        filtered = stage is not None and stage.filtered
-        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, filtered=filtered)
+        of_rows = stage is not None and stage.of_rows
+        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows)
         self._config = config
         several = config.gateway_count > 1
         self.join: JoinOperator = join or WindowJoinOperator.for_run(
@@ -130,7 +131,7 @@ class Slave:
         self._buffered_bytes = 0.0
         self._work: Work | None = None
         self._work_bytes = 0.0
-        self._joined: Step | None = None  # the step that ended the work; the epoch is completed in a piece of work of its own
+        self._joined: AnyStep | None = None  # it ended the work; the epoch is completed in a piece of work of its own
         self._occupancies: deque[float] = deque()
         self._exchanges_us: deque[int] = deque()
         self._reported_us: int | None = None  # None: the wait for this delivery is not part of an exchange
@@ -151,13 +152,16 @@ class Slave:
     def of_plan(instances: Instances, slave: SlaveId) -> Slave:
         """The slave that plays one instance of a stage. UserError when the types of a predicate do not fit."""
         config, stage = instances.config_of(slave), StageInstance(instances, slave)
+        if stage.stage.gathers:
+            gathering = Gathering(config.module.result_buffer_bytes, f"slave {slave}")
+            return Slave(slave, config, stage.layouts, gathering, stage=stage)
         join = WindowJoinOperator.for_run(
             config,
             stage.layouts,
             name=f"slave {slave}",
             where=stage.columns.compiled_where(),
             in_order=False,
-            rows=config.sink.kind != "count" or not stage.is_last or instances.filtered,
+            rows=config.sink.kind != "count" or not stage.is_last or instances.of_rows,
         )
         return Slave(slave, config, stage.layouts, join, stage=stage)
 
@@ -460,17 +464,18 @@ class Slave:
             self._exchanges_us.append(0)
         return delivery
 
-    def _emit(self, step: Step, delivery: Delivery) -> list[Effect]:
+    def _emit(self, step: AnyStep, delivery: Delivery) -> list[Effect]:
         """Send the rows of a step on: to the collector, or to the next stages of a plan."""
         if step.pairs is None or not len(step.pairs):
             return []
         if self.stage is not None and not self.stage.is_last:
+            assert isinstance(step.pairs, Pairs), "rows that are gathered go to sinks"
             return self.stage.emit(step.pairs, delivery)
         labels = (_QUERY, self.id, self.epoch, False, False)
         rows = self._results(step.pairs)
         return self.results.send(ResultChunk(*labels, rows, prefill=self.in_prefill, generation=self._generation))
 
-    def _results(self, pairs: Pairs | None) -> Pairs | ResultRows | None:
+    def _results(self, pairs: Pairs | ResultRows | None) -> Pairs | ResultRows | None:
         """What goes to a sink of these pairs."""
         return pairs if pairs is None or self.stage is None or not self.stage.is_last else self.stage.results(pairs)
 
@@ -487,7 +492,7 @@ class Slave:
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
             self._cost_ns[delivery.groups] += cost
 
-    def _finish_epoch(self, work: Work, step: Step, now_us: int) -> list[Effect]:
+    def _finish_epoch(self, work: Work, step: AnyStep, now_us: int) -> list[Effect]:
         """Send the final chunk. A separate piece of work, so that the times measured before belong to this epoch."""
         self._buffered_bytes = max(0.0, self._buffered_bytes - self._work_bytes)
         self._work = self._joined = None
@@ -515,7 +520,7 @@ class Slave:
         self.finished = True
         return [Finish()]
 
-    def _complete(self, work: Work, step: Step, now_us: int) -> ResultChunk:
+    def _complete(self, work: Work, step: AnyStep, now_us: int) -> ResultChunk:
         """The final chunk of an epoch, with its counts and metrics."""
         delivery = work.delivery
         self._account(work)

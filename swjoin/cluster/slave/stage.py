@@ -1,7 +1,7 @@
 """An instance of a plan's stage: what a slave has around its join: merger, packing of rows, exchange with the next stages.
 
-What: `StageInstance`: its `merger` takes parts; `take` the next delivery for the join, `emit` its rows, `end` an epoch; credit
-for the senders.
+What: `StageInstance`: its `merger` takes parts; `take` the next delivery for the operator, `emit` its rows, `end` an epoch;
+credit for the senders.
 Why: a join takes packed rows and keys of 64 bits, whatever travels between stages.
 Stays out: the join and its occupancy (`cluster.slave.slave`), merging (`cluster.slave.merger`), routing (`cluster.exchange`).
 """
@@ -39,7 +39,7 @@ class StageInstance:
     def __init__(self, instances: Instances, slave: SlaveId) -> None:
         self.stage = instances.stage_of(slave)
         self.columns = instances.columns_of(slave)
-        name = f"slave {slave} ({self.stage.join.name})"
+        name = f"slave {slave} ({self.stage.name})"
         self.merger = Merger(name, instances.senders_to(self.stage), instances.first_epoch)
         edges = [] if self.stage == instances.last else instances.edges_from(self.stage)
         self.outlet = Outlet(instances, edges, instances.index_of(slave))
@@ -67,9 +67,9 @@ class StageInstance:
         return self.outlet.ledger
 
     @property
-    def filtered(self) -> bool:
-        """Whether not every row of the join is one of the result."""
-        return self.is_last and self._instances.filtered
+    def of_rows(self) -> bool:
+        """Whether its rows go to the sinks, and are no pairs."""
+        return self.is_last and self._instances.of_rows
 
     @property
     def is_last(self) -> bool:
@@ -85,7 +85,7 @@ class StageInstance:
     @property
     def needed_us(self) -> tuple[int, int]:
         """Times below which no later checkpoint needs left and right tuples."""
-        return needed_below(self.stage.join, self.merger.times_us)
+        return needed_below(self.stage.node, self.merger.times_us)
 
     @property
     def ready(self) -> bool:
@@ -129,9 +129,11 @@ class StageInstance:
         if not any(map(len, batches)):
             return TupleBatch.empty(self.layouts[port])
         batch, codec = TupleBatch.concat(batches), self.columns.codecs[port].rows
+        if self.stage.gathers:
+            return batch
         key = batch.key
         if batch.columns is not None and not self._keys.native:
-            key = self._keys.encode([batch.columns.column(name) for name in self.stage.join.keys[port]])[0]
+            key = self._keys.encode([batch.columns.column(name) for name in self.stage.keys[port]])[0]
         assert codec is None or batch.columns is not None, "tuples without the columns that windows store"
         rows = None if codec is None or batch.columns is None else codec.encode(batch.columns.batch)
         return TupleBatch(key, batch.ts, batch.id, batch.arrival_us, rows)
@@ -156,9 +158,9 @@ class StageInstance:
         self.outlet.add_to_all(self._rows_of(pairs), _header(delivery))
         return self.outlet.serve()
 
-    def results(self, pairs: Pairs) -> Pairs | ResultRows:
-        """Rows of the last join as they go to the sinks."""
-        if not self._instances.filtered:
+    def results(self, pairs: Pairs | ResultRows) -> Pairs | ResultRows:
+        """Rows of the last stage as they go to the sinks."""
+        if isinstance(pairs, ResultRows) or not self._instances.of_rows:
             return pairs
         edge, rows = self._instances.result_edge, self._rows_of(pairs)
         rows = rows_after(rows, edge.id, self._instances.columns.steps[edge.id])
@@ -181,7 +183,7 @@ class StageInstance:
     def end(self, delivery: Delivery) -> list[Effect]:
         """The epoch that ends with this delivery has been joined: the final parts, with the watermark."""
         assert self._open is not None, "no epoch is being joined"
-        watermark_us = watermark_out(self.stage.join, (delivery.left_time_us, delivery.right_time_us))
+        watermark_us = watermark_out(self.stage.node, (delivery.left_time_us, delivery.right_time_us))
         self.ended = delivery.last
         header = replace(_header(delivery), moves=self._open.moves)
         self.outlet.close(header, dict.fromkeys(self.outlet.edges, watermark_us))

@@ -23,7 +23,7 @@ from typing import cast
 
 import numpy as np
 
-from swjoin.core.batch import I64, LEFT, RIGHT, TupleBatch
+from swjoin.core.batch import I64, LEFT, RIGHT, Pairs, TupleBatch
 from swjoin.core.data_messages import (
     Delivery,
     Directory,
@@ -176,7 +176,7 @@ class ModelJoin:
             out += counts @ (chance * ~same).T * distribution.apart[groups][:, None]
         return cast("F64", out)
 
-    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step:
+    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step[Pairs]:
         """Join partition-groups until `tuple_budget` tuples, or a quarter of the epoch, are done."""
         assert isinstance(work, ModelWork)
         assert work is self._open, "step on a delivery that is not open"

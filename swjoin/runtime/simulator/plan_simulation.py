@@ -66,7 +66,7 @@ class PlanSimulation(Simulation):
             Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share) for share in self._shares()
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
-        self._make_sinks(count, filtered=instances.filtered)
+        self._make_sinks(count, of_rows=instances.of_rows)
 
     def _check_owners(self) -> None:
         for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):

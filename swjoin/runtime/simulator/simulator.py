@@ -254,13 +254,12 @@ class Simulation:
         """The first one."""
         return self.gateways[0]
 
-    def _make_sinks(self, slave_count: int, *, filtered: bool = False) -> None:
-        """filtered: of a plan that ends with filters or projections."""
+    def _make_sinks(self, slave_count: int, *, of_rows: bool = False) -> None:
+        """of_rows: the result has rows that are no pairs."""
         count = len(self._sinks)
-        materialised = filtered or self.config.sink.kind != "count"
+        materialised = of_rows or self.config.sink.kind != "count"
         self.sinks = [
-            Collector(slave_count, materialised=materialised, number=i, sink_count=count, filtered=filtered)
-            for i in range(count)
+            Collector(slave_count, materialised=materialised, number=i, sink_count=count, of_rows=of_rows) for i in range(count)
         ]
 
     def _make_roles(self, slave_count: int) -> None:
