@@ -13,6 +13,8 @@ _RANKS = "-n --hostfile --threads --gateways --sinks"
 _CONNECTION = "--token-file --root-certificate"
 _GRPC = "grpc://127.0.0.1:8815"
 _TRIPS = "trips.csv payments.csv --on user --left-time started --right-time paid"
+_PAID = """'SELECT t.user, t.km, p.eur FROM t JOIN p
+      ON t.user = p.user AND p.paid BETWEEN t.started AND t.started + INTERVAL 1 HOUR'"""
 
 # Title -> options; all commands have `MESSAGES`, too. What is in no group stays under `other options`.
 MESSAGES = "-v -q --log-json --debug"
@@ -25,6 +27,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "rows": "--max-out-of-order --sort --late --left-id --right-id",
         "output": "-o --format --columns --report",
         "execution": "-n --threads --gateways --sinks --memory --epoch --pace --partitions --theta --communication",
+    },
+    "query": {
+        "tables": "--table --assume-timezone --max-out-of-order --sort --late",
+        "output": "-o --format --report",
+        "execution": "-n --threads --gateways --sinks --memory --epoch --partitions",
     },
     "run": {"configuration": "--set --resume", "execution": _RANKS, "output and monitoring": "--out --dashboard"},
     "serve": {
@@ -67,6 +74,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"swjoin join {_TRIPS} \\\n      --within 1h --how left --where 'left_km < right_eur' -o trips_with_payments.csv",
         f"swjoin join {_TRIPS} \\\n      --within 2h --sort -o - > pairs.csv",
         f"swjoin join {_TRIPS} \\\n      --last 100 -n 4 -o count --report report.json",
+    ),
+    "query": (
+        f"swjoin query {_PAID} \\\n      --table t=trips.csv:started --table p=payments.csv:paid -o paid.parquet",
+        "swjoin query 'SELECT user, km * 0.62 AS miles FROM trips WHERE km > 3' --table trips=trips.csv:started -o -",
+        "swjoin query paid.sql --table t=trips.csv:started --table p=payments.csv:paid -n 4 -o count --report report.json",
     ),
     "run": (
         "swjoin run mpi_configs/local.yaml",

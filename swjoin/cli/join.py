@@ -1,6 +1,6 @@
 """`swjoin join`: two files or directories.
 
-What: `join_config`, `run_join`.
+What: `join_config`, `run_join`; `start_with_outputs`, which other commands share.
 Why: settings for speed rather than the paper's.
 Stays out: starting the job (`cli.run`).
 """
@@ -8,6 +8,7 @@ Stays out: starting the job (`cli.run`).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import shutil
 import sys
@@ -132,31 +133,36 @@ def join_config(args: argparse.Namespace) -> RunConfig:
 def run_join(args: argparse.Namespace) -> int:
     config = join_config(args)
     ranks = given_ranks(args)
-    if args.format is not None and args.out != "-":
-        raise UserError(f"--format {args.format}: is for -o -, standard output; a file's extension says its format")
-    if args.out == "-":
-        return _to_standard_output(args, config, ranks)
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
     job = Job(config, target, config.sink_count > 1, None, report, typed_command(), spelling="options")
-    if config.time.late == "side" and late_target(job) is None:
+    return start_with_outputs(args, job, ranks)
+
+
+def start_with_outputs(args: argparse.Namespace, job: Job, ranks: int | None) -> int:
+    """Start a job whose results go to -o: to a file, to standard output, or nowhere. UserError for options that do not fit."""
+    if args.format is not None and args.out != "-":
+        raise UserError(f"--format {args.format}: is for -o -, standard output; a file's extension says its format")
+    if args.out == "-":
+        return _to_standard_output(args, job, ranks)
+    if job.config.time.late == "side" and late_target(job) is None:
         raise UserError("--late side with -o count: give --report, so that the late rows have a place beside it")
     return start_job(job, ranks, args)
 
 
-def _to_standard_output(args: argparse.Namespace, config: RunConfig, ranks: int | None) -> int:
+def _to_standard_output(args: argparse.Namespace, job: Job, ranks: int | None) -> int:
     """Rows alone go to standard output, once all of them are there: a run that fails writes none. The summary goes to standard
     error."""
     if launcher_size() > 1:
         raise UserError("-o -: ranks that a launcher has started have no standard output in common; name a file, or use -n")
+    config = job.config
     if config.time.late == "side":
         raise UserError("--late side with -o -: late rows need a place; name a file with -o")
     if config.sink_count > 1:
         raise UserError(f"--sinks {config.sink_count} with -o -: standard output is one; name a file with -o, or leave it out")
-    report = None if args.report is None else Path(args.report)
     with TemporaryDirectory(prefix="swjoin-", ignore_cleanup_errors=True) as folder:
         target = Path(folder) / f"pairs.{config.sink.kind}"
-        job = Job(config, target, False, None, report, typed_command(), spelling="options")
+        job = dataclasses.replace(job, target=target)
         with redirect_stdout(sys.stderr):
             if ranks is None:
                 code = start_job(job, None, args)

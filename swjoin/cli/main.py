@@ -47,6 +47,7 @@ def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=parser_class)
     _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
     _add_run(commands.add_parser("run", help="run a cluster as configured in a YAML file"))
+    _add_query(commands.add_parser("query", help="run an SQL query over files (joins within bounds of time, filters, unions)"))
     _add_serve(commands.add_parser("serve", help="join live streams, and give the results to whoever asks, over Arrow Flight"))
     _add_push(commands.add_parser("push", help="push a file's rows into a live run"))
     _add_tail(commands.add_parser("tail", help="follow the results of a live run"))
@@ -157,6 +158,37 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     )
     _add_threads(p)
     _add_role_counts(p)
+    _add_out(p)
+
+
+def _add_query(p: argparse.ArgumentParser) -> None:
+    p.description = "Run an SQL query over streams in files, in one process or on MPI ranks (docs/queries.md)."
+    p.add_argument("query", metavar="SQL|FILE.sql", help="the query, or a file that holds it")
+    p.add_argument(
+        "--table",
+        dest="tables",
+        metavar="NAME=PATH:TIME[:UNIT]",
+        action="append",
+        help="a table: a file, a directory or a pattern, and its time column; of integers with their unit (s, ms, us, ns)",
+    )
+    p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
+    p.add_argument(
+        "--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's"
+    )
+    p.add_argument("--sort", action="store_true", help="sort the rows of all tables by time, on disk where they are many")
+    p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
+    p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
+    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
+    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance")
+    p.add_argument(
+        "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
+    )
+    _add_threads(p)
+    _add_role_counts(p)
+    _add_out(p)
+
+
+def _add_out(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, count, or - for a pipe"
     )
@@ -560,7 +592,7 @@ def _run_command(args: argparse.Namespace) -> int:
         module = importlib.import_module(f"swjoin.cli.{_MODULES.get(command, command)}")
         return int(getattr(module, f"run_{command}")(args))
     except SwjoinError as error:
-        text = error.text("options" if args.command in ("join", "push", "init") else "keys")
+        text = error.text("options" if args.command in ("join", "query", "push", "init") else "keys")
         if text or args.debug:
             logging.getLogger(__name__).error("%s", " ".join(text.split()), exc_info=args.debug)
         return error.exit_code

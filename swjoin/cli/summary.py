@@ -124,7 +124,7 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     if left_out:
         rows.append(("left out", ", ".join(left_out)))
     rows += [
-        ("pairs", f"{report['results']['count']:,}"),
+        ("pairs" if job.plan is None else "rows", f"{report['results']['count']:,}"),
         ("digest", report["results"]["digest"]),
         *([("columns", ", ".join(columns))] if (columns := report["results"]["columns"]) else []),
         ("ledger", "balanced" if report["ledger"]["balanced"] else "; ".join(report["ledger"]["complaints"])),

@@ -63,8 +63,14 @@ class Instances:
 
     @property
     def of_rows(self) -> bool:
-        """Whether the result has rows that were gathered, or made by filters and projections, not pairs of the last join."""
-        return self.last.gathers or bool(self.result_edge.steps)
+        """Whether the result has rows that were gathered, or made by filters and projections, or whose values are digested, not
+        pairs of the last join."""
+        return self.last.gathers or bool(self.result_edge.steps) or self.of_values
+
+    @property
+    def of_values(self) -> bool:
+        """Whether the result's digest is of its rows' values."""
+        return self.stages.results[0].of_values
 
     @property
     def slave_count(self) -> int:

@@ -31,15 +31,15 @@ class NodeTable:
     columns: Mapping[str, str]
 
 
-def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -> bool:
-    """sources: their rows that were not late. The plan has one result. Returns whether its rows are the pairs of a join; of
-    others `found` has the row's id as l, and no r."""
+def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -> NodeTable | None:
+    """sources: their rows that were not late. The plan has one result. Returns None if its rows are the pairs of a join; of
+    others their table, and `found` has the row's id as l, and no r."""
     (result,) = (node for node in plan.nodes if isinstance(node, Result))
     found = dict(sources)
     for number, node in enumerate(plan.ordered):
-        if node.name == result.input and isinstance(node, IntervalJoin):
+        if node.name == result.input and isinstance(node, IntervalJoin) and not result.of_values:
             db.execute(f"CREATE VIEW found AS {_rows(db, plan, node, found, IDS)}")
-            return True
+            return None
         if isinstance(node, IntervalJoin):
             columns, selected = _selected(plan, node, found)
             rows = _rows(db, plan, node, found, selected)
@@ -54,7 +54,7 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
         db.execute(f"CREATE TABLE node{number} AS SELECT row_number() OVER () AS rid, * FROM ({rows})")
         found[node.name] = NodeTable(f"node{number}", columns)
     db.execute(f"CREATE VIEW found AS SELECT id AS l, {NONE} AS r FROM {found[result.input].table}")
-    return False
+    return found[result.input]
 
 
 def _rows(db: Any, plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, NodeTable], selected: Selected) -> str:

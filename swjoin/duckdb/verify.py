@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import codecs
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import format_digest
+from swjoin.core.row_digests import row_hashes
 from swjoin.duckdb.join_rows import NONE, count_and_digest, define_macros, key_columns, rows_of_join
 from swjoin.duckdb.plan_rows import NodeTable, define_found
 from swjoin.duckdb.session import name, open_database, path_list, text
@@ -399,11 +400,10 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
     return plan
 
 
-def _define_plan(db: Any, job: Job, run_dir: Path, folder: Path) -> bool:
+def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Path) -> bool:
     """The view `found`: the ids of all rows of a plan's result. Returns whether these are the pairs of a join."""
-    plan = _plan_of(job, run_dir)
     sources, found = [node for node in plan.nodes if isinstance(node, Source)], {}
-    read = columns_of(plan, cut(plan), rows=False).read
+    read = columns_of(plan, cut(plan), rows=False).read  # all that the result has, where its values are digested
     for i, (source, stream) in enumerate(zip(sources, job.inputs, strict=True)):
         table, columns, types = f"source{i}", list(read[source.name]), dict(source.columns)
         schema = common_schema(list_files(stream.path or "", stream.csv)).schema
@@ -419,7 +419,37 @@ def _define_plan(db: Any, job: Job, run_dir: Path, folder: Path) -> bool:
         found[source.name] = NodeTable(table, {column: f"c{j}" for j, column in enumerate(columns)})
     if job.config.time.idle_timeout_us:
         _leave_out(db, run_dir, [(name, rows.table) for name, rows in found.items()])
-    return define_found(db, plan, found)
+    rows = define_found(db, plan, found)
+    result = _result_of(plan)
+    if rows is not None and result.of_values:
+        schema = plan.schema(result.name)
+        query = f"SELECT {', '.join(f'{rows.columns[column]} AS {name(column)}' for column in schema.types)} FROM {rows.table}"
+        db.execute("DROP VIEW found")
+        _define_hashes(db, "found", query, schema.types)
+    return rows is None
+
+
+def _result_of(plan: LogicalPlan) -> Result:
+    return next(node for node in plan.nodes if isinstance(node, Result))
+
+
+def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) -> None:
+    """A table of the hashes of a query's rows, in the place of ids. types: of its columns, in their order."""
+    import pyarrow as pa
+
+    kinds = [_plain_type(type_named(type_name)) for type_name in types.values()]
+    hashes = [np.empty(0, np.uint64)]
+    cursor = db.cursor()
+    for batch in cursor.sql(query).to_arrow_reader(1 << 17):
+        arrays = [column.cast(kind) for column, kind in zip(batch.columns, kinds, strict=True)]
+        hashes.append(row_hashes(pa.RecordBatch.from_arrays(arrays, list(types))))
+    cursor.register("hashes", pa.table({"l": np.concatenate(hashes)}))
+    cursor.execute(f"CREATE TABLE {table} AS SELECT l, {NONE} AS r FROM hashes")
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Of a dictionary the type of its values."""
+    return getattr(kind, "value_type", kind)
 
 
 def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult:
@@ -430,17 +460,25 @@ def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult:
     config = job.config
     with open_database(memory_bytes) as (db, folder):
         define_macros(db)
-        of_pairs = True
+        of_pairs, plan = True, None
         if job.plan is None:
             _define_join(db, report, config, run_dir, folder)
         else:
-            of_pairs = _define_plan(db, job, run_dir, folder)
+            plan = _plan_of(job, run_dir)
+            of_pairs = _define_plan(db, plan, job, run_dir, folder)
         count, digest = count_and_digest(db, "found", of_pairs=of_pairs)
         said = report["results"]
-        compared = config.sink.in_files and config.sink.ids
+        of_values = plan is not None and _result_of(plan).of_values
+        compared = config.sink.in_files and (config.sink.kind == "parquet" if of_values else config.sink.ids)
         result = VerifyResult(count, format_digest(digest), said["count"], said["digest"], compared, engine="DuckDB")
         if config.sink.in_files:
-            _define_results(db, run_dir, config, folder)
+            if plan is not None and of_values and compared:
+                types = plan.schema(_result_of(plan).name).types
+                columns = ", ".join(name(column) for column in types)
+                files = path_list(result_files(run_dir, config))
+                _define_hashes(db, "kept", f"SELECT {columns} FROM read_parquet({files}, hive_partitioning = false)", types)
+            else:
+                _define_results(db, run_dir, config, folder)
             file_count, file_digest = count_and_digest(db, "kept", of_pairs=of_pairs)
             result.file_count = file_count
             if compared and (file_count, file_digest) != (count, digest):

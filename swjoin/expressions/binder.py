@@ -1,6 +1,6 @@
 """SQL expressions as sqlglot parses them, bound to the columns of a scope: names resolved, types checked.
 
-What: `parse_expression`, `Scope`, `bind`.
+What: `parse_expression`, `parsed`, `Scope`, `bind`.
 Why: sqlglot's tree is what SQL text and the fluent API have in common, and what prints as other engines' SQL; a bound tree has
 the types and functions that are evaluated. What has no meaning here is refused by name.
 Stays out: clauses of queries, aggregate functions, evaluation (`expressions.evaluator`).
@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from sqlglot import errors, exp, parse_one
@@ -29,27 +29,32 @@ from swjoin.expressions.tree import Expr, Literal
 from swjoin.expressions.types import BOOL, DATE, DOUBLE, INT, INTERVAL, NULL, TEXT, TIMESTAMP, family
 
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # what it warns of is refused here, or right
+Tree = TypeVar("Tree")
 _MOST_CHARACTERS = 100_000
 _MOST_INTEGER = (1 << 63) - 1
 
 
 def parse_expression(text: str) -> exp.Expr:
     """The tree of an expression. UserError with line and column of a syntax error."""
+    return parsed(text, "expression", lambda: parse_one(text, read="duckdb"))
+
+
+def parsed(text: str, what: str, parse: Callable[[], Tree]) -> Tree:
+    """What sqlglot makes of a text. what: it is. UserError with line and column of a syntax error."""
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{len(text)} characters are too many, {_MOST_CHARACTERS} at most")
     if not is_utf8(text):
         raise UserError(f"{text[:60]!a} is not UTF-8")
     if not text.strip():
-        raise UserError("the expression is empty")
+        raise UserError(f"the {what} is empty")
     try:
-        found = parse_one(text, read="duckdb")
+        return parse()
     except errors.ParseError as error:
         raise _syntax_error(error.errors[0] if error.errors else {}) from None
     except errors.TokenError as error:
         raise UserError(f"syntax error: {one_line(error, 100)}") from None
     except RecursionError:
-        raise UserError("the expression is too deeply nested") from None
-    return found
+        raise UserError(f"the {what} is too deeply nested") from None
 
 
 def _syntax_error(details: dict[str, Any]) -> UserError:
@@ -213,6 +218,7 @@ _READ: dict[type[exp.Expr], tuple[frozenset[str], frozenset[str]]] = {
     exp.TimestampTrunc: _parts("this unit"),
     exp.DateTrunc: _parts("this unit"),
     exp.TimeToStr: _parts("this format"),
+    exp.UnixToTime: _parts("this scale"),
     exp.Coalesce: _parts("this", "expressions"),
     exp.Greatest: _parts("this", "expressions"),
     exp.Least: _parts("this", "expressions"),
@@ -502,12 +508,20 @@ class _Binder:
         unit = node.args["unit"]
         return self._call(node, "date_trunc", (node.this,), (_part_name(unit.name),))
 
+    def from_integer(self, node: exp.UnixToTime) -> Expr:
+        unit = {"3": "ms", "6": "us"}.get(node.args["scale"].name)
+        if unit is None:
+            raise self._unsupported(node)
+        return self._call(node, "make_timestamp", (node.this,), (unit,))
+
     def strftime(self, node: exp.TimeToStr) -> Expr:
         return self._call(node, "strftime", (node.this,), (self._constant(node, node.args["format"], str),))
 
     def named(self, node: exp.Anonymous) -> Expr:
         """Functions that sqlglot does not know."""
         match node.name.lower(), node.expressions:
+            case ("make_timestamp_ns", [value]):
+                return self._call(node, "make_timestamp", (value,), ("ns",))
             case ("suffix", [value, pattern]):
                 return self._call(node, "ends_with", (value,), (self._constant(node, pattern, str),))
             case ("date_part", [part, value]):
@@ -563,5 +577,6 @@ _BINDERS: dict[type[exp.Expr], Callable[[_Binder, Any], Expr]] = {
     exp.TimestampTrunc: _Binder.trunc,
     exp.DateTrunc: _Binder.trunc,
     exp.TimeToStr: _Binder.strftime,
+    exp.UnixToTime: _Binder.from_integer,
     exp.Anonymous: _Binder.named,
 }

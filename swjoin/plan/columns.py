@@ -69,7 +69,9 @@ class PlanColumns:
 
 
 def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColumns:
-    """rows: whether results have columns, or are only counted. UserError for a column whose type cannot travel."""
+    """rows: whether results have columns, or are only counted; a digest of values needs them in any case. UserError for a
+    column whose type cannot travel."""
+    rows = rows or any(result.of_values for result in stages.results)
     needed = _needed(plan, rows=rows)
     described = tuple(_stage_columns(plan, stage, needed) for stage in stages.stages)
     travels: dict[EdgeId, tuple[str, ...]] = {}
@@ -84,7 +86,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
-        elif edge.steps:
+        elif edge.steps or (edge.receiver.of_values and not edge.sender_gathers):
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
             continue  # pairs of a join, or gathered rows

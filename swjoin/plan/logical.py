@@ -137,10 +137,12 @@ class Union:
 
 @dataclass(frozen=True)
 class Result(_OneInput):
-    """An answer of the plan: the rows of a node, which go to the sinks."""
+    """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
+    (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids."""
 
     name: str
     input: str
+    of_values: bool = False
 
 
 Node: TypeAlias = Source | Filter | Project | IntervalJoin | Union | Result
@@ -342,7 +344,7 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])
-            return inputs[0]
+            return _union_schema(inputs)
         case Result():
             return inputs[0]
 
@@ -403,5 +405,15 @@ def _check_union_input(union: Union, index: int, schema: Schema, first: Schema) 
     counts = len(schema.columns), len(first.columns)
     problem = f"input {union.inputs[index]} has {counts[0]} columns, {union.inputs[0]} has {counts[1]}"
     _check(counts[0] == counts[1], union.name, problem, "give all inputs the same columns in the same order")
-    problem = f"time is {schema.time} in input {union.inputs[index]}, {first.time} in {union.inputs[0]}"
-    _check(schema.time == first.time, union.name, problem, "give all inputs the same time")
+    timed, untimed = (union.inputs[index], union.inputs[0]) if first.time is None else (union.inputs[0], union.inputs[index])
+    _check((schema.time is None) == (first.time is None), union.name, f"{timed} has a time, {untimed} has none", "give all one")
+
+
+def _union_schema(inputs: Sequence[Schema]) -> Schema:
+    """No column is the time of all rows if it is another one in some input."""
+    first = inputs[0]
+    time = first.time if all(schema.time == first.time for schema in inputs) else "ts"
+    if any(schema.time != first.time for schema in inputs):
+        while time in first.types:
+            time = f"{time}_"
+    return Schema(first.columns, time)

@@ -79,6 +79,10 @@ class Edge:
     key: tuple[str, ...]
     steps: tuple[Step, ...]
 
+    @property
+    def sender_gathers(self) -> bool:
+        return isinstance(self.sender, Stage) and self.sender.gathers
+
 
 @dataclass(frozen=True)
 class StagePlan:

@@ -36,6 +36,9 @@ MPI = (" -n ", "swjoin doctor", "swjoin sweep experiments/main.yaml --only")
 FILES = {
     "trips.csv": "user,started,km\n1,2026-01-01 00:00:00,3.5\n2,2026-01-01 00:20:00,8\n1,2026-01-01 02:00:00,1.5\n",
     "payments.csv": "user,paid,eur\n1,2026-01-01 00:30:00,7.25\n2,2026-01-01 01:10:00,15\n2,2026-01-01 04:00:00,3.5\n",
+    "paid.sql": (
+        "SELECT t.user, p.eur FROM t JOIN p\nON t.user = p.user AND p.paid BETWEEN t.started AND t.started + INTERVAL 1 HOUR\n"
+    ),
     "live.yaml": (
         "join: {on: user, left_time: started, right_time: paid, within: 1h}\n"
         "left: {flight: {}, schema: 'user: int64, started: timestamp[us], km: double'}\n"

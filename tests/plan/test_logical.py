@@ -109,8 +109,8 @@ REFUSED: dict[str, tuple[tuple[Node, ...], str]] = {
         "u: input b has 4 columns, a has 3; give all inputs the same columns in the same order",
     ),
     "union times": (
-        (A, Source("b", COLUMNS, "v"), Union("u", ("a", "b")), Result("out", "u")),
-        "u: time is v in input b, ts in a; give all inputs the same time",
+        (A, Source("b", COLUMNS, None), Union("u", ("a", "b")), Result("out", "u")),
+        "u: a has a time, b has none; give all one",
     ),
     "no bound": (
         (A, B, changed(query=None), OUT),

@@ -26,7 +26,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("expressions", "routing"),
     ("config", "state"),
     ("connectors", "operators", "plan", "policy"),
-    ("cluster", "duckdb", "spark"),
+    ("cluster", "duckdb", "frontends", "spark"),
     ("checkpoint", "monitor"),
     ("runtime",),
     ("diagnostics", "forecast", "sweeps"),

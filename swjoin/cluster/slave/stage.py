@@ -22,11 +22,13 @@ from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send
 from swjoin.cluster.slave.merger import Merger, Piece
 from swjoin.cluster.slave.text_keys import TextKeys
-from swjoin.core.batch import BOTH, LEFT, RIGHT, STREAM_NAMES, Bool, Pairs, ResultRows, RowLayout, TupleBatch
+from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, Pairs, ResultRows, RowLayout, TupleBatch
+from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import SlaveId
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
+from swjoin.core.row_digests import row_hashes
 from swjoin.plan.watermarks import needed_below, watermark_out
 
 _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
@@ -160,14 +162,21 @@ class StageInstance:
 
     def results(self, pairs: Pairs | ResultRows) -> Pairs | ResultRows:
         """Rows of the last stage as they go to the sinks."""
-        if isinstance(pairs, ResultRows) or not self._instances.of_rows:
+        if isinstance(pairs, ResultRows):
+            return self._shown(pairs.id, pairs.ts, pairs.columns)
+        if not self._instances.of_rows:
             return pairs
         edge, rows = self._instances.result_edge, self._rows_of(pairs)
         rows = rows_after(rows, edge.id, self._instances.columns.steps[edge.id])
         self.ledger.filtered[edge.id] += len(pairs) - len(rows)
         shown = self._instances.columns.travels[edge.id]
-        columns = None if rows.columns is None or not shown else rows.columns.select(shown)
-        return ResultRows(rows.id, rows.ts, columns)
+        return self._shown(rows.id, rows.ts, None if rows.columns is None or not shown else rows.columns.select(shown))
+
+    def _shown(self, ids: U64, ts: I64, columns: Columns | None) -> ResultRows:
+        """Rows of the result. Where their values are digested these have the place of ids."""
+        if self._instances.of_values and columns is not None:
+            ids = row_hashes(columns.batch)
+        return ResultRows(ids, ts, columns if self._instances.config.sink.kind != "count" else None)
 
     def _rows_of(self, pairs: Pairs) -> TupleBatch:
         """Rows of the join with times, ids and columns."""

@@ -1,4 +1,4 @@
-"""Functions of times: parts, truncation, formatting.
+"""Functions of times: parts, truncation, formatting, times from integers.
 
 Why: a time with a zone is taken in UTC, wherever a run is.
 Stays out: arithmetic with intervals (`functions.numbers`), casts (`functions.casts`).
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from swjoin.core.errors import UserError
-from swjoin.expressions.functions.casts import cast
+from swjoin.expressions.functions.casts import cast, number
 from swjoin.expressions.functions.catalogue import Options, Signature, Value, function
 from swjoin.expressions.tree import Expr
 from swjoin.expressions.types import DOUBLE, INT, TEXT, TIMESTAMP, described, family, finest
@@ -110,3 +110,14 @@ def _format_rule(args: Sequence[Expr], options: Options) -> Signature:
 def _strftime(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     seconds = pc.floor_temporal(args[0], unit="second").cast(pa.timestamp("s"))
     return pc.strftime(seconds, format=options[0]).cast(kind)
+
+
+def _from_integer_rule(args: Sequence[Expr], options: Options) -> Signature:
+    """options: the unit, ms, us or ns."""
+    kind = pa.timestamp("ns" if options[0] == "ns" else "us")
+    return Signature((number("make_timestamp", args[0], "int"),), kind, can_fail=options[0] == "ms")
+
+
+@function("make_timestamp", _from_integer_rule)
+def _from_integer(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
+    return args[0].cast(pa.timestamp(options[0])).cast(kind)

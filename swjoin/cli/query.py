@@ -1,0 +1,121 @@
+"""`swjoin query`: an SQL query over files.
+
+What: `run_query`; `tables_of`, what --table says.
+Why: settings are those of `swjoin join`, as far as a plan has them.
+Stays out: SQL (`frontends.sql`), starting the job (`cli.run`), writing results (`cli.join`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from swjoin.cli.common_args import duration_of, given_ranks, size_of, with_role_counts
+from swjoin.cli.join import sink_kind, start_with_outputs
+from swjoin.cli.run import typed_command
+from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.job import Job
+from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, TimeConfig
+from swjoin.connectors.files.inputs import split_paths
+from swjoin.core.errors import UserError
+from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.plan.plain import plan_to_plain
+from swjoin.runtime.preflight import launcher_size
+
+Unit = Literal["s", "ms", "us", "ns"]
+_UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+
+
+def table_of(text: str) -> tuple[str, str, str | None, str | None]:
+    """Name, path, time column and unit of NAME=PATH[:TIME[:UNIT]]. UserError for anything else."""
+    name, separator, rest = text.partition("=")
+    if not separator or not name.strip() or not rest:
+        raise UserError(f"--table {text}: write NAME=PATH:TIME, such as bid=bids.parquet:ts")
+    words = rest.split(":")
+    unit = words.pop() if len(words) > 2 and words[-1] in _UNIT_US else None
+    time = words.pop() if len(words) > 1 and words[-1] and not set(words[-1]) & set("/\\") else None
+    if unit is not None and time is None:
+        raise UserError(f"--table {text}: a unit without a time column; write NAME=PATH:TIME:UNIT")
+    return name.strip(), ":".join(words), time, unit
+
+
+def _inputs(args: argparse.Namespace) -> dict[str, StreamConfig]:
+    """The tables that are given, by name; without a time column the time is empty."""
+    found: dict[str, StreamConfig] = {}
+    for text in args.tables or []:
+        name, path, time, unit = table_of(text)
+        if name.casefold() in map(str.casefold, found):
+            raise UserError(f"--table {text}: {name} is given twice")
+        found[name] = StreamConfig(
+            split_paths(path), (), time or "", cast("Unit | None", unit), assume_timezone=args.assume_timezone
+        )
+    if not found:
+        raise UserError("no tables: give --table NAME=PATH:TIME for each that the query names")
+    return found
+
+
+def _described(name: str, config: StreamConfig) -> Table:
+    """The columns of a table. UserError when it cannot be read, or has no such time column."""
+    from swjoin.connectors.files.source import describe_columns
+
+    try:
+        columns = describe_columns(config)
+    except UserError as error:
+        raise error.prefixed(f"--table {name}") from None
+    kinds = dict(columns)
+    unit_us = None
+    if config.time:
+        if config.time not in kinds:
+            raise UserError(f"--table {name}: no column {config.time}; columns are {', '.join(kinds)[:300]}")
+        if "int" in kinds[config.time]:
+            if config.time_unit is None:
+                remedy = f"write {name}=PATH:{config.time}:ms, or with s, us, ns"
+                raise UserError(f"{config.time} is a number without a unit", subject=f"--table {name}", remedy=remedy)
+            unit_us = _UNIT_US[config.time_unit]
+    return Table(columns, config.time or None, unit_us)
+
+
+def _text(given: str) -> str:
+    """The query, or the content of its file. UserError when the file cannot be read."""
+    if not given.lower().endswith(".sql"):
+        return given
+    try:
+        return Path(given).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"{given}: cannot be read ({reason})") from None
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    on_mpi = args.ranks is not None or launcher_size() > 1
+    partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
+    cluster: dict[str, Any] = {"partition_count": partitions}
+    if args.epoch is not None:
+        cluster["distribution_epoch_us"] = duration_of(args.epoch, "--epoch")
+    module: dict[str, Any] = {} if args.memory is None else {"window_bytes": size_of(args.memory, "--memory")}
+    config = RunConfig(
+        queries=(QueryConfig(0, 0),),
+        time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late, sort=args.sort),
+        cluster=ClusterConfig(**cluster),
+        module=ModuleConfig(**module),
+        sink=SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
+    )
+    return with_role_counts(config, args)
+
+
+def run_query(args: argparse.Namespace) -> int:
+    ranks, config, text = given_ranks(args), _config(args), _text(args.query)
+    inputs = _inputs(args)
+    tables = {name: _described(name, stream) for name, stream in inputs.items()}
+    try:
+        query = plan_query(text, tables)
+    except UserError as error:
+        raise (error.prefixed(args.query) if text is not args.query else error) from None
+    target = None if args.out == "count" else Path(args.out)
+    report = None if args.report is None else Path(args.report)
+    streams = tuple(inputs[name] for name in query.tables)
+    outputs = target, config.sink_count > 1, None, report
+    job = Job(config, *outputs, typed_command(), spelling="options", plan=plan_to_plain(query.plan), inputs=streams)
+    return start_with_outputs(args, job, ranks)

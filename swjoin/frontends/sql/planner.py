@@ -1,0 +1,362 @@
+"""From the text of a query to a logical plan.
+
+What: `parse_query`, `plan_query(text, tables) -> Query`; `Table`.
+Why: sqlglot parses, in DuckDB's dialect; what of a clause is not read is refused by name, so nothing is passed over.
+Stays out: conditions of joins (`frontends.sql.conditions`), the nodes (`frontends.sql.relations`), expressions
+(`expressions.binder`).
+
+Clauses: WITH, SELECT with expressions, aliases and stars, FROM with tables, subqueries and joins, WHERE, UNION ALL.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp, parse
+
+from swjoin.core.columns import type_named
+from swjoin.core.errors import UserError, one_line
+from swjoin.expressions.binder import parsed
+from swjoin.expressions.tree import can_fail
+from swjoin.expressions.types import common, read_as
+from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, joined
+from swjoin.frontends.sql.relations import (
+    Aliased,
+    Field,
+    Filtered,
+    Nodes,
+    Relation,
+    Selected,
+    TableRelation,
+    United,
+    quoted,
+    source_of,
+)
+from swjoin.plan.logical import LogicalPlan
+
+_CLAUSES = {
+    "group": "GROUP BY",
+    "having": "HAVING",
+    "distinct": "DISTINCT",
+    "order": "ORDER BY",
+    "limit": "LIMIT",
+    "offset": "OFFSET",
+    "qualify": "QUALIFY",
+    "windows": "WINDOW",
+    "sample": "a sample",
+    "laterals": "LATERAL",
+    "pivots": "PIVOT",
+    "into": "INTO",
+    "kind": "SELECT AS",
+    "hint": "a hint",
+    "locks": "FOR UPDATE",
+    "match": "MATCH_RECOGNIZE",
+    "prewhere": "PREWHERE",
+}
+_INNER = {"": "inner", "INNER": "inner", "CROSS": "inner", "SEMI": "semi", "ANTI": "anti"}
+_JOIN_KINDS = {("", kind): how for kind, how in _INNER.items()}
+_JOIN_KINDS |= {(side, kind): side.lower() for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that queries may name. columns: names and types, as Arrow writes them. time: its time column; None: it has none.
+    unit_us: of times that are integers, microseconds of one; below 1 for nanoseconds."""
+
+    columns: tuple[tuple[str, str], ...]
+    time: str | None
+    unit_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Query:
+    """plan: with the columns of the answer, by the names that they have in the query. tables: that it reads, in the order of
+    the plan's sources."""
+
+    plan: LogicalPlan
+    tables: tuple[str, ...]
+
+
+def parse_query(text: str) -> exp.Query:
+    """The tree of a query. UserError with line and column of a syntax error."""
+    found = [statement for statement in parsed(text, "query", lambda: parse(text, read="duckdb")) if statement is not None]
+    if len(found) != 1:
+        raise UserError(f"{len(found)} statements", remedy="give one query")
+    if not isinstance(found[0], exp.Query) or isinstance(found[0], exp.Values):
+        raise UserError(f"{one_line(found[0].sql('duckdb'), 60)} is no query", remedy="begin it with SELECT or WITH")
+    return found[0]
+
+
+def plan_query(text: str, tables: Mapping[str, Table]) -> Query:
+    """The plan of a query. UserError, one line, for what it cannot mean or what is not supported."""
+    try:
+        relation = _Planner(tables).query(parse_query(text), {})
+    except RecursionError:
+        raise UserError("the query is too deeply nested") from None
+    names = [f.name for f in relation.fields]
+    if "" in names:
+        shown = relation.fields[names.index("")].column
+        raise UserError(f"column {names.index('') + 1}, {shown}, has no name", remedy="give it one: ... AS name")
+    _differ(relation)
+    columns = tuple(replace(f, column=f.name) for f in relation.fields)
+    last = Selected(relation, columns, tuple(quoted(f.column) for f in relation.fields))
+    nodes = Nodes()
+    top = relation if all(f.column == f.name for f in relation.fields) and isinstance(relation, Selected) else last
+    plan = nodes.plan(top.make(nodes, None))
+    return Query(plan, tuple(node.name for node in plan.nodes if not node.inputs))
+
+
+def _differ(relation: Relation, where: str = "") -> None:
+    """UserError for two columns of one name."""
+    names = [f.name for f in relation.fields]
+    for name in names:
+        if name and names.count(name) > 1:
+            remedy = f"give one another name: {name} AS other"
+            raise UserError(f"{names.count(name)} columns{where} are named {name}", remedy=remedy)
+
+
+class _Planner:
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self._tables = tables
+
+    def query(self, node: exp.Expr, outer: Mapping[str, Relation]) -> Relation:
+        """outer: queries of WITH that can be named, by their names."""
+        named = dict(outer)
+        if (given := node.args.get("with_")) is not None:
+            if given.args.get("recursive"):
+                raise UserError("WITH RECURSIVE is not supported", remedy="a plan has no cycle")
+            for cte in given.expressions:
+                _only(cte, "this", "alias")
+                if cte.args["alias"].args.get("columns"):
+                    raise UserError(f"WITH {cte.alias}(...) is not supported", remedy="name its columns in its SELECT")
+                named[cte.alias] = self.query(cte.this, named)
+        if isinstance(node, exp.Subquery):
+            _only(node, "this", "with_")
+            return self.query(node.this, named)
+        if isinstance(node, exp.Union):
+            return self._union(node, named)
+        if isinstance(node, exp.SetOperation):
+            raise UserError(f"{node.key.upper()} is not supported", remedy="use UNION ALL, or a semi or anti join")
+        if not isinstance(node, exp.Select):
+            raise UserError(f"{one_line(node.sql('duckdb'), 60)} is not supported here", remedy="write a SELECT")
+        return self._select(node, named)
+
+    # ------------------------------------------------------------ UNION ALL
+
+    def _union(self, node: exp.Union, named: Mapping[str, Relation]) -> Relation:
+        _only(node, "this", "expression", "with_", "distinct")
+        if node.args.get("distinct"):
+            raise UserError("UNION is not supported", remedy="write UNION ALL, which keeps rows that are equal")
+        parts = [self.query(part, named) for part in (node.this, node.expression)]
+        counts = [len(part.fields) for part in parts]
+        if counts[0] != counts[1]:
+            raise UserError(f"UNION ALL of {counts[0]} and {counts[1]} columns", remedy="select as many on both sides")
+        types = [_united(*fields) for fields in zip(*(part.fields for part in parts), strict=True)]
+        names = [f.name for f in parts[0].fields]
+        made = []
+        for part in parts:
+            fields = tuple(
+                Field("", name, f"{name or 'column'} {i}", kind, f.unit_us)
+                for i, (name, (kind, _), f) in enumerate(zip(names, types, part.fields, strict=True))
+            )
+            texts = tuple(
+                quoted(f.column) if f.type == kind or sql is None else f"CAST({quoted(f.column)} AS {sql})"
+                for f, (kind, sql) in zip(part.fields, types, strict=True)
+            )
+            made.append(Selected(part, fields, texts))
+        return United(tuple(made))
+
+    # ------------------------------------------------------------ SELECT
+
+    def _select(self, node: exp.Select, named: Mapping[str, Relation]) -> Relation:
+        for name, clause in _CLAUSES.items():
+            if node.args.get(name):
+                raise UserError(f"{clause} is not supported", remedy="leave it out")
+        _only(node, "with_", "expressions", "from_", "joins", "where")
+        for item in node.expressions:
+            for call in item.find_all(exp.AggFunc, exp.Window):
+                shown = one_line(call.sql("duckdb"), 100)
+                raise UserError(f"{shown}: aggregates are not supported", remedy="select rows alone")
+        if node.args.get("from_") is None:
+            raise UserError("a SELECT without FROM", remedy="name a table")
+        where = node.args.get("where")
+        relation = self._from(node, named, [] if where is None else list(conjuncts(where.this)))
+        fields, texts = [], []
+        for item in node.expressions:
+            for f, text in self._item(item, relation):
+                fields.append(f)
+                texts.append(text)
+        columns = [f.column for f in fields]
+        numbered = tuple(
+            f if columns.count(f.column) == 1 else replace(f, column=f"{f.column} {i}") for i, f in enumerate(fields)
+        )
+        return Selected(relation, numbered, tuple(texts))
+
+    def _item(self, item: exp.Expr, relation: Relation) -> Iterator[tuple[Field, str]]:
+        """The columns that an item of SELECT makes, and their texts."""
+        star = item if isinstance(item, exp.Star) else item.this if isinstance(item, exp.Column) else None
+        if isinstance(star, exp.Star):
+            _only(star)
+            table = item.table if isinstance(item, exp.Column) else None
+            found = [f for f in relation.fields if table is None or f.table.casefold() == table.casefold()]
+            if not found:
+                raise UserError(f"{table}.*: no table {table}", remedy=_near(str(table), {f.table for f in relation.fields}))
+            yield from ((replace(f, table="", column=f.name), quoted(f.column)) for f in found)
+            return
+        names = Names(relation.fields)
+        value = item
+        if isinstance(item, exp.Alias):
+            _only(item, "this", "alias")
+            value = item.this
+        if isinstance(value, exp.Paren) and isinstance(value.unnest(), exp.Column):
+            value = value.unnest()
+        if isinstance(value, exp.Column):
+            f = names.field(value)
+            name = item.alias if isinstance(item, exp.Alias) else value.name
+            yield replace(f, table="", name=name, column=name), quoted(f.column)
+            return
+        text, expr = names.text(value)
+        if pa.types.is_null(expr.type):
+            shown = one_line(item.sql("duckdb"), 100)
+            raise UserError(f"{shown} is null for every row", remedy="cast it to a type: CAST(NULL AS BIGINT)")
+        yield Field("", item.alias, item.alias or one_line(item.sql("duckdb"), 100), str(expr.type)), text
+
+    # ------------------------------------------------------------ FROM, WHERE
+
+    def _from(self, node: exp.Select, named: Mapping[str, Relation], where: list[exp.Expr]) -> Relation:
+        """The rows of FROM that satisfy WHERE. Its conditions are tested as early as that is right: those of a join's rows are
+        conditions of the join if it is an inner one; what can fail is tested last."""
+        relation = self._table(node.args["from_"].this, named)
+        joins = node.args.get("joins") or []
+        hows = [self._how(join) for join in joins]
+        relation, where = _tested(relation, where, hows)
+        tables = {f.table for f in relation.fields}
+        for i, (join, how) in enumerate(zip(joins, hows, strict=True)):
+            right = self._table(join.this, named)
+            if clash := tables & {f.table for f in right.fields}:
+                raise UserError(f"two tables are named {next(iter(clash))}", remedy="give one an alias: FROM t AS other")
+            tables |= {f.table for f in right.fields}
+            conditions = Conditions(relation, right, how)
+            for name in join.args.get("using") or []:
+                conditions.equal(name.name)
+            if join.args.get("on") is not None:
+                conditions.add_all(conjuncts(join.args["on"]))
+            if how == "inner":
+                where = conditions.take(where, pushed=_keep_rows(hows[i + 1 :]))
+            relation = joined(conditions)
+            relation, where = _tested(relation, where, hows[i + 1 :])
+        for condition in where:
+            relation = _filtered(relation, condition)
+        return relation
+
+    def _aliased(self, relation: Relation, alias: str) -> Relation:
+        _differ(relation, f" of {alias}")
+        return Aliased(relation, alias)
+
+    def _how(self, join: exp.Join) -> str:
+        if join.method:
+            raise UserError(f"{join.method} JOIN is not supported", remedy="write JOIN with its conditions")
+        _only(join, "this", "on", "using", "side", "kind")
+        found = _JOIN_KINDS.get((join.side.upper(), join.kind.upper()))
+        if found is None:
+            raise UserError(f"{join.side} {join.kind} JOIN is not supported".replace("  ", " "))
+        return found
+
+    def _table(self, node: exp.Expr, named: Mapping[str, Relation]) -> Relation:
+        if isinstance(node, exp.Subquery):
+            _only(node, "this", "alias", "with_")
+            alias = node.args.get("alias")
+            if alias is None:
+                raise UserError(f"{one_line(node.sql('duckdb'), 60)} has no name", remedy="give the subquery an alias")
+            _only(alias, "this")
+            return self._aliased(self.query(node.this, named), node.alias)
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
+            raise UserError(f"{one_line(node.sql('duckdb'), 60)} is not supported in FROM", remedy="name a table or a subquery")
+        _only(node, "this", "alias")
+        if node.args.get("alias") is not None:
+            _only(node.args["alias"], "this")
+        name, alias = node.name, node.alias or node.name
+        for known in (named, self._tables):
+            spelled = name if name in known else next((k for k in known if k.casefold() == name.casefold()), None)
+            if spelled is None:
+                continue
+            if known is named:
+                return self._aliased(named[spelled], alias)
+            table = self._tables[spelled]
+            if table.time is None:
+                raise UserError(f"table {spelled} has no time", remedy=f"name its time column: --table {spelled}=PATH:TIME")
+            return TableRelation(source_of(spelled, table.columns, table.time), alias, table.unit_us)
+        raise UserError(f"table {name} is unknown", remedy=_near(name, {*named, *self._tables}))
+
+
+def _near(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), 1, 0.5)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known)) or 'none'}"
+
+
+def _only(node: exp.Expr, *read: str) -> None:
+    """UserError if the node says more than what is read of it."""
+    more = [name for name, value in node.args.items() if value and name not in read]
+    if more:
+        shown = one_line(node.sql("duckdb"), 100)
+        raise UserError(f"{more[0].strip('_').replace('_', ' ')} is not supported, in {shown}")
+
+
+def _keep_rows(hows: Sequence[str]) -> bool:
+    """Whether a condition on the rows of a join may be tested before these joins: none of them gives them back."""
+    return all(how in ("inner", "left", "semi", "anti") for how in hows)
+
+
+def _filtered(relation: Relation, condition: exp.Expr) -> Relation:
+    text, expr = Names(relation.fields).text(condition)
+    if not pa.types.is_boolean(expr.type) and not pa.types.is_null(expr.type):
+        raise UserError(f"{one_line(condition.sql('duckdb'), 100)} is no condition", remedy="use a comparison")
+    return Filtered(relation, text)
+
+
+def _tested(relation: Relation, where: list[exp.Expr], later: Sequence[str]) -> tuple[Relation, list[exp.Expr]]:
+    """The relation's rows that satisfy the conditions which can be tested here, and the other conditions."""
+    names, rest = Names(relation.fields), []
+    for condition in where:
+        if later and not (_keep_rows(later) and names.knows(condition) and not can_fail(names.text(condition)[1])):
+            rest.append(condition)
+        elif later:
+            relation = _filtered(relation, condition)
+        else:
+            rest.append(condition)
+    return relation, rest
+
+
+def _united(one: Field, two: Field) -> tuple[str, str | None]:
+    """The type of a column of a union, and its name in SQL if an input is to be cast."""
+    if one.type == two.type:
+        return one.type, None
+    kinds = [read_as(type_named(f.type)) for f in (one, two)]
+    try:
+        found = common(f"UNION ALL: column {one.name}", kinds)
+    except UserError as error:
+        raise error from None
+    found = pa.string() if pa.types.is_large_string(found) else found
+    sql = _sql_name(found)
+    if sql is None:
+        raise UserError(f"UNION ALL: column {one.name} is {one.type} and {two.type}", remedy="cast one so that both agree")
+    return str(found), sql
+
+
+def _sql_name(kind: Any) -> str | None:
+    """The name of a type in SQL; None for one that no cast gives."""
+    if pa.types.is_decimal128(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    names = {
+        "int64": "BIGINT",
+        "double": "DOUBLE",
+        "bool": "BOOLEAN",
+        "string": "VARCHAR",
+        "timestamp[us]": "TIMESTAMP",
+        "date32[day]": "DATE",
+    }
+    return names.get(str(kind))

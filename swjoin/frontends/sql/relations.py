@@ -1,0 +1,246 @@
+"""What stands in FROM, and what becomes of it: relations with named fields, which make the nodes of a plan.
+
+What: `Field`, `Relation`: `TableRelation`, `Aliased`, `Filtered`, `Selected`, `Joined`, `United`; `Nodes`.
+Why: which of its columns is a relation's time is known only from what reads it: a join of a join's rows may name the time of
+either side. So a relation is described first, and makes its nodes when the wanted time is known.
+Stays out: SQL (`frontends.sql.planner`), conditions of joins (`frontends.sql.conditions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from swjoin.config.sections import QueryConfig
+from swjoin.core.join_semantics import How
+from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, OutputTime, Project, Result, Source, Union
+
+
+def quoted(name: str) -> str:
+    """A name in an expression's text."""
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column as queries name it. table: "" for none. column, type: of the plan. unit_us: of integers that are times,
+    microseconds of one, below 1 for nanoseconds; None for other columns."""
+
+    table: str
+    name: str
+    column: str
+    type: str
+    unit_us: float | None = None
+
+
+class Nodes:
+    """Nodes of a plan, made one by one."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def add(self, what: str, make: Callable[[str], Node]) -> str:
+        """The name of a node. what: its kind, which is in the name; sources have their own."""
+        taken = {node.name for node in self.nodes}
+        number = 1
+        while (name := f"{what} {number}") in taken:
+            number += 1
+        self.nodes.append(make(name))
+        return name
+
+    def source(self, source: Source) -> str:
+        if source not in self.nodes:
+            self.nodes.append(source)
+        return source.name
+
+    def plan(self, last: str) -> LogicalPlan:
+        """The plan of what this node needs, which is its result."""
+        found = {node.name: node for node in self.nodes}
+        needed, waiting = {last}, [last]
+        while waiting:
+            for name in found[waiting.pop()].inputs:
+                if name not in needed:
+                    needed.add(name)
+                    waiting.append(name)
+        return LogicalPlan((*(node for node in self.nodes if node.name in needed), Result("result", last, of_values=True)))
+
+
+class Relation(Protocol):
+    """fields: in order. times: columns each of which can be the rows' time."""
+
+    @property
+    def fields(self) -> tuple[Field, ...]: ...
+    @property
+    def times(self) -> tuple[str, ...]: ...
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        """The node of its rows, which has the fields' columns. time: the column, of `times`, that is to be the rows' time;
+        None: any may be."""
+
+
+@dataclass(frozen=True)
+class TableRelation:
+    source: Source
+    table: str
+    unit_us: float | None = None  # of its time
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        unit = {self.source.time: self.unit_us}
+        return tuple(Field(self.table, c.name, c.name, c.type, unit.get(c.name)) for c in self.source.columns)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return () if self.source.time is None else (self.source.time,)
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        return nodes.source(self.source)
+
+
+@dataclass(frozen=True)
+class Aliased:
+    """A subquery, or a query of WITH, under the name that it has in FROM."""
+
+    of: Relation
+    table: str
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(replace(f, table=self.table) for f in self.of.fields)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return self.of.times
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        return self.of.make(nodes, time)
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """The rows that satisfy a condition. condition: text over the columns."""
+
+    of: Relation
+    condition: str
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.of.fields
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return self.of.times
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        below = self.of.make(nodes, time)
+        return nodes.add("filter", lambda name: Filter(name, below, self.condition))
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Computed columns. texts: by column of the fields, an expression over the columns below."""
+
+    of: Relation
+    fields: tuple[Field, ...]
+    texts: tuple[str, ...]
+    _made: dict[str | None, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        plain = {quoted(time) for time in self.of.times}
+        return tuple(f.column for f, text in zip(self.fields, self.texts, strict=True) if text in plain)
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        if time not in self._made:  # a query of WITH may be read several times
+            names = [f.column for f in self.fields]
+            wanted = None if time is None else self.texts[names.index(time)]
+            below = self.of.make(nodes, next((t for t in self.of.times if quoted(t) == wanted), None))
+            columns = tuple(zip(names, self.texts, strict=True))
+            self._made[time] = nodes.add("select", lambda name: Project(name, below, columns))
+        return self._made[time]
+
+
+@dataclass(frozen=True)
+class Side:
+    """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
+    equality. merged: its columns whose values are those of a key's column. conditions: that its rows must satisfy."""
+
+    of: Relation
+    time: str
+    keys: tuple[tuple[str, str], ...]
+    merged: frozenset[str] = frozenset()
+    conditions: tuple[str, ...] = ()
+
+    def make(self, nodes: Nodes) -> str:
+        below = self.of.make(nodes, self.time)
+        for condition in self.conditions:
+            below = nodes.add("filter", lambda name, below=below, text=condition: Filter(name, below, text))  # type: ignore[misc]
+        return nodes.add("select", lambda name: Project(name, below, self.columns))
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """(column, expression) of its rows, as the join reads them."""
+        names = {name for name, _ in self.keys}
+        own = [f for f in self.of.fields if f.column not in self.merged and column_of(f) not in names]
+        return (*((column_of(f), quoted(f.column)) for f in own), *self.keys)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An interval join. fields: of the left side, then, but for semi and anti joins, of the right one. bounds: lower and upper,
+    of right - left, microseconds, and which of them are exclusive. where: the residual predicate, and the same with the sides
+    exchanged."""
+
+    fields: tuple[Field, ...]
+    left: Side
+    right: Side
+    how: How
+    bounds: tuple[int, int, tuple[str, ...]]
+    where: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """Either side's of an inner join, the left one's of a left, semi or anti join."""
+        names = [next(column_of(f) for f in side.of.fields if f.column == side.time) for side in (self.left, self.right)]
+        return () if self.how == "full" else tuple(names[: 2 if self.how == "inner" else 1])
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        swapped = time is not None and time != self.times[0]
+        sides = (self.right, self.left) if swapped else (self.left, self.right)
+        lower, upper, exclusive = self.bounds
+        if swapped:
+            lower, upper = -upper, -lower
+            exclusive = tuple({"lower": "upper", "upper": "lower"}[name] for name in exclusive)
+        query = QueryConfig(lower, upper, exclusive=exclusive, how=self.how, where=self.where[swapped])  # type: ignore[arg-type]
+        left, right = (side.make(nodes) for side in sides)
+        key = tuple(name for name, _ in self.left.keys)
+        output: OutputTime = "max" if self.how == "full" else "left"
+        return nodes.add("join", lambda name: IntervalJoin(name, left, right, key, key, query, output))
+
+
+def column_of(f: Field) -> str:
+    """The plan's name, behind a join, of a column of one of its sides."""
+    return f"{f.table}.{f.name}" if f.table else f.name
+
+
+@dataclass(frozen=True)
+class United:
+    """UNION ALL: the rows of all inputs. inputs: with fields of the same columns and types."""
+
+    inputs: tuple[Relation, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.inputs[0].fields
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return tuple(f.column for f in self.fields if all(f.column in r.times for r in self.inputs))
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        made = tuple(relation.make(nodes, time) for relation in self.inputs)
+        return nodes.add("union", lambda name: Union(name, made))
+
+
+def source_of(name: str, columns: Sequence[tuple[str, str]], time: str) -> Source:
+    return Source(name, tuple(Column(*column) for column in columns), time)
