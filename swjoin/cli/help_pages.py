@@ -77,7 +77,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "query": (
         f"swjoin query {_PAID} \\\n      --table t=trips.csv:started --table p=payments.csv:paid -o paid.parquet",
-        "swjoin query 'SELECT user, km * 0.62 AS miles FROM trips WHERE km > 3' --table trips=trips.csv:started -o -",
+        "swjoin query 'SELECT user, km * 0.62 AS miles FROM t WHERE km >= 3' --table t=trips.csv:started -o - > long.csv",
         "swjoin query paid.sql --table t=trips.csv:started --table p=payments.csv:paid -n 4 -o count --report report.json",
     ),
     "run": (

@@ -72,7 +72,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected {'word' if len(extra) == 1 else 'words'} {' '.join(extra)}")
         for action in self._actions:
             value = getattr(found, action.dest, None)
-            if (value == "" != action.default) or (not action.option_strings and isinstance(value, list) and "" in value):
+            several = not action.option_strings or isinstance(action, argparse._AppendAction)
+            if (value == "" != action.default) or (several and isinstance(value, list) and "" in value):
                 name = "/".join(action.option_strings) or action.metavar or action.dest
                 self.error(f"argument {name}: the value is empty")  # a path that is empty would be the working directory
         return found, extra

@@ -1,6 +1,6 @@
 """`swjoin query`: an SQL query over files.
 
-What: `run_query`; `tables_of`, what --table says.
+What: `run_query`; `table_of`, what --table says.
 Why: settings are those of `swjoin join`, as far as a plan has them.
 Stays out: SQL (`frontends.sql`), starting the job (`cli.run`), writing results (`cli.join`).
 """

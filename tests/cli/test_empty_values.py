@@ -15,6 +15,8 @@ EMPTY = {
     "join '' b.csv": ["join", "", "b.csv", *TIMES, "--within", "1s", "-o", "count"],
     "join -o ''": ["join", "a.csv", "b.csv", *TIMES, "--within", "1s", "-o", ""],
     "join --report ''": ["join", "a.csv", "b.csv", *TIMES, "--within", "1s", "-o", "count", "--report", ""],
+    "query ''": ["query", "", "--table", "t=a.csv:ts", "-o", "count"],
+    "query --table ''": ["query", "SELECT k FROM t", "--table", "", "-o", "count"],
     "run ''": ["run", ""],
     "run --out ''": ["run", "config.yaml", "--out", ""],
     "run --out=": ["run", "config.yaml", "--out="],

@@ -182,7 +182,7 @@ def test_names_in_docstrings_exist(path: Path) -> None:
         "swjoin foretell",
         "swjoin run --foretell",
         "--foretell",
-        "python -m swjoin.planner",
+        "python -m swjoin.plans",
         "cluster.partition_size",
     ],
 )
