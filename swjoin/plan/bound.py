@@ -24,11 +24,25 @@ def bound(text: str, columns: Sequence[tuple[str, str]], subject: str, stored: C
     """The expression over columns of (name, Arrow type). stored: Arrow type of a column -> the type in which it comes.
     UserError, which names the subject, for text without a meaning."""
     from swjoin.expressions.binder import bind, parse_expression
+    from swjoin.expressions.tree import Column
+    from swjoin.expressions.types import read_as
 
+    alone = _alone(text, columns)
     try:
+        if alone is not None:
+            kind = type_named(alone[1])
+            return Column(alone[0], read_as(kind if stored is None else stored(kind)))
         return bind(parse_expression(text), scope_of(columns, stored))
     except UserError as error:
         raise error.prefixed(subject) from None
+
+
+def _alone(text: str, columns: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """The column of which a text is the quoted name; None for other texts. Most expressions of queries are such."""
+    if len(text) < 3 or text[0] != '"' or text[-1] != '"' or '"' in text[1:-1].replace('""', ""):
+        return None
+    name = text[1:-1].replace('""', '"')
+    return next((column for column in columns if column[0] == name), None)
 
 
 def scope_of(columns: Sequence[tuple[str, str]], stored: Callable[[Any], Any] | None = None) -> Scope:

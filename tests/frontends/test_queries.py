@@ -227,6 +227,7 @@ TABLES = {
     "b": Table((("k", "int64"), ("v", "int64"), ("x", "string"), ("ts", "timestamp[us]")), "ts"),
     "n": Table((("k", "int64"), ("at", "int64")), "at", 1e3),
     "s": Table((("k", "int64"),), None),
+    "l": Table((("many", "list<item: int64>"), ("ts", "timestamp[us]")), "ts"),
 }
 SOON = "b.ts BETWEEN a.ts AND a.ts + INTERVAL '5' SECOND"
 
@@ -304,6 +305,11 @@ def test_conditions_of_one_side_are_tested_before_an_inner_join() -> None:
             f"SELECT a.k FROM a JOIN b ON a.k = b.k AND {SOON.replace('SECOND', 'MONTH')}",
             "INTERVAL '5' MONTH: months and years",
         ),
+        (
+            "SELECT many FROM l",
+            "select 1: column many: type list<item: int64> cannot travel between stages; leave the column out",
+        ),
+        ("SELECT ts FROM l WHERE many IS NULL", "many IS NULL: column many is list<item: int64>, which no expression reads"),
         ("WITH RECURSIVE r AS (SELECT k FROM a) SELECT k FROM r", "WITH RECURSIVE is not supported; a plan has no cycle"),
     ],
 )

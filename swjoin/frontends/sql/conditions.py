@@ -75,6 +75,10 @@ class Names:
 
     def text(self, node: exp.Expr) -> tuple[str, Expr]:
         """An expression as the plan's text, and its meaning. UserError if it has none."""
+        for f in self.read_by(node):
+            if f.column not in self._read:
+                shown = one_line(node.sql("duckdb"), 100)
+                raise UserError(f"column {f.name} is {f.type}, which no expression reads", subject=shown, remedy="leave it out")
         expr = bind(node, self.scope)
         text = self.written(node).sql("duckdb")
         if bind(parse_expression(text), self.plan_scope) != expr:
