@@ -114,7 +114,7 @@ class ColumnsEncoder(RowEncoder):
             arrays = [as_stored(column, field.type) for column, field in zip(sent.columns, self._sent, strict=True)]
             sent = pa.RecordBatch.from_arrays(arrays, schema=self._sent)
         zero = np.zeros(len(at), np.int64)
-        return SourceBatch(zero, ts, self.ids(batch, at), None, ts_valid, columns=Columns(sent))
+        return SourceBatch(zero, ts, self.ids(batch, at), None, ts_valid, columns=Columns(sent) if sent.schema.names else None)
 
 
 @dataclass(frozen=True)

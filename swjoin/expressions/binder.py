@@ -186,6 +186,9 @@ _TYPES: dict[Any, pa.DataType] = {
     exp.DataType.Type.VARCHAR: TEXT,
     exp.DataType.Type.TIMESTAMP: TIMESTAMP,
     exp.DataType.Type.TIMESTAMPNTZ: TIMESTAMP,
+    exp.DataType.Type.TIMESTAMP_S: pa.timestamp("s"),
+    exp.DataType.Type.TIMESTAMP_MS: pa.timestamp("ms"),
+    exp.DataType.Type.TIMESTAMP_NS: pa.timestamp("ns"),
     exp.DataType.Type.TIMESTAMPTZ: pa.timestamp("us", "UTC"),
     exp.DataType.Type.DATE: DATE,
 }

@@ -63,12 +63,15 @@ def scope_of(columns: Sequence[tuple[str, str]], stored: Callable[[Any], Any] | 
 
 def type_of(text: str, columns: Sequence[tuple[str, str]], subject: str) -> str:
     """The Arrow type of an expression; a column alone keeps its own."""
+    from sqlglot import exp
+
+    from swjoin.expressions.binder import parse_expression
     from swjoin.expressions.tree import Column
 
     expr = bound(text, columns, subject)
-    if isinstance(expr, Column):
+    if isinstance(expr, Column) and isinstance(parse_expression(text).unnest(), exp.Column):
         return dict(columns)[expr.name]
-    return str(expr.type)
+    return str(expr.type)  # also of a cast to the type in which expressions read a column
 
 
 def is_column(text: str, columns: Sequence[tuple[str, str]], name: str) -> bool:

@@ -184,5 +184,5 @@ def _two_rows_of(source: Source, names: Sequence[str]) -> SourceBatch:
             arrays.append(rebuilt(two, kind))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # binary: without a value is enough
             arrays.append(pa.nulls(2, kind))
-    columns = Columns(pa.RecordBatch.from_arrays(arrays, list(names)))
+    columns = Columns(pa.RecordBatch.from_arrays(arrays, list(names))) if arrays else None
     return SourceBatch(two, two, two.astype(np.uint64), None, None, None, columns)

@@ -81,6 +81,7 @@ def _table(random: np.random.Generator, alias: str, depth: int) -> _From:
 def _within(random: np.random.Generator, left: str, right: str) -> list[str]:
     """Conditions that bound right - left."""
     low, high = sorted(random.integers(-40, 40, 2).tolist())
+    high = max(high, low + 1)  # bounds that exclude each other are refused
     before, after = f"INTERVAL '{low}' MILLISECOND", f"INTERVAL '{high}' MILLISECOND"
     forms = [
         [f"{right} BETWEEN {left} + {before} AND {left} + {after}"],

@@ -77,6 +77,8 @@ def _cast(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
         return pc.not_equal(value, pa.scalar(0, value.type))
     if target == "date" and origin in ("timestamp", "timestamptz"):
         return pc.floor_temporal(value.cast(pa.timestamp(value.type.unit)), unit="day").cast(kind)
+    if target == "float" and origin == "decimal":  # Arrow's own cast does not round to the nearest
+        return value.cast(pa.string()).cast(kind)
     if target == "float":
         return pc.cast(value, kind, safe=False)
     return value.cast(kind)

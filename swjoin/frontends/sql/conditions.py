@@ -92,7 +92,7 @@ class Names:
             if not isinstance(part, exp.Column):
                 return part
             f = self.field(part)
-            return _instant(exp.Column(this=exp.to_identifier(f.column, quoted=True)), f.unit_us)
+            return _instant(exp.Column(this=exp.to_identifier(f.column, quoted=True)), f)
 
         return node.copy().transform(changed)
 
@@ -103,7 +103,7 @@ class Names:
         for key, f in self.fields.items():
             read = self._read.get(f.column)
             if read is not None:
-                call = _instant(exp.column(f.column, quoted=True), f.unit_us)
+                call = _instant(exp.column(f.column, quoted=True), f)
                 found[key] = read if f.unit_us is None else bind(call, self.plan_scope)
         return Scope(found)
 
@@ -123,10 +123,23 @@ class Names:
         return found
 
 
-def _instant(column: exp.Expr, unit_us: float | None) -> exp.Expr:
+def instant_text(f: Field) -> str:
+    """The text of a column; of an integer that is a time, of its timestamp."""
+    return _instant(exp.column(f.column, quoted=True), f).sql("duckdb")
+
+
+def instant_type(f: Field) -> pa.DataType | None:
+    """The type of the timestamp that an integer stands for; None for other columns."""
+    return None if f.unit_us is None else pa.timestamp("ns" if f.unit_us < 1 else "us")
+
+
+def _instant(column: exp.Expr, f: Field) -> exp.Expr:
     """The timestamp that an integer stands for."""
+    unit_us = f.unit_us
     if unit_us is None:
         return column
+    if f.type == "uint64":
+        column = exp.cast(column, "BIGINT")
     if unit_us < 1:
         return exp.Anonymous(this="make_timestamp_ns", expressions=[column])
     micros = column if unit_us == 1 else exp.Mul(this=column, expression=exp.Literal.number(int(unit_us)))
@@ -298,6 +311,10 @@ class Conditions:
                 continue
             others = [d.node for d in self.differences if d not in mine]
             self.rest += [node for i, node in enumerate(others) if node not in others[:i]]
+            if lower[0] > upper[0] or (lower[0] == upper[0] and (lower[1] or not upper[1])):
+                names = [_spelled(side, column) for side, column in zip(self.sides, (left, right), strict=True)]
+                problem = f"no times of {names[0]} and {names[1]} satisfy the conditions of the join"
+                raise UserError(problem, remedy="exchange its bounds")
             exclusive = (*(("lower",) if lower[1] else ()), *(() if upper[1] else ("upper",)))
             return left, right, (lower[0], upper[0], exclusive)
         raise self._unbounded(pairs)
@@ -330,6 +347,12 @@ def joined(conditions: Conditions) -> Relation:
     """The join. UserError for conditions that it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
     if not conditions.keys:
+        for node in conditions.rest:
+            operands = (node.this, node.expression) if isinstance(node, exp.EQ) else ()
+            if {conditions.side_of(conditions.both.read_by(operand)) for operand in operands} == {LEFT, RIGHT}:
+                shown = one_line(node.sql("duckdb"), 100)
+                remedy = "use integers, text, times or truth values"
+                raise UserError(f"{shown}: decimals, doubles and intervals cannot be keys of a join", remedy=remedy)
         raise UserError("the join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
     how = conditions.how
     keys: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
@@ -374,9 +397,9 @@ def _residual(
         if not pa.types.is_boolean(conditions.both.text(node)[1].type):
             raise UserError(f"{one_line(node.sql('duckdb'), 100)} is no condition", remedy="use a comparison")
         text = _predicate(conditions, node, (LEFT, RIGHT), inner_name)
-        problem = _refused(conditions, sides, keys, text)
+        works = node.find(exp.Div) is None and _works(conditions, sides, keys, text)  # x / 0 is null there
         side = conditions.side_of(conditions.both.read_by(node))
-        if problem is None:
+        if works:
             within.append(node)
         elif side is not None and conditions.tested_alone(side):
             text = conditions.names[side].text(node)[0]
@@ -385,7 +408,8 @@ def _residual(
             after.append(node)
         else:
             shown = one_line(node.sql("duckdb"), 100)
-            raise UserError(f"{shown}: {problem}", remedy=f"a {conditions.how} join's ON has comparisons and arithmetic alone")
+            remedy = "it may have comparisons, IS NULL, +, -, * and abs of columns and constants"
+            raise UserError(f"{shown} is not supported in ON of a {conditions.how} join", remedy=remedy)
     if not within:
         return (None, None), after
     orders = ((LEFT, RIGHT), (RIGHT, LEFT))
@@ -401,13 +425,13 @@ def _predicate(conditions: Conditions, node: exp.Expr, order: tuple[int, int], i
             return part
         f = conditions.both.field(part)
         side = LEFT if f in conditions.names[LEFT].fields.values() else RIGHT
-        return _instant(exp.Column(this=exp.to_identifier(f"{_SIDES[order[side]]}_{inner_name(f)}", quoted=True)), f.unit_us)
+        return _instant(exp.column(inner_name(f), _SIDES[order[side]], quoted=True), f)
 
     return node.copy().transform(changed).sql("duckdb")
 
 
-def _refused(conditions: Conditions, sides: Sequence[Side], keys: Any, text: str) -> str | None:
-    """Why a join cannot have a predicate; None if it can."""
+def _works(conditions: Conditions, sides: Sequence[Side], keys: Any, text: str) -> bool:
+    """Whether a join can have a predicate."""
     sources = []
     for i, side in enumerate(sides):
         names = conditions.names[i]
@@ -422,6 +446,6 @@ def _refused(conditions: Conditions, sides: Sequence[Side], keys: Any, text: str
         join = IntervalJoin("join", *_SIDES, key, key, QueryConfig(0, 0, where=text))
         plan = LogicalPlan((*sources, join, Result("result", "join")))
         columns_of(plan, cut(plan), rows=True).stages[0].compiled_where()
-    except UserError as error:
-        return str(error)
-    return None
+    except UserError:
+        return False
+    return True

@@ -23,7 +23,7 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.binder import parsed
 from swjoin.expressions.tree import can_fail
 from swjoin.expressions.types import common, read_as
-from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, joined
+from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, instant_text, instant_type, joined
 from swjoin.frontends.sql.relations import (
     Aliased,
     Field,
@@ -97,6 +97,8 @@ def plan_query(text: str, tables: Mapping[str, Table]) -> Query:
         relation = _Planner(tables).query(parse_query(text), {})
     except RecursionError:
         raise UserError("the query is too deeply nested") from None
+    except UserError as error:
+        raise (UserError(one_line(error, 2_000)) if "\n" in str(error) else error) from None
     names = [f.name for f in relation.fields]
     if "" in names:
         shown = relation.fields[names.index("")].column
@@ -104,7 +106,7 @@ def plan_query(text: str, tables: Mapping[str, Table]) -> Query:
     _differ(relation)
     columns = tuple(replace(f, column=f.name) for f in relation.fields)
     last = Selected(relation, columns, tuple(quoted(f.column) for f in relation.fields))
-    nodes = Nodes()
+    nodes = Nodes(tables)
     top = relation if all(f.column == f.name for f in relation.fields) and isinstance(relation, Selected) else last
     plan = nodes.plan(top.make(nodes, None))
     return Query(plan, tuple(node.name for node in plan.nodes if not node.inputs))
@@ -133,6 +135,8 @@ class _Planner:
                 _only(cte, "this", "alias")
                 if cte.args["alias"].args.get("columns"):
                     raise UserError(f"WITH {cte.alias}(...) is not supported", remedy="name its columns in its SELECT")
+                if sum(cte.alias.casefold() == other.alias.casefold() for other in given.expressions) > 1:
+                    raise UserError(f"two queries of WITH are named {cte.alias}", remedy="name each once")
                 named[cte.alias] = self.query(cte.this, named)
         if isinstance(node, exp.Subquery):
             _only(node, "this", "with_")
@@ -155,19 +159,21 @@ class _Planner:
         counts = [len(part.fields) for part in parts]
         if counts[0] != counts[1]:
             raise UserError(f"UNION ALL of {counts[0]} and {counts[1]} columns", remedy="select as many on both sides")
-        types = [_united(*fields) for fields in zip(*(part.fields for part in parts), strict=True)]
+        pairs = list(zip(*(part.fields for part in parts), strict=True))
+        types = [_united(*fields) for fields in pairs]
         names = [f.name for f in parts[0].fields]
         made = []
         for part in parts:
-            fields = tuple(
-                Field("", name, f"{name or 'column'} {i}", kind, f.unit_us)
-                for i, (name, (kind, _), f) in enumerate(zip(names, types, part.fields, strict=True))
-            )
-            texts = tuple(
-                quoted(f.column) if f.type == kind or sql is None else f"CAST({quoted(f.column)} AS {sql})"
-                for f, (kind, sql) in zip(part.fields, types, strict=True)
-            )
-            made.append(Selected(part, fields, texts))
+            fields, texts, instants = [], [], {}
+            for i, (name, (kind, sql, unit_us), f) in enumerate(zip(names, types, part.fields, strict=True)):
+                column, text = f"{name or 'column'} {i}", quoted(f.column)
+                if sql is not None and (f.type != kind or f.unit_us != unit_us):
+                    text = f"CAST({instant_text(f)} AS {sql})"
+                    if "timestamp" in kind:
+                        instants[column] = f.column
+                fields.append(Field("", name, column, kind, unit_us))
+                texts.append(text)
+            made.append(Selected(part, tuple(fields), tuple(texts), instants))
         return United(tuple(made))
 
     # ------------------------------------------------------------ SELECT
@@ -191,9 +197,9 @@ class _Planner:
                 fields.append(f)
                 texts.append(text)
         columns = [f.column for f in fields]
-        numbered = tuple(
-            f if columns.count(f.column) == 1 else replace(f, column=f"{f.column} {i}") for i, f in enumerate(fields)
-        )
+        while len(set(columns)) < len(columns):
+            columns = [f"{c} {i}" if columns.count(c) > 1 else c for i, c in enumerate(columns)]
+        numbered = tuple(replace(f, column=column) for f, column in zip(fields, columns, strict=True))
         return Selected(relation, numbered, tuple(texts))
 
     def _item(self, item: exp.Expr, relation: Relation) -> Iterator[tuple[Field, str]]:
@@ -233,13 +239,17 @@ class _Planner:
         relation = self._table(node.args["from_"].this, named)
         joins = node.args.get("joins") or []
         hows = [self._how(join) for join in joins]
+        rights = [self._table(join.this, named) for join in joins]
+        tables = [next(iter(r.fields)).table for r in (relation, *rights)]
+        for table in tables:
+            if sum(table.casefold() == other.casefold() for other in tables) > 1:
+                raise UserError(f"two tables are named {table}", remedy="give one an alias: FROM t AS other")
+        shown = [r for r, how in zip(rights, hows, strict=True) if how not in ("semi", "anti")]
+        known = Names([f for r in (relation, *shown) for f in r.fields])
+        for condition in where:
+            known.read_by(condition)  # its names are known, and not ambiguous
         relation, where = _tested(relation, where, hows)
-        tables = {f.table for f in relation.fields}
-        for i, (join, how) in enumerate(zip(joins, hows, strict=True)):
-            right = self._table(join.this, named)
-            if clash := tables & {f.table for f in right.fields}:
-                raise UserError(f"two tables are named {next(iter(clash))}", remedy="give one an alias: FROM t AS other")
-            tables |= {f.table for f in right.fields}
+        for i, (join, how, right) in enumerate(zip(joins, hows, rights, strict=True)):
             conditions = Conditions(relation, right, how)
             for name in join.args.get("using") or []:
                 conditions.equal(name.name)
@@ -249,9 +259,7 @@ class _Planner:
                 where = conditions.take(where, pushed=_keep_rows(hows[i + 1 :]))
             relation = joined(conditions)
             relation, where = _tested(relation, where, hows[i + 1 :])
-        for condition in where:
-            relation = _filtered(relation, condition)
-        return relation
+        return _filtered(relation, where)
 
     def _aliased(self, relation: Relation, alias: str) -> Relation:
         _differ(relation, f" of {alias}")
@@ -261,6 +269,8 @@ class _Planner:
         if join.method:
             raise UserError(f"{join.method} JOIN is not supported", remedy="write JOIN with its conditions")
         _only(join, "this", "on", "using", "side", "kind")
+        if join.kind.upper() == "CROSS" and (join.args.get("on") or join.args.get("using")):
+            raise UserError("CROSS JOIN has no conditions", remedy="write JOIN")
         found = _JOIN_KINDS.get((join.side.upper(), join.kind.upper()))
         if found is None:
             raise UserError(f"{join.side} {join.kind} JOIN is not supported".replace("  ", " "))
@@ -311,31 +321,34 @@ def _keep_rows(hows: Sequence[str]) -> bool:
     return all(how in ("inner", "left", "semi", "anti") for how in hows)
 
 
-def _filtered(relation: Relation, condition: exp.Expr) -> Relation:
-    text, expr = Names(relation.fields).text(condition)
-    if not pa.types.is_boolean(expr.type) and not pa.types.is_null(expr.type):
-        raise UserError(f"{one_line(condition.sql('duckdb'), 100)} is no condition", remedy="use a comparison")
-    return Filtered(relation, text)
+def _filtered(relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
+    """The rows that satisfy all of these conditions; those that can fail are last."""
+    names, found = Names(relation.fields), []
+    for condition in conditions:
+        text, expr = names.text(condition)
+        if not pa.types.is_boolean(expr.type) and not pa.types.is_null(expr.type):
+            raise UserError(f"{one_line(condition.sql('duckdb'), 100)} is no condition", remedy="use a comparison")
+        found.append((can_fail(expr), text))
+    texts = [text for _, text in sorted(found, key=lambda part: part[0])]
+    if len(texts) < 2:
+        return Filtered(relation, texts[0]) if texts else relation
+    return Filtered(relation, " AND ".join(f"({text})" for text in texts))
 
 
 def _tested(relation: Relation, where: list[exp.Expr], later: Sequence[str]) -> tuple[Relation, list[exp.Expr]]:
     """The relation's rows that satisfy the conditions which can be tested here, and the other conditions."""
-    names, rest = Names(relation.fields), []
-    for condition in where:
-        if later and not (_keep_rows(later) and names.knows(condition) and not can_fail(names.text(condition)[1])):
-            rest.append(condition)
-        elif later:
-            relation = _filtered(relation, condition)
-        else:
-            rest.append(condition)
-    return relation, rest
+    if not later or not _keep_rows(later):
+        return relation, where
+    names = Names(relation.fields)
+    mine = [c for c in where if names.knows(c) and not can_fail(names.text(c)[1])]
+    return _filtered(relation, mine), [c for c in where if c not in mine]
 
 
-def _united(one: Field, two: Field) -> tuple[str, str | None]:
-    """The type of a column of a union, and its name in SQL if an input is to be cast."""
-    if one.type == two.type:
-        return one.type, None
-    kinds = [read_as(type_named(f.type)) for f in (one, two)]
+def _united(one: Field, two: Field) -> tuple[str, str | None, float | None]:
+    """The type of a column of a union, its name in SQL if an input is to be cast, and the unit of integers that are times."""
+    if (one.type, one.unit_us) == (two.type, two.unit_us):
+        return one.type, None, one.unit_us
+    kinds = [instant_type(f) or read_as(type_named(f.type)) for f in (one, two)]
     try:
         found = common(f"UNION ALL: column {one.name}", kinds)
     except UserError as error:
@@ -344,7 +357,7 @@ def _united(one: Field, two: Field) -> tuple[str, str | None]:
     sql = _sql_name(found)
     if sql is None:
         raise UserError(f"UNION ALL: column {one.name} is {one.type} and {two.type}", remedy="cast one so that both agree")
-    return str(found), sql
+    return str(found), sql, None
 
 
 def _sql_name(kind: Any) -> str | None:
@@ -357,6 +370,8 @@ def _sql_name(kind: Any) -> str | None:
         "bool": "BOOLEAN",
         "string": "VARCHAR",
         "timestamp[us]": "TIMESTAMP",
+        "timestamp[ms]": "TIMESTAMP_MS",
+        "timestamp[ns]": "TIMESTAMP_NS",
         "date32[day]": "DATE",
     }
     return names.get(str(kind))

@@ -8,7 +8,7 @@ Stays out: SQL (`frontends.sql.planner`), conditions of joins (`frontends.sql.co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -35,14 +35,15 @@ class Field:
 
 
 class Nodes:
-    """Nodes of a plan, made one by one."""
+    """Nodes of a plan, made one by one. reserved: names of sources."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Iterable[str]) -> None:
         self.nodes: list[Node] = []
+        self._reserved = set(reserved)
 
     def add(self, what: str, make: Callable[[str], Node]) -> str:
         """The name of a node. what: its kind, which is in the name; sources have their own."""
-        taken = {node.name for node in self.nodes}
+        taken = self._reserved | {node.name for node in self.nodes}
         number = 1
         while (name := f"{what} {number}") in taken:
             number += 1
@@ -63,7 +64,10 @@ class Nodes:
                 if name not in needed:
                     needed.add(name)
                     waiting.append(name)
-        return LogicalPlan((*(node for node in self.nodes if node.name in needed), Result("result", last, of_values=True)))
+        name = "result"
+        while name in needed:
+            name += "_"
+        return LogicalPlan((*(node for node in self.nodes if node.name in needed), Result(name, last, of_values=True)))
 
 
 class Relation(Protocol):
@@ -138,23 +142,28 @@ class Filtered:
 
 @dataclass(frozen=True)
 class Selected:
-    """Computed columns. texts: by column of the fields, an expression over the columns below."""
+    """Computed columns. texts: by column of the fields, an expression over the columns below. instants: of columns that are
+    times in another type, the columns below from which they come."""
 
     of: Relation
     fields: tuple[Field, ...]
     texts: tuple[str, ...]
+    instants: Mapping[str, str] = field(default_factory=dict)
     _made: dict[str | None, str] = field(default_factory=dict, compare=False)
 
     @property
     def times(self) -> tuple[str, ...]:
-        plain = {quoted(time) for time in self.of.times}
-        return tuple(f.column for f, text in zip(self.fields, self.texts, strict=True) if text in plain)
+        return tuple(f.column for f in self.fields if self._origin(f.column) in self.of.times)
+
+    def _origin(self, column: str) -> str | None:
+        """The column below that has the same times."""
+        text = self.texts[[f.column for f in self.fields].index(column)]
+        return self.instants.get(column) or next((time for time in self.of.times if quoted(time) == text), None)
 
     def make(self, nodes: Nodes, time: str | None) -> str:
         if time not in self._made:  # a query of WITH may be read several times
             names = [f.column for f in self.fields]
-            wanted = None if time is None else self.texts[names.index(time)]
-            below = self.of.make(nodes, next((t for t in self.of.times if quoted(t) == wanted), None))
+            below = self.of.make(nodes, None if time is None else self._origin(time))
             columns = tuple(zip(names, self.texts, strict=True))
             self._made[time] = nodes.add("select", lambda name: Project(name, below, columns))
         return self._made[time]
@@ -219,8 +228,8 @@ class Joined:
 
 
 def column_of(f: Field) -> str:
-    """The plan's name, behind a join, of a column of one of its sides."""
-    return f"{f.table}.{f.name}" if f.table else f.name
+    """The plan's name, behind a join, of a column of one of its sides. Points in names are doubled."""
+    return ".".join(part.replace(".", "..") for part in (f.table, f.name) if part)
 
 
 @dataclass(frozen=True)
