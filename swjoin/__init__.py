@@ -1,7 +1,7 @@
 """swjoin: exact sliding-window joins of two high-rate streams, from one process to an MPI cluster.
 
-`join`, `count` and `proof` for whole tables, `WindowJoin` for streams, `run` and `Run` for clusters as configured; see
-docs/api.md. Whatever they need is imported when they are first used.
+`join`, `count` and `proof` for whole tables, `sql` for queries, `WindowJoin` for streams, `run` and `Run` for clusters as
+configured; see docs/api.md. Whatever they need is imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from swjoin.core.version import __version__
 
 if TYPE_CHECKING:
     from swjoin.api.proofs import proof
+    from swjoin.api.queries import sql
     from swjoin.api.runs import Run, run
     from swjoin.api.streaming import WindowJoin
     from swjoin.api.tables import count, join
@@ -30,6 +31,7 @@ __all__ = [
     "join",
     "proof",
     "run",
+    "sql",
 ]
 
 _HOMES = {
@@ -41,6 +43,7 @@ _HOMES = {
     "join": "swjoin.api.tables",
     "proof": "swjoin.api.proofs",
     "run": "swjoin.api.runs",
+    "sql": "swjoin.api.queries",
 }
 
 

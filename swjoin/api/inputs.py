@@ -1,6 +1,6 @@
 """Whole inputs of the API as Arrow: frames, files and folders.
 
-What: `WholeInput`.
+What: `WholeInput`, `are_paths`.
 Why: what a join of tables is given, in memory or in files, is read alike.
 Stays out: reading frames (`connectors.frames`), which columns there must be (`connectors.row_encoder`).
 """
@@ -32,7 +32,8 @@ FILE_BATCH_ROWS = 1 << 17
 Input: TypeAlias = Streamable | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-def _are_paths(value: object) -> TypeGuard[Paths]:
+def are_paths(value: object) -> TypeGuard[Paths]:
+    """Whether an input is in files: a path, or several."""
     paths = (str, os.PathLike)
     return isinstance(value, paths) or (isinstance(value, (list, tuple)) and all(isinstance(v, paths) for v in value))
 
@@ -60,7 +61,7 @@ class WholeInput:
         self.unread: str | None = None
         self.text_columns: list[str] | None = None
         self._table: pa.Table | None = None
-        if _are_paths(value):
+        if are_paths(value):
             if not value or "" in (value if isinstance(value, (list, tuple)) else ()):
                 raise UserError(f"{side}: the path is empty; write . for the working directory")
             self._describe(find_files(value, text), time, wanted)

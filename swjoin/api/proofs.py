@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.config.loader import config_from_plain
 from swjoin.core.errors import UserError
-from swjoin.core.ledger import Ledger, Proof, StreamCounts
+from swjoin.core.ledger import Ledger, PlanLedger, Proof, StreamCounts
 from swjoin.core.units import named_path
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def _of_file(path: Path) -> Proof:
 def _of_whole(whole: dict[str, Any]) -> Proof:
     """Of the account that files carry."""
     ledger = whole["ledger"]
+    if "left" not in ledger:
+        return Proof(whole["count"], whole["digest"], PlanLedger.of(ledger, whole["count"]), tuple(whole["warnings"]))
     left, right = StreamCounts(**ledger["left"]), StreamCounts(**ledger["right"])
     account = Ledger(left, right, ledger["produced"], ledger["collected"])
     return Proof(whole["count"], whole["digest"], account, tuple(whole["warnings"]))

@@ -1,7 +1,7 @@
 """Results of `swjoin.join` in a file: the argument `out`.
 
-What: `ResultFile`, which receives the output rows of a join in memory; `join_files`, two paths joined into a file in bounded
-memory.
+What: `result_file`, a path of results; `ResultFile`, which receives the output rows of a join in memory; `join_files`, two
+paths joined into a file in bounded memory.
 Why: a result may be larger than the memory. Both write the file of `swjoin join -o`, with its proof, under the same protection
 of existing files.
 Stays out: writing (`connectors.files.sink`), joining (`api.tables`, `runtime.in_process`).
@@ -37,15 +37,20 @@ if TYPE_CHECKING:
     from swjoin.connectors.output_columns import OutputColumns
 
 
-def result_job(request: Request, out: object, left: object, right: object) -> Job:
-    """The job of `swjoin join -o`. UserError for a path that is no file of results."""
+def result_file(out: object) -> tuple[Path, Literal["parquet", "csv"]]:
+    """A file of results, and its kind. UserError for a path that is none."""
     if not isinstance(out, (str, os.PathLike)):
         raise UserError(f"out: {type(out).__name__} is no path; name a file that ends in .parquet, .csv or .csv.gz")
     target = named_path(out, "out")
     name = target.name.lower()
-    kind: Literal["parquet", "csv"] = "parquet" if name.endswith(".parquet") else "csv"
     if not name.endswith((".parquet", ".csv", ".csv.gz")):
         raise UserError(f"out: {str(target)[:300]}: end it in .parquet, .csv or .csv.gz")
+    return target, "parquet" if name.endswith(".parquet") else "csv"
+
+
+def result_job(request: Request, out: object, left: object, right: object) -> Job:
+    """The job of `swjoin join -o`. UserError for a path that is no file of results."""
+    target, kind = result_file(out)
     streams = list(request.streams)
     if len(paths := _paths(left, right)) == 2:
         streams = [dataclasses.replace(stream, path=str(path)) for stream, path in zip(streams, paths, strict=True)]

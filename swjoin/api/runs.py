@@ -126,8 +126,6 @@ class Run:
 
         if self.report.get("input") is None:
             raise RunFailed(f"{self.path}: {self.report.get('failure') or 'the run has not been completed'}")
-        if "stages" in self.report:
-            raise UserError(f"{self.path}: is the run of a plan; its ledger is stages and edges in the report")
         try:
             return ledger_of(self.report)
         except (KeyError, TypeError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from swjoin.cli.common_args import duration_of, given_ranks, size_of, with_role_counts
 from swjoin.cli.join import sink_kind, start_with_outputs
@@ -21,11 +21,11 @@ from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfi
 from swjoin.connectors.files.inputs import split_paths
 from swjoin.core.errors import UserError
 from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.preflight import launcher_size
 
 Unit = Literal["s", "ms", "us", "ns"]
-_UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 
 
 def table_of(text: str) -> tuple[str, str, str | None, str | None]:
@@ -34,7 +34,7 @@ def table_of(text: str) -> tuple[str, str, str | None, str | None]:
     if not separator or not name.strip() or not rest:
         raise UserError(f"--table {text}: write NAME=PATH:TIME, such as bid=bids.parquet:ts")
     words = rest.split(":")
-    unit = words.pop() if len(words) > 2 and words[-1] in _UNIT_US else None
+    unit = words.pop() if len(words) > 2 and words[-1] in get_args(Unit) else None
     time = words.pop() if len(words) > 1 and words[-1] and not set(words[-1]) & set("/\\") else None
     if unit is not None and time is None:
         raise UserError(f"--table {text}: a unit without a time column; write NAME=PATH:TIME:UNIT")
@@ -57,24 +57,10 @@ def _inputs(args: argparse.Namespace) -> dict[str, StreamConfig]:
 
 
 def _described(name: str, config: StreamConfig) -> Table:
-    """The columns of a table. UserError when it cannot be read, or has no such time column."""
-    from swjoin.connectors.files.source import describe_columns
-
     try:
-        columns = describe_columns(config)
+        return described(config, f"write {name}=PATH:{config.time}:ms, or with s, us, ns")
     except UserError as error:
         raise error.prefixed(f"--table {name}") from None
-    kinds = dict(columns)
-    unit_us = None
-    if config.time:
-        if config.time not in kinds:
-            raise UserError(f"--table {name}: no column {config.time}; columns are {', '.join(kinds)[:300]}")
-        if "int" in kinds[config.time]:
-            if config.time_unit is None:
-                remedy = f"write {name}=PATH:{config.time}:ms, or with s, us, ns"
-                raise UserError(f"{config.time} is a number without a unit", subject=f"--table {name}", remedy=remedy)
-            unit_us = _UNIT_US[config.time_unit]
-    return Table(columns, config.time or None, unit_us)
 
 
 def _text(given: str) -> str:

@@ -90,8 +90,30 @@ class JoinOptions(CountOptions, total=False):
     out: str | os.PathLike[str] | None
 
 
-def takes_options(options: type) -> Callable[[_Function], _Function]:
-    """Gives a function with `**kwargs: Unpack[options]` a signature in which each option is a parameter with its default."""
+class TimesOfTables(TypedDict):
+    """The options of a query that must be given."""
+
+    time: str | Mapping[str, str]
+
+
+class SqlOptions(TimesOfTables, total=False):
+    """Options of `swjoin.sql`, besides its tables."""
+
+    time_unit: TimeUnit | Mapping[str, TimeUnit] | None
+    tables: Mapping[str, Any] | None
+    max_out_of_order: Duration | None
+    late: Literal["error", "drop"]
+    memory: str | None
+    threads: int | None
+    ranks: int | None
+    progress: bool | None
+    returns: Literal["arrow", "same", "pandas", "polars"]
+    out: str | os.PathLike[str] | None
+
+
+def takes_options(options: type, *, named: str | None = None) -> Callable[[_Function], _Function]:
+    """Gives a function with `**kwargs: Unpack[options]` a signature in which each option is a parameter with its default.
+    named: what other names stand for; None: there are none."""
 
     def decorate(function: _Function) -> _Function:
         own = inspect.signature(function)
@@ -101,6 +123,8 @@ def takes_options(options: type) -> Callable[[_Function], _Function]:
             default = inspect.Parameter.empty if name in required else _DEFAULTS.get(name)
             text = getattr(kind, "__forward_arg__", kind)
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=text))
+        if named is not None:
+            parameters.append(inspect.Parameter(named, inspect.Parameter.VAR_KEYWORD, annotation=Any))
         function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function
 

@@ -1,13 +1,15 @@
 """Ledger of rows: read, joined, null, late and shed, per stream, and pairs.
 
-What: `StreamCounts`, `Ledger`, `Proof`.
+What: `StreamCounts`, `Ledger`, `PlanLedger`, `Proof`.
 Why: every run carries its ledger, and a run whose ledger does not balance fails.
 Stays out: counting (`cluster.gateway.intake`, `cluster.collector`), the report (`runtime.run_report`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from swjoin.core.batch import I64
 
@@ -73,9 +75,44 @@ class Ledger:
         return not self.complaints()
 
 
+@dataclass
+class PlanLedger(Ledger):
+    """Input and output of a query in SQL, which has no left and right. sources: its tables by name. edges: between them and the
+    stages, as in run.json: `sent` and `received` are rows and the sum of their ids."""
+
+    sources: dict[str, StreamCounts] = field(default_factory=dict)
+    edges: list[dict[str, Any]] = field(default_factory=list)
+
+    @staticmethod
+    def of(plain: Mapping[str, Any], count: int) -> PlanLedger:
+        """plain: `input`, `late`, `stages` and `edges` of a run.json. count: rows that the sinks have."""
+        sources = {}
+        for name, counts in plain["input"].items():
+            late = plain["late"][name]
+            ends = counts.get("earliest_us"), counts.get("latest_us")
+            sources[name] = StreamCounts(counts["tuples"], counts["tuples"] - late, 0, late, 0, *ends)
+        last = plain["stages"][-1]
+        sums = {"produced": last["produced"] - last["filtered"], "collected": count}
+        return PlanLedger(**sums, sources=sources, edges=list(plain["edges"]))
+
+    def complaints(self) -> list[str]:
+        """One line per imbalance; empty when the ledger balances."""
+        lines = []
+        for edge in self.edges:
+            if edge["sent"] != edge["received"]:
+                lines.append(f"edge {edge['edge']}: {edge['sent']} sent, {edge['received']} received")
+            gave = self.sources.get(edge["from"])
+            sent = edge["sent"]["rows"] + edge["null_key"] + edge["filtered"]
+            if gave is not None and gave.joined != sent:
+                lines.append(f"edge {edge['edge']}: {edge['from']} gave {gave.joined} rows, {sent} were sent or dropped")
+        if self.produced != self.collected:
+            lines.append(f"results: slaves produced {self.produced}, the collector collected {self.collected}")
+        return lines
+
+
 @dataclass(frozen=True)
 class Proof:
-    """Identity of a result, and its ledger. digest: 16 hex digits, see docs/semantics.md.
+    """Identity of a result, and its ledger. digest: 16 hex digits, see docs/semantics.md; of a query's rows, docs/queries.md.
 
     warnings: reasons why the result is implausible, a line each.
     """

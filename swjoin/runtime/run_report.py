@@ -25,7 +25,7 @@ from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.connectors.files.run_folder import FORMAT
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import RunFailed
-from swjoin.core.ledger import Ledger, StreamCounts
+from swjoin.core.ledger import Ledger, PlanLedger, StreamCounts
 from swjoin.core.storage import is_stream, json_bytes, resolved, write_json, write_out
 from swjoin.runtime.plan_counts import plan_counts
 
@@ -252,6 +252,8 @@ def input_names(report: dict[str, Any]) -> tuple[str, ...]:
 
 def ledger_of(report: dict[str, Any]) -> Ledger:
     """The ledger in run.json."""
+    if "stages" in report:
+        return PlanLedger.of(report, report["results"]["count"])
     names = ("joined", "null_key", "late", "shed")
     left, right = (
         StreamCounts(

@@ -15,25 +15,16 @@ from typing import Any
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
-from swjoin.connectors.files.source import describe_columns
-from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.frontends.sql.planner import plan_query
+from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local
 from tests.support.plan_runs import rows_of
 
-_UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
-
-
-def tables_of(inputs: Mapping[str, StreamConfig]) -> dict[str, Table]:
-    return {
-        name: Table(describe_columns(config), config.time, _UNIT_US[config.time_unit] if config.time_unit else None)
-        for name, config in inputs.items()
-    }
-
 
 def query_job(text: str, inputs: Mapping[str, StreamConfig], folder: Path, sink: str = "parquet", /, **sections: Any) -> Job:
     """A run of a query in a folder of its own. sections: of the configuration."""
-    query = plan_query(text, tables_of(inputs))
+    query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
     plain = {"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": sink, "ids": False}}
     plain |= {"cluster": {"epoch_tuples": 150, "partition_count": 7}}
     folder.mkdir(parents=True, exist_ok=True)
