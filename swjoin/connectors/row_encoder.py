@@ -109,7 +109,7 @@ class ColumnsEncoder(RowEncoder):
         import pyarrow as pa
 
         ts, ts_valid = self.times(batch.column(self._config.time), at)
-        sent = batch.select(self._sent.names)  # has its number of rows without any column, too
+        sent = batch.select(self._sent.names)
         if self._sent.names:
             arrays = [as_stored(column, field.type) for column, field in zip(sent.columns, self._sent, strict=True)]
             sent = pa.RecordBatch.from_arrays(arrays, schema=self._sent)
