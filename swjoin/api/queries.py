@@ -94,7 +94,7 @@ def _job(
     query: object,
     tables: Mapping[str, Input],
     options: Mapping[str, Any],
-    written: tuple[Path, Literal["parquet", "csv"]] | None,
+    written: Written | None,
     folder: Path,
 ) -> Job:
     """folder: for tables in memory, and for rows that do not go into a file."""
@@ -139,7 +139,7 @@ def _config(options: Mapping[str, Any]) -> RunConfig:
     )
 
 
-def _of_each(value: object, name: str, argument: str) -> Any:
+def _of_each(value: object, name: str) -> Any:
     """What is given for all tables, or for this one."""
     return value.get(name) if isinstance(value, Mapping) else value
 
@@ -153,7 +153,7 @@ def _streams(given: Mapping[str, Input], time: object, unit: object, folder: Pat
             raise UserError(f"{argument}: {min(map(str, unknown))} is no table; tables are {', '.join(given)}")
     found = {}
     for number, (name, value) in enumerate(given.items()):
-        column, its_unit = _of_each(time, name, "time"), _of_each(unit, name, "time_unit")
+        column, its_unit = _of_each(time, name), _of_each(unit, name)
         if not isinstance(column, str) or not column:
             raise UserError(f"time: the time column of {name} is missing", remedy=f"give time={{{name!r}: COLUMN}}")
         if its_unit is not None:

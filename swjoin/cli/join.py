@@ -1,6 +1,6 @@
 """`swjoin join`: two files or directories.
 
-What: `join_config`, `run_join`; `start_with_outputs`, which other commands share.
+What: `join_config`, `run_join`; `shared_settings` and `start_with_outputs`, which other commands share.
 Why: settings for speed rather than the paper's.
 Stays out: starting the job (`cli.run`).
 """
@@ -102,15 +102,8 @@ def join_config(args: argparse.Namespace) -> RunConfig:
     columns = None if args.columns is None else separate(args.columns)
     texts = [_text(args, side) for side in STREAM_NAMES]
     units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone
-    on_mpi = args.ranks is not None or launcher_size() > 1
-    partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
-    cluster: dict[str, Any] = {"partition_count": partitions}
-    cluster["communication"] = args.communication
-    if args.epoch is not None:
-        cluster["distribution_epoch_us"] = duration_of(args.epoch, "--epoch")
     module: dict[str, Any] = {} if args.theta is None else {"theta_bytes": size_of(args.theta, "--theta")}
-    if args.memory is not None:
-        module["window_bytes"] = size_of(args.memory, "--memory")
+    settings = shared_settings(args, {"communication": args.communication}, module)
 
     def stream(side: int, path: str, key: tuple[str, ...]) -> StreamConfig:
         time, row_id = (getattr(args, f"{STREAM_NAMES[side]}_{name}") for name in ("time", "id"))
@@ -122,25 +115,45 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         left=stream(LEFT, args.left, left_on),
         right=stream(RIGHT, args.right, right_on),
         pace=args.pace,
-        time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late, sort=args.sort),
-        cluster=ClusterConfig(**cluster),
-        module=ModuleConfig(**module),
-        sink=SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
+        **settings,
     )
     return with_role_counts(config, args)
 
 
+def shared_settings(args: argparse.Namespace, cluster: dict[str, Any], module: dict[str, Any]) -> dict[str, Any]:
+    """The sections of a configuration that options of `join` and `query` give. cluster, module: further keys of these."""
+    on_mpi = args.ranks is not None or launcher_size() > 1
+    partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
+    if args.epoch is not None:
+        cluster = cluster | {"distribution_epoch_us": duration_of(args.epoch, "--epoch")}
+    if args.memory is not None:
+        module = module | {"window_bytes": size_of(args.memory, "--memory")}
+    return {
+        "time": TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late, sort=args.sort),
+        "cluster": ClusterConfig(partition_count=partitions, **cluster),
+        "module": ModuleConfig(**module),
+        "sink": SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
+    }
+
+
 def run_join(args: argparse.Namespace) -> int:
     config = join_config(args)
-    ranks = given_ranks(args)
+    return start_with_outputs(args, config, given_ranks(args))
+
+
+def start_with_outputs(
+    args: argparse.Namespace,
+    config: RunConfig,
+    ranks: int | None,
+    plan: dict[str, Any] | None = None,
+    inputs: tuple[StreamConfig, ...] = (),
+) -> int:
+    """Start a job whose results go to -o: to a file, to standard output, or nowhere. plan, inputs: see `Job`. UserError for
+    options that do not fit."""
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
-    job = Job(config, target, config.sink_count > 1, None, report, typed_command(), spelling="options")
-    return start_with_outputs(args, job, ranks)
-
-
-def start_with_outputs(args: argparse.Namespace, job: Job, ranks: int | None) -> int:
-    """Start a job whose results go to -o: to a file, to standard output, or nowhere. UserError for options that do not fit."""
+    outputs = target, config.sink_count > 1, None, report
+    job = Job(config, *outputs, typed_command(), spelling="options", plan=plan, inputs=inputs)
     if args.format is not None and args.out != "-":
         raise UserError(f"--format {args.format}: is for -o -, standard output; a file's extension says its format")
     if args.out == "-":

@@ -137,12 +137,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--columns", metavar="COL", nargs="+", action="extend", help="columns to keep, of either side (default: all)"
     )
-    p.add_argument(
-        "--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's"
-    )
-    p.add_argument("--sort", action="store_true", help="sort the rows of both inputs by time, on disk where they are many")
-    p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
-    p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
+    _add_disorder(p, "both inputs")
     p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples; 200ms in realtime pace)")
     p.add_argument("--pace", choices=["asap", "realtime"], default="asap", help="as fast as it goes, or at the rows' times")
     p.add_argument("--theta", metavar="32KB", help="partition tuning parameter (default: 32KB)")
@@ -153,12 +148,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         help="whether a slave receives while it joins",
     )
     p.add_argument("--memory", metavar="4GB", help="limit of the window state of one slave")
-    p.add_argument(
-        "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
-    )
-    _add_threads(p)
-    _add_role_counts(p)
-    _add_out(p)
+    _add_execution(p)
 
 
 def _add_query(p: argparse.ArgumentParser) -> None:
@@ -172,23 +162,28 @@ def _add_query(p: argparse.ArgumentParser) -> None:
         help="a table: a file, a directory or a pattern, and its time column; of integers with their unit (s, ms, us, ns)",
     )
     p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
+    _add_disorder(p, "all tables")
+    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
+    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance")
+    _add_execution(p)
+
+
+def _add_disorder(p: argparse.ArgumentParser, inputs: str) -> None:
     p.add_argument(
         "--max-out-of-order", metavar="10s", default="0us", help="how far a row's time may lie behind an earlier row's"
     )
-    p.add_argument("--sort", action="store_true", help="sort the rows of all tables by time, on disk where they are many")
+    p.add_argument("--sort", action="store_true", help=f"sort the rows of {inputs} by time, on disk where they are many")
     p.add_argument("--late", choices=["error", "drop", "side"], default="error", help="rows later than that, or without a time")
+
+
+def _add_execution(p: argparse.ArgumentParser) -> None:
+    """Of commands with results at -o."""
     p.add_argument("--partitions", metavar="N", type=int, help="partition-groups")
-    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
-    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance")
     p.add_argument(
         "-n", dest="ranks", metavar="RANKS", type=int, help="MPI ranks: master, collector, slaves (default: in-process)"
     )
     _add_threads(p)
     _add_role_counts(p)
-    _add_out(p)
-
-
-def _add_out(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "-o", dest="out", metavar="OUT", required=True, help="OUT.parquet, OUT.csv, OUT.csv.gz, count, or - for a pipe"
     )

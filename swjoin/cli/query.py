@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import cast, get_args
 
-from swjoin.cli.common_args import duration_of, given_ranks, size_of, with_role_counts
-from swjoin.cli.join import sink_kind, start_with_outputs
-from swjoin.cli.run import typed_command
-from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS
+from swjoin.cli.common_args import given_ranks, with_role_counts
+from swjoin.cli.join import shared_settings, start_with_outputs
 from swjoin.config.connectors import StreamConfig
-from swjoin.config.job import Job
-from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, TimeConfig
+from swjoin.config.options import TimeUnit
+from swjoin.config.run import QueryConfig, RunConfig
 from swjoin.connectors.files.inputs import split_paths
 from swjoin.core.errors import UserError
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
-from swjoin.runtime.preflight import launcher_size
-
-Unit = Literal["s", "ms", "us", "ns"]
 
 
 def table_of(text: str) -> tuple[str, str, str | None, str | None]:
@@ -34,7 +29,7 @@ def table_of(text: str) -> tuple[str, str, str | None, str | None]:
     if not separator or not name.strip() or not rest:
         raise UserError(f"--table {text}: write NAME=PATH:TIME, such as bid=bids.parquet:ts")
     words = rest.split(":")
-    unit = words.pop() if len(words) > 2 and words[-1] in get_args(Unit) else None
+    unit = words.pop() if len(words) > 2 and words[-1] in get_args(TimeUnit) else None
     time = words.pop() if len(words) > 1 and words[-1] and not set(words[-1]) & set("/\\") else None
     if unit is not None and time is None:
         raise UserError(f"--table {text}: a unit without a time column; write NAME=PATH:TIME:UNIT")
@@ -49,7 +44,7 @@ def _inputs(args: argparse.Namespace) -> dict[str, StreamConfig]:
         if name.casefold() in map(str.casefold, found):
             raise UserError(f"--table {text}: {name} is given twice")
         found[name] = StreamConfig(
-            split_paths(path), (), time or "", cast("Unit | None", unit), assume_timezone=args.assume_timezone
+            split_paths(path), (), time or "", cast("TimeUnit | None", unit), assume_timezone=args.assume_timezone
         )
     if not found:
         raise UserError("no tables: give --table NAME=PATH:TIME for each that the query names")
@@ -74,34 +69,14 @@ def _text(given: str) -> str:
         raise UserError(f"{given}: cannot be read ({reason})") from None
 
 
-def _config(args: argparse.Namespace) -> RunConfig:
-    on_mpi = args.ranks is not None or launcher_size() > 1
-    partitions = (CLUSTER_PARTITIONS if on_mpi else JOIN_PARTITIONS) if args.partitions is None else args.partitions
-    cluster: dict[str, Any] = {"partition_count": partitions}
-    if args.epoch is not None:
-        cluster["distribution_epoch_us"] = duration_of(args.epoch, "--epoch")
-    module: dict[str, Any] = {} if args.memory is None else {"window_bytes": size_of(args.memory, "--memory")}
-    config = RunConfig(
-        queries=(QueryConfig(0, 0),),
-        time=TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late, sort=args.sort),
-        cluster=ClusterConfig(**cluster),
-        module=ModuleConfig(**module),
-        sink=SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
-    )
-    return with_role_counts(config, args)
-
-
 def run_query(args: argparse.Namespace) -> int:
-    ranks, config, text = given_ranks(args), _config(args), _text(args.query)
+    ranks, text = given_ranks(args), _text(args.query)
+    config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, {}, {})), args)
     inputs = _inputs(args)
     tables = {name: _described(name, stream) for name, stream in inputs.items()}
     try:
         query = plan_query(text, tables)
     except UserError as error:
         raise (error.prefixed(args.query) if text is not args.query else error) from None
-    target = None if args.out == "count" else Path(args.out)
-    report = None if args.report is None else Path(args.report)
     streams = tuple(inputs[name] for name in query.tables)
-    outputs = target, config.sink_count > 1, None, report
-    job = Job(config, *outputs, typed_command(), spelling="options", plan=plan_to_plain(query.plan), inputs=streams)
-    return start_with_outputs(args, job, ranks)
+    return start_with_outputs(args, config, ranks, plan_to_plain(query.plan), streams)

@@ -1,6 +1,6 @@
 """Named columns of tuples between stages, in Arrow's layout.
 
-What: `Columns`, a record batch with take, slice, concat and bytes; `type_named`, an Arrow type from its text.
+What: `Columns`, a record batch with take, slice, concat and bytes; `type_named` and `plain_type_named`, Arrow types from text.
 Why: stages exchange columns, and pack rows only where windows store them; a plan travels as text, so its types do, too. The
 roles handle `Columns` without Arrow.
 Stays out: packed rows (`core.row_codec`), messages (`cluster.wire`).
@@ -115,3 +115,9 @@ def type_named(text: str) -> pa.DataType:
         names = {"bool": "bool_", "halffloat": "float16", "float": "float32", "double": "float64"}
         return getattr(pa, names.get(text, text))()
     raise UserError(f"type {text} cannot travel between stages", remedy="leave the column out")
+
+
+def plain_type_named(text: str) -> pa.DataType:
+    """The same; of a dictionary the type of its values."""
+    kind = type_named(text)
+    return getattr(kind, "value_type", kind)

@@ -48,7 +48,7 @@ from swjoin.connectors.files.verification import (
 from swjoin.connectors.generator.bmodel import slot_count, slot_tuples
 from swjoin.connectors.row_encoder import settle_types
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
-from swjoin.core.columns import type_named
+from swjoin.core.columns import plain_type_named, type_named
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.row_digests import row_hashes
@@ -437,7 +437,7 @@ def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) ->
     """A table of the hashes of a query's rows, in the place of ids. types: of its columns, in their order."""
     import pyarrow as pa
 
-    kinds = [_plain_type(type_named(type_name)) for type_name in types.values()]
+    kinds = [plain_type_named(type_name) for type_name in types.values()]
     hashes = [np.empty(0, np.uint64)]
     cursor = db.cursor()
     for batch in cursor.sql(query).to_arrow_reader(1 << 17):
@@ -445,11 +445,6 @@ def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) ->
         hashes.append(row_hashes(pa.RecordBatch.from_arrays(arrays, list(types))))
     cursor.register("hashes", pa.table({"l": np.concatenate(hashes)}))
     cursor.execute(f"CREATE TABLE {table} AS SELECT l, {NONE} AS r FROM hashes")
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Of a dictionary the type of its values."""
-    return getattr(kind, "value_type", kind)
 
 
 def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult:

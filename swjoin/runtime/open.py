@@ -23,7 +23,7 @@ from swjoin.config.run import SORT_NEEDS_FILES, RunConfig
 from swjoin.config.sections import check
 from swjoin.connectors.source import is_split
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
-from swjoin.core.columns import type_named
+from swjoin.core.columns import plain_type_named
 from swjoin.core.errors import UserError
 from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
@@ -150,12 +150,6 @@ def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | Non
     return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, count_windows=query.bounds.count_windows)
 
 
-def _plain_type(type_name: str) -> Any:
-    """An Arrow type; of a dictionary that of its values."""
-    kind = type_named(type_name)
-    return getattr(kind, "value_type", kind)
-
-
 def plan_output(instances: Instances) -> ResultColumns:
     """The columns of a plan's result rows."""
     from swjoin.connectors.output_columns import OutputColumns, RowColumns
@@ -167,7 +161,7 @@ def plan_output(instances: Instances) -> ResultColumns:
         if taken:
             problem = f"its column {taken[0]} has the name that rows' ids have in files"
             raise UserError(problem, subject=result.name, remedy="name it otherwise, or set sink.ids: false")
-        return RowColumns(tuple((name, _plain_type(kind)) for name, kind in columns), ids)
+        return RowColumns(tuple((name, plain_type_named(kind)) for name, kind in columns), ids)
     codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
     return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, how)
 

@@ -101,7 +101,7 @@ def test_integers_are_times_of_their_unit() -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(2 * PROCESS_S)
-def test_ranks_give_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_give_the_same() -> None:
     shuffled = A.take(np.random.default_rng(1).permutation(N))
     found = swjoin.sql(QUERY, a=shuffled, b=B, time="ts", ranks=3)
     assert rows(found) == expected(QUERY, a=A, b=B)

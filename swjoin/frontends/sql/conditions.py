@@ -24,7 +24,7 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.binder import Scope, bind, parse_expression
 from swjoin.expressions.tree import Column, Expr, Literal, can_fail
 from swjoin.expressions.types import family, read_as
-from swjoin.frontends.sql.relations import Field, Filtered, Joined, Relation, Side, column_of
+from swjoin.frontends.sql.relations import Field, Filtered, Joined, Relation, Side, column_of, filtered
 from swjoin.plan.columns import columns_of
 from swjoin.plan.logical import Column as PlanColumn
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
@@ -203,7 +203,6 @@ class Conditions:
         self.differences: list[_Difference] = []
         self.alone: tuple[list[exp.Expr], list[exp.Expr]] = ([], [])  # tested on a side's rows, before the join
         self.rest: list[exp.Expr] = []
-        self.after: list[exp.Expr] = []  # tested on the rows of an inner join
 
     def equal(self, name: str) -> None:
         """USING: a column that both sides have."""
@@ -372,9 +371,9 @@ def joined(conditions: Conditions) -> Relation:
             renamed[two] = name
     made = []
     for side, time in enumerate((left_time, right_time)):
-        texts = tuple(conditions.names[side].text(node)[0] for node in conditions.alone[side])
+        texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
-        made.append(Side(conditions.sides[side], time, tuple(keys[side]), hidden, texts))
+        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden))
 
     def inner_name(f: Field) -> str:
         return renamed.get(f) or column_of(f)
@@ -382,9 +381,8 @@ def joined(conditions: Conditions) -> Relation:
     fields = tuple(Field(f.table, f.name, inner_name(f), f.type, f.unit_us) for f in conditions.fields)
     where, after = _residual(conditions, made, keys, inner_name)
     relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where)  # type: ignore[arg-type]
-    for node in after:
-        relation = Filtered(relation, Names(relation.fields).text(node)[0])
-    return relation
+    names = Names(relation.fields)
+    return filtered(relation, [names.text(node)[0] for node in after])
 
 
 def _residual(
@@ -403,7 +401,7 @@ def _residual(
             within.append(node)
         elif side is not None and conditions.tested_alone(side):
             text = conditions.names[side].text(node)[0]
-            sides[side] = replace(sides[side], conditions=(*sides[side].conditions, text))
+            sides[side] = replace(sides[side], of=Filtered(sides[side].of, text))
         elif conditions.how == "inner":
             after.append(node)
         else:

@@ -27,12 +27,12 @@ from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, instan
 from swjoin.frontends.sql.relations import (
     Aliased,
     Field,
-    Filtered,
     Nodes,
     Relation,
     Selected,
     TableRelation,
     United,
+    filtered,
     quoted,
     source_of,
 )
@@ -329,10 +329,7 @@ def _filtered(relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
         if not pa.types.is_boolean(expr.type) and not pa.types.is_null(expr.type):
             raise UserError(f"{one_line(condition.sql('duckdb'), 100)} is no condition", remedy="use a comparison")
         found.append((can_fail(expr), text))
-    texts = [text for _, text in sorted(found, key=lambda part: part[0])]
-    if len(texts) < 2:
-        return Filtered(relation, texts[0]) if texts else relation
-    return Filtered(relation, " AND ".join(f"({text})" for text in texts))
+    return filtered(relation, [text for _, text in sorted(found, key=lambda part: part[0])])
 
 
 def _tested(relation: Relation, where: list[exp.Expr], later: Sequence[str]) -> tuple[Relation, list[exp.Expr]]:
@@ -349,10 +346,7 @@ def _united(one: Field, two: Field) -> tuple[str, str | None, float | None]:
     if (one.type, one.unit_us) == (two.type, two.unit_us):
         return one.type, None, one.unit_us
     kinds = [instant_type(f) or read_as(type_named(f.type)) for f in (one, two)]
-    try:
-        found = common(f"UNION ALL: column {one.name}", kinds)
-    except UserError as error:
-        raise error from None
+    found = common(f"UNION ALL: column {one.name}", kinds)
     found = pa.string() if pa.types.is_large_string(found) else found
     sql = _sql_name(found)
     if sql is None:

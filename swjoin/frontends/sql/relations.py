@@ -102,30 +102,10 @@ class TableRelation:
 
 
 @dataclass(frozen=True)
-class Aliased:
-    """A subquery, or a query of WITH, under the name that it has in FROM."""
+class _Over:
+    """A relation with the columns of another one."""
 
     of: Relation
-    table: str
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        return tuple(replace(f, table=self.table) for f in self.of.fields)
-
-    @property
-    def times(self) -> tuple[str, ...]:
-        return self.of.times
-
-    def make(self, nodes: Nodes, time: str | None) -> str:
-        return self.of.make(nodes, time)
-
-
-@dataclass(frozen=True)
-class Filtered:
-    """The rows that satisfy a condition. condition: text over the columns."""
-
-    of: Relation
-    condition: str
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -135,9 +115,37 @@ class Filtered:
     def times(self) -> tuple[str, ...]:
         return self.of.times
 
+
+@dataclass(frozen=True)
+class Aliased(_Over):
+    """A subquery, or a query of WITH, under the name that it has in FROM."""
+
+    table: str
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(replace(f, table=self.table) for f in self.of.fields)
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        return self.of.make(nodes, time)
+
+
+@dataclass(frozen=True)
+class Filtered(_Over):
+    """The rows that satisfy a condition. condition: text over the columns."""
+
+    condition: str
+
     def make(self, nodes: Nodes, time: str | None) -> str:
         below = self.of.make(nodes, time)
         return nodes.add("filter", lambda name: Filter(name, below, self.condition))
+
+
+def filtered(relation: Relation, conditions: Sequence[str]) -> Relation:
+    """The rows that satisfy all conditions, in this order: later ones are evaluated for the rows that get there."""
+    if len(conditions) < 2:
+        return Filtered(relation, conditions[0]) if conditions else relation
+    return Filtered(relation, " AND ".join(f"({condition})" for condition in conditions))
 
 
 @dataclass(frozen=True)
@@ -172,18 +180,15 @@ class Selected:
 @dataclass(frozen=True)
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
-    equality. merged: its columns whose values are those of a key's column. conditions: that its rows must satisfy."""
+    equality. merged: its columns whose values are those of a key's column."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
-    conditions: tuple[str, ...] = ()
 
     def make(self, nodes: Nodes) -> str:
         below = self.of.make(nodes, self.time)
-        for condition in self.conditions:
-            below = nodes.add("filter", lambda name, below=below, text=condition: Filter(name, below, text))  # type: ignore[misc]
         return nodes.add("select", lambda name: Project(name, below, self.columns))
 
     @property
