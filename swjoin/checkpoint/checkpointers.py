@@ -444,6 +444,12 @@ class CollectorCheckpointer:
         return background.failure
 
 
+def _until(manifest: Manifest, stage: int, groups: int) -> I64:
+    """Watermarks up to which a stage had worked: int64 (groups, 2), the same for all."""
+    assert manifest.plan is not None, "a stage without a plan"
+    return np.array([manifest.plan.stages[stage]["joined_until_us"]] * groups, np.int64)
+
+
 class SlaveCheckpointer:
     """Logs a slave's deliveries, and restores its windows from the newest checkpoint."""
 
@@ -482,6 +488,10 @@ class SlaveCheckpointer:
         if not self._marks:
             for delivery in replay(self._folder, segments, mine, alive_us):
                 self._slave.restore(delivery)
+            if stage is None or stage.stage.joins:
+                return
+            with restoring(manifest.path):
+                self._slave.restored(_until(manifest, number, len(mine)))
             return
         for times_us, deliveries in replay_epochs(self._folder, segments, mine, alive_us):
             for delivery in deliveries:
@@ -491,7 +501,7 @@ class SlaveCheckpointer:
             if manifest.plan is None:
                 self._slave.restored(manifest.joined_until_us(len(owner)))
             else:
-                self._slave.restored(np.array([manifest.plan.stages[number]["joined_until_us"]] * len(mine), np.int64))
+                self._slave.restored(_until(manifest, number, len(mine)))
 
     def received(self, delivery: Delivery, frame: Any = None) -> None:
         """Log a delivery. Those of several senders are logged in the order of epochs: what comes earlier waits."""

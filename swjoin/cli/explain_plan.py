@@ -93,8 +93,8 @@ def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
         return f"edge {edge.id}", f"{stage}, {_sender(edge)}", "results"
     columns = ", ".join(name for name, _ in _carried(instances, edge)) or "no columns"
     columns = columns if len(columns) <= _SHOWN else f"{columns[: _SHOWN - 3]}..."
-    key = ", ".join(edge.key) or "the id"
-    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"hash of {key}: {columns}"
+    key = "the id" if edge.receiver.gathers else ", ".join(edge.key)
+    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"hash of {key}: {columns}" if key else columns
 
 
 # ---------------------------------------------------------------- sections
@@ -114,7 +114,8 @@ def _load(instances: Instances, edge: Edge) -> str:
         return "counts and digests only" if instances.config.sink.kind == "count" else "result rows"
     always = ["id", "time"]
     if not edge.receiver.gathers:
-        native = instances.columns.stages[edge.receiver.id].new_keys().native
+        columns = instances.columns.stages[edge.receiver.id]
+        native = (columns.new_keys() if columns.aggregate is None else columns.aggregate.new_keys()).native
         always.append("key" if native else "hash of the key")
     return f"carries {', '.join([*always, *(f'{name} {kind}' for name, kind in _carried(instances, edge))])}"
 

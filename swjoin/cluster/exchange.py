@@ -24,6 +24,7 @@ from swjoin.cluster.role import Effect, RoleId, Send, slave_role
 from swjoin.core.batch import I64, LEFT, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed
+from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped
@@ -33,6 +34,7 @@ from swjoin.routing.hash_partition import HashPartition
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
+_NOTHING = TupleBatch.empty()
 EPOCHS_AHEAD = 2  # epochs that a sender may begin beyond the last one that its receiver has ended
 
 Moved = tuple[int, int, int, int]  # move, partition-group, supplier, consumer
@@ -81,7 +83,7 @@ class KeyedEdge:
     edge: Edge
     columns: tuple[str, ...]
     steps: tuple[BoundStep, ...]
-    keys: KeyEncoder | None
+    keys: KeyEncoder | GroupKeys | None
     keeps_null_keys: bool
 
     @staticmethod
@@ -90,8 +92,9 @@ class KeyedEdge:
         columns, steps = instances.columns.travels[edge.id], instances.columns.steps[edge.id]
         if edge.receiver.gathers:
             return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False)
-        keeps = edge.receiver.join.semantics.kind.unmatched[edge.port]
-        keys = instances.columns.stages[edge.receiver.id].new_keys()
+        receiver = instances.columns.stages[edge.receiver.id]
+        keeps = edge.receiver.joins and edge.receiver.join.semantics.kind.unmatched[edge.port]
+        keys = receiver.new_keys() if receiver.aggregate is None else receiver.aggregate.new_keys()
         return KeyedEdge(edge, columns, steps, keys, keeps)
 
     def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
@@ -100,9 +103,12 @@ class KeyedEdge:
         if self.keys is None:
             shown = rows.columns.select(self.columns) if self.columns and rows.columns is not None else None
             return TupleBatch(rows.id.view(np.int64), rows.ts, rows.id, rows.arrival_us, None, shown), TupleBatch.empty()
-        assert rows.columns is not None, f"edge {self.edge.id}: rows without columns, among which the key is"
-        key, valid = self.keys.hashed([rows.columns.column(name) for name in self.edge.key])
-        columns = rows.columns.select(self.columns) if self.columns else None
+        assert rows.columns is not None or not self.edge.key, f"edge {self.edge.id}: rows without columns, among them the key"
+        columns = None if rows.columns is None or not self.columns else rows.columns.select(self.columns)
+        given = [] if rows.columns is None else [rows.columns.column(name) for name in self.edge.key]
+        if isinstance(self.keys, GroupKeys):
+            return TupleBatch(self.keys.hashed(given, len(rows)), rows.ts, rows.id, rows.arrival_us, None, columns), _NOTHING
+        key, valid = self.keys.hashed(given)
         whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
         if valid is None or bool(valid.all()):
             return whole, TupleBatch.empty()

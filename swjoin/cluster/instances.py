@@ -63,9 +63,9 @@ class Instances:
 
     @property
     def of_rows(self) -> bool:
-        """Whether the result has rows that were gathered, or made by filters and projections, or whose values are digested, not
-        pairs of the last join."""
-        return self.last.gathers or bool(self.result_edge.steps) or self.of_values
+        """Whether the result has rows that were gathered, aggregated, or made by filters and projections, or whose values are
+        digested, not pairs of the last join."""
+        return not self.last.joins or bool(self.result_edge.steps) or self.of_values
 
     @property
     def of_values(self) -> bool:
@@ -115,12 +115,12 @@ class Instances:
     def config_of(self, slave: int) -> RunConfig:
         """The run as the slave's operator sees it."""
         stage = self.stage_of(slave)
-        return self.config if stage.gathers else replace(self.config, queries=(stage.join.semantics,))
+        return self.config if not stage.joins else replace(self.config, queries=(stage.join.semantics,))
 
     @cached_property
     def config_of_gateway(self) -> RunConfig:
         """The run as the gateway sees it: its epochs follow the longest window."""
-        queries = [stage.join.semantics for stage in self.stages.stages if not stage.gathers]
+        queries = [stage.join.semantics for stage in self.stages.stages if stage.joins]
         longest = max(queries, key=lambda query: query.bounds.retention_us, default=self.config.query)
         return replace(self.config, queries=(longest,))
 
@@ -129,7 +129,7 @@ def _check_plan(stages: StagePlan) -> None:
     if len(stages.results) > 1:
         raise UserError(f"{len(stages.results)} results", subject="plan", remedy="runs of plans have one result for now")
     for stage in stages.stages:
-        if not stage.gathers and stage.join.semantics.bounds.count_windows:
+        if stage.joins and stage.join.semantics.bounds.count_windows:
             raise UserError("count windows", subject=stage.name, remedy="runs of plans join within bounds of time for now")
 
 

@@ -68,6 +68,8 @@ class StageProfile:
         received = self.received
         if self.stage.gathers:
             return received[LEFT] * factors[LEFT]
+        if not self.stage.joins:
+            return self.produced  # groups and windows, whatever their rows
         kind = self.stage.join.semantics.kind
         matched = self.matches if kind.pairs else 0.0
         out = matched * factors[LEFT] * factors[RIGHT]
@@ -84,6 +86,8 @@ class StageProfile:
         """Bytes of all windows when so many times as many rows come: of each port as many as come while they may match."""
         if self.stage.gathers:
             return 0.0
+        if not self.stage.joins:
+            return self.kept_bytes
         bounds = self.stage.join.semantics.bounds
         spans = max(bounds.upper_us, 0), max(-bounds.lower_us, 0)
         shares = [max(1, span) * count for span, count in zip(spans, self.received, strict=True)]
@@ -200,7 +204,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _stage(plain: Mapping[str, Any], stage: Stage) -> StageProfile:
-    matches, how = plain.get("matches"), "inner" if stage.gathers else stage.join.semantics.how
+    matches, how = plain.get("matches"), stage.join.semantics.how if stage.joins else "inner"
     if matches is None and how != "inner":
         raise UserError(f"it was resumed, so it does not tell the matches of a {how} join; give a run without that")
     kept = float(sum(plain["peak_window_bytes"])), float(sum(plain["peak_window_tuples"]))

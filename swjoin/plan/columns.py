@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
@@ -21,6 +22,7 @@ from swjoin.expressions.compiler import compile_text, resolve
 from swjoin.expressions.parser import columns_of as columns_read
 from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
+from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, UnionInput, join_columns
 from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan
@@ -35,12 +37,13 @@ BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
 @dataclass(frozen=True)
 class StageColumns:
     """codecs: of both ports' stored rows. keys: types of both ports' key columns. produced: columns of the rows that come out
-    of a join for the stages after it. A gathering stage has none of them."""
+    of a join for the stages after it. A stage that is no join has none of them. aggregate: of an aggregate."""
 
     stage: Stage
     codecs: tuple[StreamCodec, StreamCodec]
     keys: tuple[_Types, _Types]
     produced: PairColumns
+    aggregate: AggregateColumns | None = None
 
     def new_keys(self) -> KeyEncoder:
         """An encoder of the stage's keys, with a dictionary of its own."""
@@ -48,7 +51,7 @@ class StageColumns:
 
     def compiled_where(self) -> Program | None:
         """The residual predicate over stored rows. UserError when its types do not fit."""
-        if self.stage.gathers:
+        if not self.stage.joins:
             return None
         join = self.stage.join
         try:
@@ -80,13 +83,15 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
             travels[edge.id] = tuple(edge.receiver.schema.types) if rows else ()
+        elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Aggregate):
+            travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in edge.receiver.node.reads)
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
             codec, key = columns.codecs[edge.port], edge.key if not columns.new_keys().native else ()
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
-        elif edge.steps or (edge.receiver.of_values and not edge.sender_gathers):
+        elif edge.steps or edge.sender_aggregates or (edge.receiver.of_values and not edge.sender_gathers):
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
             continue  # pairs of a join, or gathered rows
@@ -155,6 +160,8 @@ def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
             case IntervalJoin():
                 for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
                     needed[node.inputs[side]] |= names | set(node.keys[side])
+            case Aggregate():
+                needed[node.input] |= node.reads
             case _:
                 pass
     return needed
@@ -198,9 +205,11 @@ def _types(pairs: Mapping[str, str], names: tuple[str, ...] | set[str], stage: s
 
 
 def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str]]) -> StageColumns:
-    if stage.gathers:
+    if not stage.joins:
         nothing = StreamCodec((), (), None)
-        return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()))
+        node = stage.node
+        found = aggregate_columns_of(node, stage.schemas[0].types, stage.schema.types) if isinstance(node, Aggregate) else None
+        return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()), found)
     join = stage.join
     keys = tuple(_types(schema.types, key, join.name) for schema, key in zip(stage.schemas, join.keys, strict=True))
     native = KeyEncoder(keys[LEFT], keys[RIGHT]).native
@@ -221,7 +230,7 @@ def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str
 
 def _with_produced(plan: LogicalPlan, columns: StageColumns, wanted: set[str]) -> StageColumns:
     """With the columns that the stages after it need of its rows, in the order of its schema."""
-    if columns.stage.gathers:
+    if not columns.stage.joins:
         return columns
     origins = [{name: origin for name, _, origin in codec.columns} for codec in columns.codecs]
     out = []

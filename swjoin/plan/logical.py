@@ -1,7 +1,7 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, which is checked when it is made; the
-`Schema` of every node.
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these and of `Aggregate`s
+(`plan.aggregates`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
@@ -26,6 +26,7 @@ from swjoin.config.sections import QueryConfig, check_key
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import mix64
+from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
@@ -145,7 +146,7 @@ class Result(_OneInput):
     of_values: bool = False
 
 
-Node: TypeAlias = Source | Filter | Project | IntervalJoin | Union | Result
+Node: TypeAlias = Source | Filter | Project | IntervalJoin | Aggregate | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -341,6 +342,8 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
+        case Aggregate():
+            return _aggregate_schema(node, inputs[0])
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])
@@ -372,6 +375,14 @@ def _project_schema(project: Project, schema: Schema) -> Schema:
     while time in names and not is_column(dict(project.columns)[time], schema.columns, str(schema.time)):
         time += "_"  # another column has the name
     return Schema(tuple(map(Column, names, types)), time)
+
+
+def _aggregate_schema(node: Aggregate, schema: Schema) -> Schema:
+    columns = tuple(Column(*column) for column in aggregate_types(node, schema.types, schema.time))
+    time = {"start": node.start, "end": node.end}.get(node.output_time, "ts")
+    while node.output_time == "last" and time in dict(columns):
+        time += "_"
+    return Schema(columns, time)
 
 
 def _check_join(join: IntervalJoin, left: Schema, right: Schema) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from swjoin.config.loader import shown, value_from_plain, word
 from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
+from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Union
 
 _KINDS: dict[str, type[Node]] = {
@@ -20,6 +21,7 @@ _KINDS: dict[str, type[Node]] = {
     "filter": Filter,
     "project": Project,
     "interval_join": IntervalJoin,
+    "aggregate": Aggregate,
     "union": Union,
     "result": Result,
 }

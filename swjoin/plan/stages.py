@@ -1,9 +1,9 @@
 """The stages of a plan, and the edges that join them.
 
 What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of text each.
-Why: a stage is what instances play: a join with a port per side, or, for a result that is not what one join brings forth, the
-gathering of its rows. Unions need none, they are several edges into one port; filters and projections are done on the edges, by
-the sender, so no row travels that a filter drops.
+Why: a stage is what instances play: a join with a port per side, an aggregate, or, for a result that is not what one of them
+brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters and projections are
+done on the edges, by the sender, so no row travels that a filter drops.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -20,6 +20,7 @@ from typing import NewType, TypeAlias
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
+from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Schema, Source, Union, UnionInput
 from swjoin.plan.watermarks import join_shifts
 
@@ -32,11 +33,11 @@ Step: TypeAlias = UnionInput | Filter | Project  # on the way of rows
 
 @dataclass(frozen=True)
 class Stage:
-    """A join, or a result whose rows are gathered, and its ports. schemas: of the rows at its left and its right port; a
-    gathering stage has a left one alone. schema: of its rows."""
+    """A join, an aggregate, or a result whose rows are gathered, and its ports. schemas: of the rows at its left and its right
+    port; only a join has a right one. schema: of its rows."""
 
     id: StageId
-    node: IntervalJoin | Result
+    node: IntervalJoin | Aggregate | Result
     schemas: tuple[Schema, Schema]
     schema: Schema
 
@@ -49,19 +50,25 @@ class Stage:
         return isinstance(self.node, Result)
 
     @property
+    def joins(self) -> bool:
+        return isinstance(self.node, IntervalJoin)
+
+    @property
     def join(self) -> IntervalJoin:
-        """Of a stage that does not gather."""
+        """Of a stage that joins."""
         assert isinstance(self.node, IntervalJoin), f"stage {self.name} is no join"
         return self.node
 
     @property
     def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Columns by which rows find their instance, by port; none where any may take them."""
-        return self.node.keys if isinstance(self.node, IntervalJoin) else ((), ())
+        return ((), ()) if isinstance(self.node, Result) else self.node.keys
 
     @property
     def description(self) -> str:
-        return "rows as they come" if isinstance(self.node, Result) else self.node.semantics.description
+        if isinstance(self.node, IntervalJoin):
+            return self.node.semantics.description
+        return "rows as they come" if isinstance(self.node, Result) else self.node.description
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ class Edge:
     """The way from a source's gateways or a stage to a port of a stage, or to the sinks of a result.
 
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
-    of a gathering stage, by the hash of the row's id, or of a result. steps: what the sender does to the rows, in this order.
+    of a gathering stage, by the hash of the row's id, or of a result; of an aggregate without groups all go to one instance.
+    steps: what the sender does to the rows, in this order.
     """
 
     id: EdgeId
@@ -82,6 +90,10 @@ class Edge:
     @property
     def sender_gathers(self) -> bool:
         return isinstance(self.sender, Stage) and self.sender.gathers
+
+    @property
+    def sender_aggregates(self) -> bool:
+        return isinstance(self.sender, Stage) and isinstance(self.sender.node, Aggregate)
 
 
 @dataclass(frozen=True)
@@ -101,16 +113,16 @@ class StagePlan:
 
 
 def cut(plan: LogicalPlan) -> StagePlan:
-    """A stage for every join, and for every result but the rows of one join; an edge for every way from a source or a join to a
-    port of a stage, or to a result."""
-    joins = [node for node in plan.ordered if isinstance(node, IntervalJoin)]
+    """A stage for every join and aggregate, and for every result but the rows of one of them; an edge for every way from a
+    source or a stage to a port of a stage, or to a result."""
+    nodes = [node for node in plan.ordered if isinstance(node, IntervalJoin | Aggregate)]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
     receivers: list[tuple[Stage, tuple[tuple[str, tuple[str, ...]], ...]]] = []
-    for i, join in enumerate(joins):
-        ports = plan.schema(join.left), plan.schema(join.right)
-        stage = Stage(StageId(i), join, ports, plan.schema(join.name))
-        senders[join.name] = stage
-        receivers.append((stage, tuple(zip(join.inputs, join.keys, strict=True))))
+    for i, node in enumerate(nodes):
+        ports = [*(plan.schema(name) for name in node.inputs), Schema((), None)]
+        stage = Stage(StageId(i), node, (ports[0], ports[1]), plan.schema(node.name))
+        senders[node.name] = stage
+        receivers.append((stage, tuple(zip(node.inputs, node.keys, strict=False))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, Stage] = {}
     for result in results:
@@ -137,7 +149,7 @@ def cut(plan: LogicalPlan) -> StagePlan:
 
 
 def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """The sources and joins whose rows a node has, and the steps that they pass on the way."""
+    """The sources, joins and aggregates whose rows a node has, and the steps that they pass on the way."""
     node = plan.node(name)
     if not isinstance(node, Union | Filter | Project):
         yield name, ()
@@ -172,7 +184,14 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 
 
 def describe_stage(stage: Stage) -> str:
-    """Its join, keys, time of a row and watermark; or that it gathers rows."""
+    """Its join, keys, time of a row and watermark; its aggregate; or that it gathers rows."""
+    if isinstance(stage.node, Aggregate):
+        node, shift_us = stage.node, stage.node.watermark_shift_us
+        time = {"last": "the last microsecond of its window"}.get(node.output_time, f"the {node.output_time} of its window")
+        rule = (
+            "its input's" if shift_us == 0 else f"its input's {'-' if shift_us < 0 else '+'} {format_duration(abs(shift_us))}"
+        )
+        return f"stage {stage.id} {node.name}: {stage.description}; time of a row: {time}; watermark: {rule}"
     if stage.gathers:
         return f"stage {stage.id} {stage.name}: {stage.description}, at any instance; watermark: the least of its inputs"
     join = stage.join
@@ -215,5 +234,8 @@ def describe_edge(edge: Edge) -> str:
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     if edge.receiver.gathers:
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, hash of the row's id"
+    if not edge.receiver.joins:
+        how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
+        return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, {how}"
     port = f"stage {edge.receiver.id} {STREAM_NAMES[edge.port]}"
     return f"edge {edge.id}: {sender}{way} -> {port}, hash of {', '.join(edge.key)}"

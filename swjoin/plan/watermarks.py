@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.logical import IntervalJoin, Node, Result, Source
 
 
@@ -52,6 +53,8 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     """
     if isinstance(node, Source):
         return inputs[0]
+    if isinstance(node, Aggregate):
+        return _shifted(inputs[0], node.watermark_shift_us)
     if not isinstance(node, IntervalJoin):
         return min(inputs)
     if node.semantics.bounds.count_windows:  # a partner may be of any age
@@ -59,11 +62,15 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 
 
-def needed_below(node: IntervalJoin | Result, inputs: Sequence[int]) -> tuple[int, int]:
+def needed_below(node: IntervalJoin | Aggregate | Result, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
     BEGIN_OF_TIME_US for count windows, whose rule is the gateway's; END_OF_TIME_US for a stage without state.
     """
+    if isinstance(node, Aggregate) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
+        return max(node.windows.first_after(inputs[0]), BEGIN_OF_TIME_US), END_OF_TIME_US
+    if isinstance(node, Aggregate):
+        return inputs[0], END_OF_TIME_US
     if not isinstance(node, IntervalJoin):
         return END_OF_TIME_US, END_OF_TIME_US
     if node.semantics.bounds.count_windows:

@@ -27,6 +27,7 @@ from swjoin.core.columns import plain_type_named
 from swjoin.core.errors import UserError
 from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
+from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.plain import plan_from_plain
 
 if TYPE_CHECKING:
@@ -219,11 +220,16 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
 
 
 def _outline(plan: logical.LogicalPlan) -> str:
-    """The joins of a plan in a line; without them its sources."""
-    joins = [node for node in plan.ordered if isinstance(node, logical.IntervalJoin)]
-    if not joins:
+    """The joins and aggregates of a plan in a line; without them its sources."""
+    said = []
+    for node in plan.ordered:
+        if isinstance(node, logical.IntervalJoin):
+            said.append(f"{node.name}: {node.left} with {node.right}")
+        elif isinstance(node, Aggregate):
+            said.append(f"{node.name}: {node.description}")
+    if not said:
         return f"rows of {', '.join(node.name for node in plan.nodes if isinstance(node, logical.Source))}"
-    return "; ".join(f"{join.name}: {join.left} with {join.right}" for join in joins)
+    return "; ".join(said)
 
 
 def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequence[str] = STREAM_NAMES) -> str:

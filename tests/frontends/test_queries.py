@@ -28,6 +28,7 @@ from tests.support.limits import PROCESS_S
 from tests.support.plan_runs import duckdb_rows, report_of, rows_of, write_streams
 from tests.support.queries import query_job, run_query
 from tests.support.ranks import run_jobs
+from tests.tools.plan_oracle import row_hash, words_of
 from tests.tools.random_queries import random_query
 
 Inputs = dict[str, StreamConfig]
@@ -214,48 +215,20 @@ def test_a_wrong_row_is_found_by_verify(trips: Inputs, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the digest
 
 
-G, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
-
-
-def mix64(h: int) -> int:
-    h = (h ^ (h >> 33)) * 0xFF51AFD7ED558CCD & MASK
-    h = (h ^ (h >> 33)) * 0xC4CEB9FE1A85EC53 & MASK
-    return h ^ (h >> 33)
-
-
-def row_hash(values: list[list[int]]) -> int:
-    """Of the words of each column's value."""
-    row = G
-    for words in reversed(values):
-        h = G
-        for word in words:
-            h = mix64((word & MASK) * G + h & MASK)
-        row = mix64(h * G + row & MASK)
-    return row
-
-
-def words(data: bytes) -> list[int]:
-    return [*(int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)), len(data)]
-
-
-def bits(value: float) -> list[int]:
-    return [int(np.float64(value).view(np.uint64))]
-
-
 def test_hashes_of_rows_are_those_of_their_words() -> None:
     decimals = pa.array(["1.50", "-0.000000000001", None], pa.string()).cast(pa.decimal128(20, 12))
     columns: dict[str, tuple[pa.Array, list[list[int]]]] = {
         "int": (pa.array([1, None, -3]), [[1], [], [-3]]),
         "small": (pa.array([1, None, -3], pa.int8()), [[1], [], [-3]]),
         "big": (pa.array([1 << 63, 0, None], pa.uint64()), [[1 << 63], [0], []]),
-        "double": (pa.array([-0.0, float("nan"), 2.5]), [bits(0.0), bits(float("nan")), bits(2.5)]),
-        "float": (pa.array([1.5, None, -2.5], pa.float32()), [bits(1.5), [], bits(-2.5)]),
+        "double": (pa.array([-0.0, float("nan"), 2.5]), [words_of(0.0), words_of(float("nan")), words_of(2.5)]),
+        "float": (pa.array([1.5, None, -2.5], pa.float32()), [words_of(1.5), [], words_of(-2.5)]),
         "bool": (pa.array([True, None, False]), [[1], [], [0]]),
-        "text": (pa.array(["", None, "Köln am Rhein"]), [[0], [], words("Köln am Rhein".encode())]),
-        "view": (pa.array(["8 bytes!", "x", None], pa.string_view()), [words(b"8 bytes!"), words(b"x"), []]),
-        "binary": (pa.array([b"\0", None, b"\0\0"], pa.binary()), [words(b"\0"), [], words(b"\0\0")]),
-        "dictionary": (pa.array(["a", None, "a"]).dictionary_encode(), [words(b"a"), [], words(b"a")]),
-        "decimal": (decimals, [words(b"1.5"), words(b"-0.000000000001"), []]),
+        "text": (pa.array(["", None, "Köln am Rhein"]), [[0], [], words_of("Köln am Rhein".encode())]),
+        "view": (pa.array(["8 bytes!", "x", None], pa.string_view()), [words_of(b"8 bytes!"), words_of(b"x"), []]),
+        "binary": (pa.array([b"\0", None, b"\0\0"], pa.binary()), [words_of(b"\0"), [], words_of(b"\0\0")]),
+        "dictionary": (pa.array(["a", None, "a"]).dictionary_encode(), [words_of(b"a"), [], words_of(b"a")]),
+        "decimal": (decimals, [words_of(b"1.5"), words_of(b"-0.000000000001"), []]),
         "seconds": (pa.array([1, -1, None], pa.timestamp("s")), [[1_000_000], [-1_000_000], []]),
         "nanoseconds": (pa.array([1500, -1, None], pa.timestamp("ns")), [[1], [-1], []]),
         "date": (pa.array([1, -1, None], pa.date32()), [[86_400_000_000], [-86_400_000_000], []]),

@@ -1,16 +1,19 @@
 """The oracle of plans: the rows of every node of a logical plan by comparing every pair.
 
-What: `Row`, `evaluate`, `Answer`, `emitted` (which rows are out at a cut of the input).
+What: `Row`, `evaluate`, `Answer`, `emitted` (which rows are out at a cut of the input); `row_hash`, `words_of`.
 Why: plans of several stages are compared with this module; it has no stages, no engine, and its own arithmetic of ids.
 Stays out: residual predicates and count windows; the definition of a match (`swjoin.core.join_semantics`).
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
 from tests.tools.plan_expressions import function_of
 
@@ -55,6 +58,30 @@ def pair_id(left: int, right: int) -> int:
     return mix64(left * GOLDEN + mix64(right * GOLDEN + GOLDEN))
 
 
+def row_hash(values: Sequence[Sequence[int]]) -> int:
+    """The hash of a row by the words of each column's value, as `swjoin.core.row_digests` defines it."""
+    row = GOLDEN
+    for words in reversed(values):
+        h = GOLDEN
+        for word in words:
+            h = mix64((word & MASK) * GOLDEN + h)
+        row = mix64(h * GOLDEN + row)
+    return row
+
+
+def words_of(value: Any) -> list[int]:
+    """The words of null, an integer, a time in microseconds, a double, text or binary."""
+    if value is None:
+        return []
+    if isinstance(value, float):
+        plain = math.nan if math.isnan(value) else value + 0.0
+        return [struct.unpack("<Q", struct.pack("<d", plain))[0]]
+    if isinstance(value, int):
+        return [value]
+    data = value.encode() if isinstance(value, str) else value
+    return [*(int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)), len(data)]
+
+
 def union_rows(index: int, rows: Sequence[Row]) -> list[Row]:
     """Rows of the input of this index as they come out of a union."""
     return [Row(mix64(index * GOLDEN + row.id), row.ts, row.values) for row in rows]
@@ -72,6 +99,41 @@ def projected_rows(node: Project, schema: Schema, rows: Sequence[Row]) -> list[R
     read = [function_of(text) for _, text in node.columns]
     at = [list(schema.types).index(name) for name, _ in read]
     return [Row(row.id, row.ts, tuple(f(row.values[i]) for i, (_, f) in zip(at, read, strict=True))) for row in rows]
+
+
+def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows of an aggregate, window by window from the least to the greatest time. parents: of its window, start and end."""
+    names, windows, out = list(schema.types), node.windows, []
+    first = min((row.ts for row in rows), default=0) - windows.size_us
+    last = max((row.ts for row in rows), default=-1)
+    start = windows.origin_us + -((windows.origin_us - first) // windows.slide_us) * windows.slide_us
+    while start <= last:
+        end = start + windows.size_us
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows:
+            if start <= row.ts < end:
+                groups.setdefault(tuple(row.values[names.index(name)] for name in node.key), []).append(row)
+        ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
+        for key, mine in groups.items():
+            digest = row_hash([words_of(value) for value in (*key, start)])
+            results = [_called(call.function, call.column, names, mine) for call in node.calls]
+            out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
+        start += windows.slide_us
+    return out
+
+
+def _called(function: str, column: str | None, names: Sequence[str], rows: Sequence[Row]) -> Any:
+    if column is None:
+        return len(rows)
+    values = [row.values[names.index(column)] for row in rows if row.values[names.index(column)] is not None]
+    if function == "count":
+        return len(values)
+    if not values:
+        return None
+    if function in ("sum", "avg"):
+        total = math.fsum(values) if isinstance(values[0], float) else sum(values)
+        return total / len(values) if function == "avg" else total
+    return min(values) if function == "min" else max(values)
 
 
 class TooManyRowsError(Exception):
@@ -137,6 +199,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
             case IntervalJoin():
                 schemas = [plan.schema(name) for name in node.inputs]
                 found[node.name] = join_rows(node, schemas, found[node.left], found[node.right], most)
+            case Aggregate():
+                found[node.name] = aggregated_rows(node, plan.schema(node.input), found[node.input])
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
@@ -156,7 +220,8 @@ def emitted(
     """Ids of every node's rows that are out at a cut of the input, and every node's watermark by a rule.
 
     rows: by `evaluate`, of the whole input. arrived, watermarks: ids of each source's rows until the cut, and its watermark. A
-    pair is out when both rows are; a row without a match when the other input's watermark excludes further partners.
+    pair is out when both rows are; a row without a match when the other input's watermark excludes further partners; a row of
+    an aggregate when the watermark has passed its window.
     """
     out: dict[str, set[int]] = {}
     promised: dict[str, int] = {}
@@ -170,6 +235,8 @@ def emitted(
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
+        elif isinstance(node, Aggregate):
+            out[node.name] = {row.id for row in rows[node.name] if (row.parents[1] or 0) <= inputs[0]}
         elif isinstance(node, Union):
             out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}
         else:

@@ -34,6 +34,8 @@ from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
 from swjoin.core.row_codec import storage
+from swjoin.core.time_windows import TimeWindows
+from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
 from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
@@ -75,6 +77,9 @@ class PlanScenario:
         gathers = np.random.default_rng([seed, 26])
         if gathers.random() < 0.2:
             plan = _draw_gathering(gathers, plan)
+        aggregates = np.random.default_rng([seed, 27])
+        if aggregates.random() < 0.3:
+            plan = _draw_aggregate(aggregates, plan, span)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
@@ -222,6 +227,49 @@ def _draw_gathering(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
             node = Union(name, (last, str(random.choice(alike))))
         nodes.append(node)
         schemas[name], last = _schema_with(nodes, name), name
+    reached = {last}
+    for node in reversed(nodes):
+        if node.name in reached:
+            reached |= set(node.inputs)
+    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """With an aggregate over the rows of the result, or of a source alone; now and then filtered, aggregated again, or joined with
+    a source."""
+    (result,) = (node for node in plan.nodes if isinstance(node, Result))
+    nodes: list[Node] = [node for node in plan.nodes if node != result]
+    last = result.input
+    if random.random() < 0.4:
+        nodes = [next(node for node in nodes if isinstance(node, Source))]
+        last = nodes[0].name
+    schemas = {node.name: _schema_with(nodes, node.name) for node in nodes}
+    for index in range(int(random.choice([1, 1, 2]))):
+        name, schema = f"a{index}", schemas[last]
+        size, slide = (int(v) for v in random.integers(1, max(2, span // 2), 2))
+        slide = size if random.random() < 0.4 else max(slide, size // 20)  # not more windows than tests have time for
+        key = [n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.6]
+        numbers = [n for n, kind in schema.columns if kind in ("int64", "double")]
+        calls = [AggregateCall("n", "count")]
+        for i in range(int(random.integers(0, 4)) if numbers else 0):
+            function = str(random.choice(["count", "sum", "avg", "min", "max"]))
+            calls.append(AggregateCall(f"f{i}", function, str(random.choice(numbers))))
+        windows = TimeWindows(size, slide, int(random.choice([0, 3])))
+        names = f"start{index}", f"end{index}"
+        time = str(random.choice(["last", "start", "end"]))
+        node: Node = Aggregate(name, last, tuple(key), windows, tuple(calls), *names, time)  # type: ignore[arg-type]
+        nodes.append(node)
+        schemas[name], last = _schema_with(nodes, name), name
+        if random.random() < 0.3:
+            nodes.append(Filter(f"h{index}", last, '"n" between 2 and 60 or "n" is null'))
+            schemas[f"h{index}"], last = _schema_with(nodes, f"h{index}"), f"h{index}"
+    sources = [node for node in nodes if isinstance(node, Source)]
+    keys = [n for n in schemas[last].types if n.strip("_").split("_")[-1] == "k"]
+    if keys and random.random() < 0.3:
+        query = QueryConfig(-span // 4, span // 4, how=str(random.choice(list(JOIN_KINDS))))  # type: ignore[arg-type]
+        time = str(random.choice(_OUTPUT_TIMES))
+        nodes.append(IntervalJoin("j", last, sources[0].name, (keys[0],), ("k",), query, time))  # type: ignore[arg-type]
+        last = "j"
     reached = {last}
     for node in reversed(nodes):
         if node.name in reached:

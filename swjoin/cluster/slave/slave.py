@@ -66,10 +66,12 @@ from swjoin.core.key_encoder import Dictionary
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
+from swjoin.operators.aggregation import Aggregation, Limits
 from swjoin.operators.gathering import Gathering
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
 from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.plan.aggregates import Aggregate
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.policy.reorganization import POLICIES
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
@@ -155,6 +157,12 @@ class Slave:
         if stage.stage.gathers:
             gathering = Gathering(config.module.result_buffer_bytes, f"slave {slave}")
             return Slave(slave, config, stage.layouts, gathering, stage=stage)
+        if isinstance(stage.stage.node, Aggregate):
+            assert stage.columns.aggregate is not None, "an aggregate without its columns"
+            assert stage.group_keys is not None, "an aggregate without keys"
+            limits = Limits(config.module.result_buffer_bytes, config.module.window_bytes)
+            what = stage.stage.node.windows, stage.columns.aggregate, stage.group_keys
+            return Slave(slave, config, stage.layouts, Aggregation(*what, limits, f"slave {slave}"), stage=stage)
         join = WindowJoinOperator.for_run(
             config,
             stage.layouts,
@@ -469,7 +477,6 @@ class Slave:
         if step.pairs is None or not len(step.pairs):
             return []
         if self.stage is not None and not self.stage.is_last:
-            assert isinstance(step.pairs, Pairs), "rows that are gathered go to sinks"
             return self.stage.emit(step.pairs, delivery)
         labels = (_QUERY, self.id, self.epoch, False, False)
         rows = self._results(step.pairs)

@@ -1,4 +1,4 @@
-"""An instance of a plan's stage: what a slave has around its join: merger, packing of rows, exchange with the next stages.
+"""An instance of a plan's stage: what a slave has around its operator: merger, packing of rows, exchange with the next stages.
 
 What: `StageInstance`: its `merger` takes parts; `take` the next delivery for the operator, `emit` its rows, `end` an epoch;
 credit for the senders.
@@ -27,6 +27,7 @@ from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import SlaveId
+from swjoin.core.key_encoder import Dictionary
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.core.row_digests import row_hashes
 from swjoin.plan.watermarks import needed_below, watermark_out
@@ -49,7 +50,9 @@ class StageInstance:
         self.ended = False
         self.join_cpu_us = self.peak_window_tuples = 0
         self._slave, self._instances = slave, instances
-        self._keys = self.columns.new_keys()
+        aggregate = self.columns.aggregate
+        self.group_keys = None if aggregate is None else aggregate.new_keys()
+        self._keys = self.columns.new_keys() if self.stage.joins else None
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
@@ -57,7 +60,8 @@ class StageInstance:
 
     @property
     def text_keys(self) -> TextKeys:
-        return TextKeys(self._keys.dictionary)
+        keys = self.group_keys or self._keys
+        return TextKeys(Dictionary() if keys is None else keys.dictionary)
 
     @property
     def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:
@@ -131,10 +135,10 @@ class StageInstance:
         if not any(map(len, batches)):
             return TupleBatch.empty(self.layouts[port])
         batch, codec = TupleBatch.concat(batches), self.columns.codecs[port].rows
-        if self.stage.gathers:
+        if not self.stage.joins:
             return batch
         key = batch.key
-        if batch.columns is not None and not self._keys.native:
+        if batch.columns is not None and self._keys is not None and not self._keys.native:
             key = self._keys.encode([batch.columns.column(name) for name in self.stage.keys[port]])[0]
         assert codec is None or batch.columns is not None, "tuples without the columns that windows store"
         rows = None if codec is None or batch.columns is None else codec.encode(batch.columns.batch)
@@ -155,14 +159,14 @@ class StageInstance:
 
     # ------------------------------------------------------------ rows that come out
 
-    def emit(self, pairs: Pairs, delivery: Delivery) -> list[Effect]:
-        """Send rows of the join, made of this delivery, to the next stages."""
+    def emit(self, pairs: Pairs | ResultRows, delivery: Delivery) -> list[Effect]:
+        """Send rows of the operator, made of this delivery, to the next stages."""
         self.outlet.add_to_all(self._rows_of(pairs), _header(delivery))
         return self.outlet.serve()
 
     def results(self, pairs: Pairs | ResultRows) -> Pairs | ResultRows:
         """Rows of the last stage as they go to the sinks."""
-        if isinstance(pairs, ResultRows):
+        if isinstance(pairs, ResultRows) and self.stage.gathers:
             return self._shown(pairs.id, pairs.ts, pairs.columns)
         if not self._instances.of_rows:
             return pairs
@@ -178,14 +182,16 @@ class StageInstance:
             ids = row_hashes(columns.batch)
         return ResultRows(ids, ts, columns if self._instances.config.sink.kind != "count" else None)
 
-    def _rows_of(self, pairs: Pairs) -> TupleBatch:
-        """Rows of the join with times, ids and columns."""
+    def _rows_of(self, pairs: Pairs | ResultRows) -> TupleBatch:
+        """Rows of the operator with times, ids and columns."""
+        nothing, arrival = np.zeros(len(pairs), np.int64), np.full(len(pairs), self._arrival_us, np.int64)
+        if isinstance(pairs, ResultRows):
+            return TupleBatch(nothing, pairs.ts, pairs.id, arrival, None, pairs.columns)
         if pairs.side == BOTH:
             time_of = {"max": np.maximum, "min": np.minimum}.get(self.stage.join.output_time)
             ts = pairs.left_ts if time_of is None else time_of(pairs.left_ts, pairs.right_ts)
         else:
             ts = pairs.left_ts if pairs.side == LEFT else pairs.right_ts
-        nothing, arrival = np.zeros(len(pairs), np.int64), np.full(len(pairs), self._arrival_us, np.int64)
         ids = pair_ids(pairs.left_id, pairs.right_id)
         return TupleBatch(nothing, ts, ids, arrival, None, self.columns.produced.of(pairs))
 

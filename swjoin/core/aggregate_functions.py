@@ -1,0 +1,110 @@
+"""The functions of aggregates: what they take, give and accumulate.
+
+What: `FUNCTIONS`, `Accumulation`, `result_type`, `accumulation_of`; `ordered` and `from_ordered`.
+Why: the plan needs the type of a result, the operator what it accumulates, and both the same list of functions.
+Stays out: accumulators (`state.group_table`), columns in and out (`core.aggregate_columns`), SQL.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from swjoin.core.arrow_views import integers_of
+from swjoin.core.batch import I64
+from swjoin.core.columns import plain_type_named
+from swjoin.core.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FUNCTIONS: Final = ("count", "sum", "avg", "min", "max")
+_SIGN: Final = np.int64(-(1 << 63))
+
+
+class Accumulation(IntEnum):
+    """What a group keeps of one call, besides the number of its values."""
+
+    COUNT = 0
+    INTEGERS = 1  # their sum, 128 bits
+    DOUBLES = 2  # their sum, exact
+    LEAST = 3  # the least of their ordered codes
+    GREATEST = 4
+
+    @property
+    def words(self) -> int:
+        """64-bit words of an accumulator, of which the first is the number of values."""
+        return {Accumulation.INTEGERS: 3, Accumulation.LEAST: 2, Accumulation.GREATEST: 2}.get(self, 1)
+
+
+def accumulation_of(function: str, argument: str | None) -> Accumulation:
+    """argument: type of the column, as Arrow writes it; None for count(*). UserError where the function takes none such."""
+    import pyarrow as pa
+
+    if function not in FUNCTIONS:
+        raise UserError(f"no aggregate function {function}", remedy=f"use {', '.join(FUNCTIONS)}")
+    if argument is None:
+        if function != "count":
+            raise UserError(f"{function} needs a column", remedy="name one")
+        return Accumulation.COUNT
+    kind = plain_type_named(argument)
+    if function == "count":
+        return Accumulation.COUNT
+    floating = pa.types.is_floating(kind)
+    if function in ("sum", "avg"):
+        if not floating and not pa.types.is_integer(kind):
+            raise UserError(f"{function} of {argument}", remedy="cast it to BIGINT or DOUBLE")
+        return Accumulation.DOUBLES if floating else Accumulation.INTEGERS
+    temporal = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    if not (floating or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or temporal):
+        raise UserError(f"{function} of {argument} is not supported", remedy="take it of numbers or times")
+    return Accumulation.LEAST if function == "min" else Accumulation.GREATEST
+
+
+def result_type(function: str, argument: str | None) -> str:
+    """Type of a call's result, as Arrow writes it."""
+    import pyarrow as pa
+
+    accumulation = accumulation_of(function, argument)
+    if function == "count":
+        return "int64"
+    if function == "avg" or accumulation == Accumulation.DOUBLES:
+        return "double"
+    return "int64" if function == "sum" else str(pa.int64() if argument is None else plain_type_named(argument))
+
+
+def ordered(values: pa.Array) -> I64:
+    """Integers in the order of the values, which are numbers, truth values or times; NaN is the greatest, -0.0 is 0.0. Those of
+    null are unspecified."""
+    import pyarrow as pa
+
+    kind = values.type
+    if pa.types.is_floating(kind):
+        doubles = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+        bits = np.where(np.isnan(doubles), np.nan, doubles).view(np.int64)
+        out: I64 = np.where(bits < 0, bits ^ ~_SIGN, bits)
+        return out
+    if pa.types.is_boolean(kind):
+        values = values.cast(pa.uint8())
+    elif pa.types.is_temporal(kind):
+        values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    plain = integers_of(values)
+    return plain.view(np.int64) ^ _SIGN if plain.dtype == np.uint64 else plain.astype(np.int64)
+
+
+def from_ordered(codes: I64, missing: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """The values, of this type, of which `ordered` made the codes. missing: bool (n,), those that are null."""
+    import pyarrow as pa
+
+    if pa.types.is_floating(kind):
+        bits = np.where(codes < 0, codes ^ ~_SIGN, codes)
+        return pa.array(bits.view(np.float64), mask=missing).cast(kind)
+    if pa.types.is_uint64(kind):
+        return pa.array((codes ^ _SIGN).view(np.uint64), mask=missing)
+    if pa.types.is_boolean(kind):
+        return pa.array(codes != 0, mask=missing)
+    if pa.types.is_temporal(kind):
+        return pa.array(codes.astype(f"i{kind.bit_width // 8}"), mask=missing).view(kind)
+    return pa.array(codes, mask=missing).cast(kind)

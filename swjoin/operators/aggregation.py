@@ -1,0 +1,330 @@
+"""The operator of an aggregate over windows of time: counts, sums and extremes by group.
+
+What: `Aggregation`, an operator as `JoinOperator` describes it.
+Why: rows are accumulated in panes as they come, so a window costs a few numbers per group and pane; its rows come out once,
+when the watermark has passed its end (StreamCloud, specs section 1).
+Stays out: types of columns (`core.aggregate_columns`), edges of windows (`core.time_windows`), accumulators
+(`state.group_table`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from swjoin.core.aggregate_columns import AggregateColumns, Totals
+from swjoin.core.batch import I64, U8, U64, PayloadRows, ResultRows, TupleBatch
+from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
+from swjoin.core.errors import RunFailed
+from swjoin.core.group_keys import GroupKeys
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
+from swjoin.core.time_windows import TimeWindows
+from swjoin.operators.join_operator import MoveId
+from swjoin.operators.join_step import Step, WindowMemory, Work
+from swjoin.state.delay_histogram import record_delays
+from swjoin.state.group_table import GroupTable
+
+if TYPE_CHECKING:
+    from swjoin.state.arrays import Inputs
+
+
+class Limits(NamedTuple):
+    """result_bytes: most bytes of rows per step, about. window_bytes: most of the state."""
+
+    result_bytes: int
+    window_bytes: int
+
+
+class Aggregation:
+    """keys: the encoder of this instance. name: owner, for messages."""
+
+    def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
+        self._windows, self._columns, self._keys, self._limits, self._name = windows, columns, keys, limits, name
+        self._kinds = [call.accumulation for call in columns.calls]
+        self._panes: dict[int, GroupTable] = {}  # by start
+        self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
+        self._open: Work | None = None
+        self._at = 0  # rows of the open delivery that are accumulated
+        self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
+        self._came_us: int | None = None  # arrival of the newest row of the open delivery
+        self._peak_bytes = 0
+
+    def check_rows(self, delivery: Delivery, where: str) -> None:
+        """RunFailed, which names `where`, for rows of another layout than of columns."""
+        if delivery.left.rows is not None or len(delivery.right):
+            raise RunFailed(f"{where}: rows of another layout, or of a right side")
+
+    def open(self, delivery: Delivery) -> Work:
+        """Start a delivery: rows of the left side."""
+        assert self._open is None, "the delivery before is not done"
+        nothing: U64 = np.zeros(len(delivery.groups), np.uint64)
+        results = GroupResults(delivery.groups, np.zeros(len(delivery.groups), np.int64), nothing)
+        self._open, self._at = Work(delivery, cast("Inputs", None), results), 0
+        self._came_us = int(delivery.left.arrival_us.max()) if len(delivery.left) else None
+        return self._open
+
+    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step[ResultRows]:
+        """Accumulate some rows; after the last one of an epoch, the next rows of windows that close, in pieces of bounded
+        size. now_us: their production time."""
+        assert work is self._open, "step on a delivery that is not open"
+        delivery, start = work.delivery, self._at
+        if start < len(delivery.left):
+            self._at = stop = min(len(delivery.left), start + tuple_budget)
+            self._accumulate(delivery, start, stop, restoring=False)
+            return Step(None, self._ends_here(delivery), stop - start)
+        if not delivery.final:
+            self._open = None
+            return Step(None, True, 0)
+        if self._out is None:
+            self._out = self._closed(delivery.left_time_us)
+        for rows, groups in self._out:
+            self._count(work, rows, groups)
+            if self._came_us is not None:
+                record_delays(now_us, np.full(len(rows), self._came_us, np.int64), work.stats, work.delay_histogram)
+            return Step(rows, False, 0)
+        self._open = self._out = None
+        return Step(None, True, 0)
+
+    def _ends_here(self, delivery: Delivery) -> bool:
+        """Whether the delivery is done: nothing closes before the end of an epoch."""
+        if self._at < len(delivery.left) or delivery.final:
+            return False
+        self._open = None
+        return True
+
+    def _count(self, work: Work, rows: ResultRows, groups: I64) -> None:
+        """Rows that came out, by partition-group."""
+        which, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
+        digests = np.zeros(len(which), np.uint64)
+        np.add.at(digests, inverse, rows.id)
+        parts = [GroupResults(which, counts.astype(np.int64), digests)]
+        parts += [] if work.unmatched is None else [work.unmatched]
+        found = [np.concatenate([getattr(p, name) for p in parts]) for name in ("groups", "counts", "digests")]
+        work.unmatched = GroupResults(*found)
+
+    # ------------------------------------------------------------ panes
+
+    def _accumulate(self, delivery: Delivery, start: int, stop: int, *, restoring: bool) -> None:
+        rows = delivery.left.slice(start, stop)
+        groups = np.repeat(delivery.groups, delivery.left_counts)[start:stop]
+        if (inside := self._windows.inside(rows.ts)) is not None and not inside.all():
+            index = np.flatnonzero(inside)
+            rows, groups = rows.take(index), groups[index]
+        panes = self._windows.panes(rows.ts)
+        if len(rows) and int(panes.min()) < self._next_us:
+            if not restoring:
+                where = f"{self._name}, epoch {delivery.epoch}"
+                raise RunFailed(f"{where}: a row of time {int(rows.ts.min())} us came after its windows had closed")
+            index = np.flatnonzero(panes >= self._next_us)
+            rows, groups, panes = rows.take(index), groups[index], panes[index]
+        if not len(rows):
+            return
+        codes, nulls = self._columns.encoded(self._keys, rows)
+        arguments = [self._columns.argument(call, rows) for call in self._columns.calls]
+        for pane in np.unique(panes).tolist():
+            table = self._panes.get(pane)
+            if table is None:
+                table = self._panes[pane] = GroupTable(self._kinds)
+            index = np.flatnonzero(panes == pane)
+            whole = len(index) == len(rows)
+            slots = table.slots_of(*((codes, nulls, groups) if whole else (codes[index], nulls[index], groups[index])))
+            for call, (values, valid, unsigned) in enumerate(arguments):
+                if not whole:
+                    values = None if values is None else values[index]
+                    valid = None if valid is None else valid[index]
+                table.add(call, slots, valid, values, unsigned=unsigned)
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        held = self.window_bytes()
+        self._peak_bytes = max(self._peak_bytes, held)
+        if held > self._limits.window_bytes:
+            text = f"{self._name}: windows hold {held} bytes, above the limit of {self._limits.window_bytes}"
+            raise RunFailed(f"{text} (module.window_bytes)")
+
+    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """Rows of the windows that end by this time, oldest first, in pieces; of each row its partition-group."""
+        windows = self._windows
+        while self._panes:
+            start = max(windows.first_with(min(self._panes)), self._next_us)
+            if start + windows.size_us > watermark_us:
+                break
+            yield from self._pieces(start, self._table_of(start))
+            self._next_us = start + windows.slide_us
+            self._forget()
+        self._pass(watermark_us)
+
+    def _pass(self, watermark_us: int) -> None:
+        """Windows that end by this time are closed."""
+        self._next_us = min(max(self._next_us, self._windows.first_after(watermark_us)), END_OF_TIME_US)
+        self._forget()
+
+    def _forget(self) -> None:
+        for pane in [pane for pane in self._panes if pane < self._next_us]:
+            del self._panes[pane]
+
+    def _table_of(self, start_us: int) -> GroupTable:
+        """The groups of a window."""
+        end_us = start_us + self._windows.size_us
+        parts = [self._panes[pane] for pane in sorted(self._panes) if start_us <= pane < end_us]
+        if len(parts) == 1:
+            return parts[0]
+        whole = GroupTable(self._kinds)
+        for part in parts:
+            whole.combine(part)
+        return whole
+
+    def _pieces(self, start_us: int, table: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
+        most = max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._kinds))))
+        for at in range(0, len(table), most):
+            slots = np.arange(at, min(at + most, len(table)))
+            totals = [_totals(table, call, slots) for call in range(len(self._kinds))]
+            yield self._columns.rows(self._keys, start_us, table.keys[slots], table.nulls[slots], totals), table.groups[slots]
+
+    # ------------------------------------------------------------ restore, moves
+
+    def restore(self, delivery: Delivery) -> None:
+        """Accumulate rows that were accumulated before a crash; those of closed windows are left out."""
+        self._accumulate(delivery, 0, len(delivery.left), restoring=True)
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:
+        """Nothing: `restored` has the last watermark."""
+
+    def restored(self, times_us: I64) -> None:
+        """The windows that had been closed by these watermarks, which are the same for all partition-groups, are out."""
+        self._pass(int(times_us[:, 0].min()))
+
+    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingPanes:
+        """A partition-group leaves with its part of every pane. Between two deliveries only."""
+        assert self._open is None, "a partition-group leaves between deliveries"
+        assert not any(map(len, pending)), "delivered rows of a partition-group that leaves"
+        parts = []
+        for pane, table in list(self._panes.items()):
+            slots = np.flatnonzero(table.groups == move_id.group)
+            if not len(slots):
+                continue
+            rows = table.taken(slots)
+            fixed: U8 = np.ascontiguousarray(rows).view(np.uint8).reshape(len(slots), -1)
+            ids = np.zeros(len(slots), np.uint64)
+            times = np.full(len(slots), pane, np.int64)
+            parts.append(TupleBatch(table.keys[slots], times, ids, np.zeros(len(slots), np.int64), PayloadRows(fixed)))
+            self._panes[pane] = table.without(move_id.group)
+            if not len(self._panes[pane]):
+                del self._panes[pane]
+        tuples = TupleBatch.concat(parts) if parts else TupleBatch.empty()
+        return LeavingPanes(move_id, tuples, self._next_us, chunk_bytes)
+
+    def import_group(self, first: StateChunk) -> ComingPanes:
+        return ComingPanes(self)
+
+    def take_chunk(self, chunk: StateChunk) -> None:
+        """Groups of a partition-group that comes. RunFailed for another layout, or if other windows are open here."""
+        where = f"{self._name}: partition-group {chunk.group}"
+        if chunk.times_us[0] != self._next_us:
+            raise RunFailed(f"{where}: its windows are open from {chunk.times_us[0]} us on, those here from {self._next_us} us")
+        if not len(chunk.tuples):
+            return
+        rows, words = chunk.tuples.rows, GroupTable(self._kinds).row_words
+        if rows is None or rows.fixed.shape[1] != 8 * words:
+            raise RunFailed(f"{where}: groups of another layout")
+        found: I64 = np.ascontiguousarray(rows.fixed).view(np.int64).reshape(len(chunk.tuples), words)
+        for pane in np.unique(chunk.tuples.ts).tolist():
+            index = np.flatnonzero(chunk.tuples.ts == pane)
+            table = self._panes.setdefault(pane, GroupTable(self._kinds))
+            table.put(chunk.tuples.key[index], int(chunk.group), found[index])
+        self._check_memory()
+
+    @property
+    def may_append(self) -> bool:
+        return self._open is None
+
+    def group_ids(self) -> list[GroupId]:
+        found = [np.unique(table.groups) for table in self._panes.values()]
+        return [GroupId(int(group)) for group in np.unique(np.concatenate(found))] if found else []
+
+    def tuples_by_group(self, partition_count: int) -> I64:
+        counts = np.zeros(partition_count, np.int64)
+        for table in self._panes.values():
+            counts += np.bincount(table.groups, minlength=partition_count)
+        return counts
+
+    def window_tuples(self) -> tuple[int, int]:
+        """Groups in all panes."""
+        return sum(map(len, self._panes.values())), 0
+
+    def window_bytes(self) -> int:
+        return sum(table.nbytes for table in self._panes.values())
+
+    def window_memory(self) -> WindowMemory:
+        return WindowMemory(self._peak_bytes, self._peak_bytes, 0, self.window_bytes(), self.window_tuples()[0])
+
+    def mini_group_count(self) -> int:
+        return 0
+
+    def block_count(self) -> int:
+        return 0
+
+    def validate(self) -> None:
+        """Raise AssertionError on a broken invariant."""
+        for pane, table in self._panes.items():
+            assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
+            pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)
+            assert len(set(pairs)) == len(table) > 0, f"{self._name}: a group occurs twice in a pane, or a pane is empty"
+
+
+def _totals(table: GroupTable, call: int, slots: I64) -> Totals:
+    return Totals(table.words(call, 0, slots), lambda word: table.words(call, word, slots), lambda: table.sums(call, slots))
+
+
+class LeavingPanes:
+    """A partition-group's groups, as they leave. tuples: key and pane of each, with its accumulators as row."""
+
+    def __init__(self, move_id: MoveId, tuples: TupleBatch, next_us: int, chunk_bytes: int) -> None:
+        self._move_id, self._all, self._next_us = move_id, tuples, next_us
+        self._most = max(1, chunk_bytes * len(tuples) // max(1, tuples.nbytes))
+        self._index = 0
+        self.tuples = self.nbytes = 0
+        self.done = False
+
+    def waiting_tuples(self, stream: int) -> int:
+        return 0
+
+    def next_chunk(self) -> StateChunk:
+        """The next chunk; `done` once it is the last one."""
+        start = self._index * self._most
+        stop = min(len(self._all), start + self._most)
+        self.done = stop == len(self._all)
+        part = self._all.slice(start, stop)
+        m, some = self._move_id, min(1, len(part))
+        head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, (self._next_us, 0), 0, False)
+        self._index += 1
+        self.tuples += len(part)
+        self.nbytes += part.nbytes
+        return StateChunk(*head, np.zeros(some, np.int64), np.full(some, len(part), np.int64), part)
+
+
+class ComingPanes:
+    """The other end of a `LeavingPanes`."""
+
+    def __init__(self, operator: Aggregation) -> None:
+        self._operator, self._next = operator, 0
+        self.tuples = self.nbytes = 0
+        self.complete = False
+
+    def add(self, chunk: StateChunk) -> None:
+        """Install the next chunk. RunFailed when it does not fit."""
+        if chunk.index != self._next or self.complete:
+            raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
+        self._operator.take_chunk(chunk)
+        self._next += 1
+        self.tuples += len(chunk.tuples)
+        self.nbytes += chunk.nbytes
+        self.complete = chunk.last
+
+    def waiting_tuples(self, stream: int) -> int:
+        return 0
+
+    def settle(self, epoch: EpochIndex) -> Work | None:
+        return None

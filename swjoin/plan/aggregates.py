@@ -1,0 +1,131 @@
+"""Aggregates over windows of time, as nodes of logical plans.
+
+What: `Aggregate`, `aggregate_types`, `aggregate_columns_of`.
+Why: its key, windows and calls, and the types of what it gives, are one description for plans, explanations and instances.
+Stays out: other nodes (`plan.logical`), its watermark rule (`plan.watermarks`), accumulating (`operators.aggregation`).
+
+A row of the answer has the grouping columns, the window's start and end, and the results of the calls. Its id is the hash of
+the group's values and the window's start (`core.row_digests`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from swjoin.core.aggregate_columns import AggregateColumns
+from swjoin.core.aggregate_columns import Call as CallColumns
+from swjoin.core.aggregate_functions import accumulation_of, result_type
+from swjoin.core.columns import type_named
+from swjoin.core.errors import UserError
+from swjoin.core.group_keys import GroupKeys
+from swjoin.core.row_codec import storage
+from swjoin.core.time_windows import TimeWindows
+from swjoin.core.units import format_duration
+
+WindowTime: TypeAlias = Literal["last", "start", "end"]
+_AFTER = {"last": -1, "end": 0}  # of the window's end, microseconds
+
+
+@dataclass(frozen=True)
+class AggregateCall:
+    """A column that is computed. column: of the input; None for count(*)."""
+
+    name: str
+    function: str
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Results of functions over the rows of each window and group.
+
+    key: grouping columns, any number; null is a group. start, end: names of the window's columns. output_time: the time of a
+    row: the last microsecond of its window, its start or its end.
+    """
+
+    name: str
+    input: str
+    key: tuple[str, ...]
+    windows: TimeWindows
+    calls: tuple[AggregateCall, ...] = ()
+    start: str = "window_start"
+    end: str = "window_end"
+    output_time: WindowTime = "last"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input,)
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """By port."""
+        return self.key, ()
+
+    @property
+    def reads(self) -> set[str]:
+        """Columns of its input."""
+        return {*self.key, *(call.column for call in self.calls if call.column is not None)}
+
+    @property
+    def ts_after_us(self) -> int:
+        """Time of a row, from its window's start."""
+        return 0 if self.output_time == "start" else self.windows.size_us + _AFTER[self.output_time]
+
+    @property
+    def watermark_shift_us(self) -> int:
+        """Least time of a later row, less the watermark of the input: windows that end after it are still to come."""
+        return self.ts_after_us - self.windows.size_us + 1
+
+    @property
+    def description(self) -> str:
+        size, slide = (format_duration(us) for us in (self.windows.size_us, self.windows.slide_us))
+        kind = f"windows of {size}" + ("" if size == slide else f" every {slide}")
+        return f"{', '.join(call.function for call in self.calls) or 'groups'} by {', '.join(self.key) or 'window'}, {kind}"
+
+
+def _time_type(time: str | None, types: Mapping[str, str]) -> str:
+    """Type of a window's columns: a timestamp as the time column is one."""
+    zone = re.fullmatch(r"timestamp\[\w+, (tz=.+)\]", types.get(str(time), ""))
+    return f"timestamp[us, {zone[1]}]" if zone else "timestamp[us]"
+
+
+def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:
+    """Names and types of the columns of an aggregate's rows. types, time: of its input. UserError if it cannot have them."""
+    if time is None:
+        raise UserError(f"input {node.input} has no time", subject=node.name, remedy="name the time column of its sources")
+    missing = sorted(name for name in node.reads if name not in types)
+    if missing:
+        raise UserError(f"no column {missing[0]}", subject=node.name, remedy=f"columns are {', '.join(types)}")
+    found = [(name, types[name]) for name in node.key]
+    found += [(name, _time_type(time, types)) for name in (node.start, node.end)]
+    try:
+        GroupKeys([(name, type_named(types[name])) for name in node.key])
+        for call in node.calls:
+            found.append((call.name, result_type(call.function, None if call.column is None else types[call.column])))
+    except UserError as error:
+        raise error.prefixed(node.name) from None
+    names = [name for name, _ in found]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(f"two columns are named {twice[0]}", subject=node.name, remedy="name each once")
+    return found
+
+
+def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping[str, str]) -> AggregateColumns:
+    """What an instance needs. types: of the input. out: of the aggregate's rows."""
+    calls = []
+    for call in node.calls:
+        argument = None if call.column is None else types[call.column]
+        kind: Any = storage(type_named(out[call.name]))
+        calls.append(CallColumns(*_fields(call), accumulation_of(call.function, argument), kind))
+    keys = tuple((name, type_named(types[name])) for name in node.key)
+    time: Any = type_named(out[node.start])
+    windows = node.windows.size_us, node.ts_after_us
+    return AggregateColumns(node.name, node.key, keys, node.start, node.end, time, *windows, tuple(calls))
+
+
+def _fields(call: AggregateCall) -> tuple[str, str, str | None]:
+    return call.name, call.function, call.column

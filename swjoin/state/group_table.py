@@ -1,0 +1,243 @@
+"""Groups of rows and what is accumulated of each: an open-addressing table, and the accumulators in columns.
+
+What: `GroupTable`: `slots_of`, `add`, `combine`; `taken` and `put`, its groups as bytes for moves.
+Why: an aggregate keeps a few numbers per group and pane, whatever the number of rows, and two panes make one.
+Stays out: panes and windows (`operators.aggregation`), types of columns (`core.aggregate_columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.core.aggregate_functions import Accumulation
+from swjoin.core.batch import I64, Bool
+from swjoin.core.hashing import GOLDEN, mix64_scalar
+from swjoin.core.kernel_cache import kernel
+from swjoin.state.exact_sums import DIGITS, ExactSums, SumState
+
+F64 = NDArray[np.float64]
+_FIRST = 64  # slots of an empty table
+_SPECIAL = 3  # words that `ExactSums` has besides digits
+_COUNT, _INTEGERS, _LEAST, _GREATEST = (
+    int(Accumulation.COUNT),
+    int(Accumulation.INTEGERS),
+    int(Accumulation.LEAST),
+    int(Accumulation.GREATEST),
+)
+
+
+@kernel
+def _find(
+    keys: I64, nulls: Bool, groups: I64, table: I64, key_of: I64, null_of: Bool, group_of: I64, count: int, first: int, out: I64
+) -> tuple[int, int]:
+    """Slots of the groups from `first` on; new ones get the next. Returns the row for which there is no room, or their number,
+    and the number of slots. table: slot + 1, 0 for none."""
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(first, keys.shape[0]):
+        at = mix64_scalar(np.uint64(keys[i]) * GOLDEN + np.uint64(nulls[i])) & mask
+        while True:
+            slot = table[at] - 1
+            if slot < 0:
+                if count >= key_of.shape[0]:
+                    return i, count
+                key_of[count], null_of[count], group_of[count] = keys[i], nulls[i], groups[i]
+                slot = count
+                count += 1
+                table[at] = count
+                break
+            if key_of[slot] == keys[i] and null_of[slot] == nulls[i]:
+                break
+            at = (at + np.uint64(1)) & mask
+        out[i] = slot
+    return keys.shape[0], count
+
+
+@kernel
+def _rehash(table: I64, key_of: I64, null_of: Bool, count: int) -> None:
+    mask = np.uint64(table.shape[0] - 1)
+    for slot in range(count):
+        at = mix64_scalar(np.uint64(key_of[slot]) * GOLDEN + np.uint64(null_of[slot])) & mask
+        while table[at] != 0:
+            at = (at + np.uint64(1)) & mask
+        table[at] = slot + 1
+
+
+@kernel
+def _add_counts(slots: I64, valid: Bool, words: I64, at: int) -> None:
+    every = valid.shape[0] == 0
+    for i in range(slots.shape[0]):
+        if every or valid[i]:
+            words[slots[i], at] += 1
+
+
+@kernel
+def _add_integers(slots: I64, valid: Bool, values: I64, unsigned: bool, words: I64, at: int) -> None:
+    every = valid.shape[0] == 0
+    for i in range(slots.shape[0]):
+        if every or valid[i]:
+            slot, value = slots[i], values[i]
+            before = np.uint64(words[slot, at + 1])
+            low = before + np.uint64(value)
+            words[slot, at] += 1
+            words[slot, at + 1] = np.int64(low)
+            words[slot, at + 2] += (1 if low < before else 0) - (1 if value < 0 and not unsigned else 0)
+
+
+@kernel
+def _add_extremes(slots: I64, valid: Bool, codes: I64, greatest: bool, words: I64, at: int) -> None:
+    every = valid.shape[0] == 0
+    for i in range(slots.shape[0]):
+        if every or valid[i]:
+            slot = slots[i]
+            held = words[slot, at + 1]
+            if words[slot, at] == 0 or (codes[i] > held if greatest else codes[i] < held):
+                words[slot, at + 1] = codes[i]
+            words[slot, at] += 1
+
+
+@kernel
+def _combine(slots: I64, other: I64, kinds: I64, starts: I64, words: I64) -> None:
+    """Add the accumulators of other[i] to those of slot slots[i]."""
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        for call in range(kinds.shape[0]):
+            kind, at = kinds[call], starts[call]
+            if kind == _INTEGERS:
+                before = np.uint64(words[slot, at + 1])
+                low = before + np.uint64(other[i, at + 1])
+                words[slot, at + 1] = np.int64(low)
+                words[slot, at + 2] += other[i, at + 2] + (1 if low < before else 0)
+            elif kind in (_LEAST, _GREATEST) and other[i, at] > 0:
+                held, code = words[slot, at + 1], other[i, at + 1]
+                if words[slot, at] == 0 or (code > held if kind == _GREATEST else code < held):
+                    words[slot, at + 1] = code
+            words[slot, at] += other[i, at]
+
+
+class GroupTable:
+    """kinds: what is accumulated of each call."""
+
+    def __init__(self, kinds: Sequence[Accumulation]) -> None:
+        self.kinds = tuple(kinds)
+        self._kinds = np.array(self.kinds, np.int64)
+        widths = [kind.words for kind in self.kinds]
+        self._starts = np.cumsum([0, *widths], dtype=np.int64)[:-1]
+        self._count = 0
+        self._table = np.zeros(2 * _FIRST, np.int64)
+        self._key, self._null, self._group = np.empty(_FIRST, np.int64), np.empty(_FIRST, np.bool_), np.empty(_FIRST, np.int64)
+        self._words = np.zeros((_FIRST, sum(widths)), np.int64)
+        self._sums = {i: ExactSums(_FIRST) for i, kind in enumerate(self.kinds) if kind == Accumulation.DOUBLES}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self._table, self._key, self._null, self._group, self._words)
+        return sum(part.nbytes for part in parts) + sum(sums.nbytes for sums in self._sums.values())
+
+    @property
+    def keys(self) -> I64:
+        """Codes of the groups, int64 (n,)."""
+        return self._key[: self._count]
+
+    @property
+    def nulls(self) -> Bool:
+        """Which of them are null, bool (n,)."""
+        return self._null[: self._count]
+
+    @property
+    def groups(self) -> I64:
+        """Their partition-groups, int64 (n,)."""
+        return self._group[: self._count]
+
+    def slots_of(self, keys: I64, nulls: Bool, groups: I64) -> I64:
+        """The slot of each row's group, int64 (n,). groups: partition-groups of the rows."""
+        out = np.empty(len(keys), np.int64)
+        done = 0
+        while True:
+            held = self._key, self._null, self._group
+            done, self._count = _find(keys, nulls, groups, self._table, *held, self._count, done, out)
+            if done == len(keys):
+                return out
+            self._grow()
+
+    def _grow(self) -> None:
+        """Twice the slots."""
+        n = len(self._key)
+        self._key, self._null, self._group = (np.concatenate([a, a]) for a in (self._key, self._null, self._group))
+        self._words = np.concatenate([self._words, np.zeros_like(self._words)])
+        for sums in self._sums.values():
+            sums.resize(2 * n)
+        self._table = np.zeros(4 * n, np.int64)
+        _rehash(self._table, self._key, self._null, self._count)
+
+    def add(self, call: int, slots: I64, valid: Bool | None, values: I64 | F64 | None, *, unsigned: bool = False) -> None:
+        """Add a value of each row to its slot. valid: bool (n,), rows with a value; None: all. values: (n,) integers, ordered
+        codes or doubles; None where they are only counted."""
+        at, kind = int(self._starts[call]), self.kinds[call]
+        mask = np.empty(0, np.bool_) if valid is None else valid
+        if kind in (Accumulation.COUNT, Accumulation.DOUBLES) or values is None:
+            _add_counts(slots, mask, self._words, at)
+        if kind == Accumulation.INTEGERS:
+            _add_integers(slots, mask, values, unsigned, self._words, at)
+        elif kind in (Accumulation.LEAST, Accumulation.GREATEST):
+            _add_extremes(slots, mask, values, kind == Accumulation.GREATEST, self._words, at)
+        elif kind == Accumulation.DOUBLES and values is not None:
+            doubles = values.astype(np.float64, copy=False)
+            self._sums[call].add(slots if valid is None else slots[valid], doubles if valid is None else doubles[valid])
+
+    def combine(self, other: GroupTable) -> None:
+        """Add all groups of another table of the same calls."""
+        slots = self.slots_of(other.keys, other.nulls, other.groups)
+        _combine(slots, other._words[: other._count], self._kinds, self._starts, self._words)
+        for call, sums in self._sums.items():
+            sums.combine(slots, other._sums[call], np.arange(other._count))
+
+    def words(self, call: int, word: int, slots: I64) -> I64:
+        """A word of the accumulators of these slots: 0, the number of values; 1 and 2, the sum's low and high bits, or the
+        code: int64 (n,)."""
+        out: I64 = self._words[slots, self._starts[call] + word]
+        return out
+
+    def sums(self, call: int, slots: I64) -> F64:
+        """Sums of doubles, exactly rounded: float64 (n,)."""
+        return self._sums[call].values(slots)
+
+    # ------------------------------------------------------------ moves
+
+    @property
+    def row_words(self) -> int:
+        """64-bit words of a group in `taken`: whether its key is null, accumulators, sums."""
+        return 1 + self._words.shape[1] + len(self._sums) * (DIGITS + _SPECIAL)
+
+    def taken(self, slots: I64) -> I64:
+        """The accumulators of these slots: int64 (n, row_words)."""
+        parts = [self._null[slots].astype(np.int64)[:, None], self._words[slots]]
+        for sums in self._sums.values():
+            parts += list(sums.export(slots))
+        return np.concatenate(parts, axis=1)
+
+    def put(self, keys: I64, group: int, rows: I64) -> None:
+        """Add groups of which `taken` made the rows."""
+        slots = self.slots_of(keys, rows[:, 0] != 0, np.full(len(keys), group, np.int64))
+        at = 1 + self._words.shape[1]
+        _combine(slots, np.ascontiguousarray(rows[:, 1:at]), self._kinds, self._starts, self._words)
+        for sums in self._sums.values():
+            digits = at + DIGITS
+            sums.restore(slots, SumState(rows[:, at:digits], rows[:, digits : digits + _SPECIAL]))
+            at = digits + _SPECIAL
+
+    def without(self, group: int) -> GroupTable:
+        """A table of the groups of all other partition-groups."""
+        keep = np.flatnonzero(self.groups != group)
+        rest = GroupTable(self.kinds)
+        if len(keep):
+            slots = rest.slots_of(self.keys[keep], self.nulls[keep], self.groups[keep])
+            _combine(slots, self._words[keep], self._kinds, self._starts, rest._words)
+            for call, sums in rest._sums.items():
+                sums.combine(slots, self._sums[call], keep)
+        return rest
