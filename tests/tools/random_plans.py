@@ -240,14 +240,15 @@ def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -
     (result,) = (node for node in plan.nodes if isinstance(node, Result))
     nodes: list[Node] = [node for node in plan.nodes if node != result]
     last = result.input
-    if random.random() < 0.4:
+    if random.random() < 0.7:
         nodes = [next(node for node in nodes if isinstance(node, Source))]
         last = nodes[0].name
     schemas = {node.name: _schema_with(nodes, node.name) for node in nodes}
     for index in range(int(random.choice([1, 1, 2]))):
         name, schema = f"a{index}", schemas[last]
         size, slide = (int(v) for v in random.integers(1, max(2, span // 2), 2))
-        slide = size if random.random() < 0.4 else max(slide, size // 20)  # not more windows than tests have time for
+        slide = (size, slide, -(-size // int(random.integers(2, 7))))[int(random.integers(0, 3))]
+        slide = max(slide, size // 20)  # not more windows than tests have time for
         key = [n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.6]
         numbers = [n for n, kind in schema.columns if kind in ("int64", "double")]
         calls = [AggregateCall("n", "count")]

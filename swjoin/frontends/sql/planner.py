@@ -5,7 +5,8 @@ Why: sqlglot parses, in DuckDB's dialect; what of a clause is not read is refuse
 Stays out: conditions of joins (`frontends.sql.conditions`), the nodes (`frontends.sql.relations`), expressions
 (`expressions.binder`).
 
-Clauses: WITH, SELECT with expressions, aliases and stars, FROM with tables, subqueries and joins, WHERE, UNION ALL.
+Clauses: WITH, SELECT with expressions, aliases and stars, FROM with tables, windows, subqueries and joins, WHERE, GROUP BY,
+HAVING, DISTINCT, UNION ALL.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from swjoin.expressions.binder import parsed
 from swjoin.expressions.tree import can_fail
 from swjoin.expressions.types import common, read_as
 from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, instant_text, instant_type, joined
+from swjoin.frontends.sql.grouping import Grouping, checked_where, is_grouped
 from swjoin.frontends.sql.relations import (
     Aliased,
     Field,
@@ -36,12 +38,10 @@ from swjoin.frontends.sql.relations import (
     quoted,
     source_of,
 )
+from swjoin.frontends.sql.windows import END, START, Dialect, WindowCall, Windowed, window_call
 from swjoin.plan.logical import LogicalPlan
 
 _CLAUSES = {
-    "group": "GROUP BY",
-    "having": "HAVING",
-    "distinct": "DISTINCT",
     "order": "ORDER BY",
     "limit": "LIMIT",
     "offset": "OFFSET",
@@ -83,7 +83,7 @@ class Query:
 
 def parse_query(text: str) -> exp.Query:
     """The tree of a query. UserError with line and column of a syntax error."""
-    found = [statement for statement in parsed(text, "query", lambda: parse(text, read="duckdb")) if statement is not None]
+    found = [statement for statement in parsed(text, "query", lambda: parse(text, read=Dialect)) if statement is not None]
     if len(found) != 1:
         raise UserError(f"{len(found)} statements", remedy="give one query")
     if not isinstance(found[0], exp.Query) or isinstance(found[0], exp.Values):
@@ -182,20 +182,69 @@ class _Planner:
         for name, clause in _CLAUSES.items():
             if node.args.get(name):
                 raise UserError(f"{clause} is not supported", remedy="leave it out")
-        _only(node, "with_", "expressions", "from_", "joins", "where")
+        _only(node, "with_", "expressions", "from_", "joins", "where", "group", "having", "distinct")
         for item in node.expressions:
-            for call in item.find_all(exp.AggFunc, exp.Window):
-                shown = one_line(call.sql("duckdb"), 100)
-                raise UserError(f"{shown}: aggregates are not supported", remedy="select rows alone")
+            for call in item.find_all(exp.Window):
+                raise UserError(f"{one_line(call.sql('duckdb'), 100)}: OVER is not supported", remedy="aggregate with GROUP BY")
         if node.args.get("from_") is None:
             raise UserError("a SELECT without FROM", remedy="name a table")
         where = node.args.get("where")
-        relation = self._from(node, named, [] if where is None else list(conjuncts(where.this)))
-        fields, texts = [], []
+        conditions = [] if where is None else list(conjuncts(where.this))
+        checked_where(conditions)
+        if is_grouped(node):
+            return self._grouped(node, named, conditions)
+        relation = self._from(node, named, conditions)
+        return self._selected(relation, [found for item in node.expressions for found in self._item(item, relation)])
+
+    def _grouped(self, node: exp.Select, named: Mapping[str, Relation], where: list[exp.Expr]) -> Relation:
+        """A SELECT of groups. Its WHERE is tested before, but for the window's edges, which are the same in a group."""
+        first = node.args["from_"].this
+        call, having = window_call(first), [node.args["having"].this] if node.args.get("having") else []
+        if call is None:
+            relation = self._from(node, named, where)
+            grouping = Grouping(node, relation, None, "")
+        else:
+            if node.args.get("joins"):
+                raise UserError(f"{call.name} beside a join", remedy=f"join in a subquery: {call.name}((SELECT ...), ...)")
+            windowed = self._windowed(first, call, named)
+            below = Names(windowed.of.fields)
+            having += [c for c in where if not below.knows(c)]
+            relation = _filtered(windowed.of, [c for c in where if below.knows(c)])
+            grouping = Grouping(node, relation, windowed, windowed.table)
+        groups = _filtered(grouping.relation, [grouping.rewritten(condition) for condition in having])
+        found = []
         for item in node.expressions:
-            for f, text in self._item(item, relation):
-                fields.append(f)
-                texts.append(text)
+            if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
+                raise UserError("* of groups is not supported", remedy="name the columns")
+            for f, text in self._item(grouping.rewritten(item), groups):
+                named_so = isinstance(item, exp.Alias) or isinstance(item.unnest(), exp.Column)
+                shown = one_line(item.sql("duckdb"), 100)
+                found.append((f if named_so else replace(f, name="", column=shown), text))
+        return self._selected(groups, found)
+
+    def _windowed(self, node: exp.Expr, call: WindowCall, named: Mapping[str, Relation]) -> Windowed:
+        """The table of a window function with its time column. UserError for a column that is no time of its rows."""
+        _only(node, "this", "alias")
+        source = call.source
+        if isinstance(source, exp.Column):
+            relation = self._table(exp.Table(this=source.this.copy()), named)
+            table = node.alias or source.name
+        else:
+            table = node.alias or call.name.lower()
+            relation = self._aliased(self.query(source, named), table)
+        of = Aliased(relation, table)
+        time = Names(of.fields).field(call.time)
+        if time.column not in of.times:
+            known = ", ".join(f.name for f in of.fields if f.column in of.times) or "none"
+            raise UserError(f"{call.name}: {time.name} is no time of its rows", remedy=f"columns that are: {known}")
+        for f in of.fields:
+            if f.name in (START, END):
+                raise UserError(f"{call.name}: the rows have a column {f.name} already", remedy="give it another name before")
+        return Windowed(of, table, time, call.windows)
+
+    def _selected(self, relation: Relation, found: Sequence[tuple[Field, str]]) -> Relation:
+        """The columns of SELECT. found: with their texts."""
+        fields, texts = [f for f, _ in found], [text for _, text in found]
         columns = [f.column for f in fields]
         while len(set(columns)) < len(columns):
             columns = [f"{c} {i}" if columns.count(c) > 1 else c for i, c in enumerate(columns)]
@@ -284,6 +333,8 @@ class _Planner:
                 raise UserError(f"{one_line(node.sql('duckdb'), 60)} has no name", remedy="give the subquery an alias")
             _only(alias, "this")
             return self._aliased(self.query(node.this, named), node.alias)
+        if (call := window_call(node)) is not None:
+            raise UserError(f"{call.name} without GROUP BY {START}", remedy="select groups, in a subquery beside a join")
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
             raise UserError(f"{one_line(node.sql('duckdb'), 60)} is not supported in FROM", remedy="name a table or a subquery")
         _only(node, "this", "alias")

@@ -1,0 +1,267 @@
+"""GROUP BY, HAVING, DISTINCT and aggregate functions.
+
+What: `is_grouped`, `Grouping`: the relation of groups, and items of SELECT and HAVING over its columns; `Aggregated`.
+Why: SQL writes calls and grouping expressions anywhere in an item; an aggregate has them as columns.
+Stays out: windows in FROM (`frontends.sql.windows`), the rest of SELECT (`frontends.sql.planner`).
+
+An aggregate needs an end: groups of a window of FROM, or of a column that is the rows' time, such as the `window_end` of a
+subquery's windows, in GROUP BY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from sqlglot import exp
+
+from swjoin.core.aggregate_functions import result_type
+from swjoin.core.errors import UserError, one_line
+from swjoin.core.time_windows import TimeWindows
+from swjoin.frontends.sql.conditions import Names
+from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
+from swjoin.frontends.sql.windows import END, START, Windowed, window_type
+from swjoin.plan.aggregates import Aggregate, AggregateCall, WindowTime
+from swjoin.plan.logical import Project
+
+_FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max"}
+_REMEDY = "use count, sum, avg, min or max"
+
+
+def is_grouped(node: exp.Select) -> bool:
+    """Whether the rows of a SELECT are groups."""
+    if node.args.get("group") or node.args.get("having") or node.args.get("distinct"):
+        return True
+    return any(_calls(item) for item in node.expressions)
+
+
+def _calls(node: exp.Expr) -> list[exp.Expr]:
+    """The aggregate functions that an expression calls, each with its FILTER; not those of window functions."""
+    found: list[exp.Expr] = []
+    for call in node.find_all(exp.AggFunc):
+        whole = call.parent if isinstance(call.parent, exp.Filter) else call
+        if not isinstance(whole.parent, exp.Window):
+            found.append(whole)
+    return found
+
+
+@dataclass(frozen=True)
+class Key:
+    """A grouping expression. text: over the fields below. field: its column of the groups. plain: it is a column."""
+
+    text: str
+    field: Field
+    plain: bool
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """Groups. time: column of `of` that is the rows' time in windows; None: the window is a time itself, one of `instants`:
+    (column of a key, column of `of`). calls: (column, function, text over `of`, None for count(*), type of the result)."""
+
+    of: Relation
+    table: str
+    keys: tuple[Key, ...]
+    calls: tuple[tuple[str, str, str | None, str], ...]
+    windows: TimeWindows
+    time: Field | None
+    instants: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        keys = tuple(key.field for key in self.keys)
+        kind = None if self.time is None else window_type(self.time)
+        windows = () if kind is None else tuple(Field(self.table, name, name, kind) for name in (START, END))
+        return (*keys, *windows, *(Field("", name, name, type_name) for name, _, _, type_name in self.calls))
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return (START, END) if self.time is not None else tuple(column for column, _ in self.instants)
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        keys = tuple(key.field.column for key in self.keys)
+        values = [(name, text) for name, _, text, _ in self.calls if text is not None]
+        read = {name: f"of {name}" for name, _ in values}
+        calls = tuple(AggregateCall(name, function, read.get(name)) for name, function, _, _ in self.calls)
+        start, end, output = START, END, {START: "start", END: "end"}.get(str(time), "last")
+        below_time = None if self.time is None else self.time.column
+        if below_time is None:
+            below_time = dict(self.instants)[time] if time is not None else self.instants[0][1]
+            start, end, output = "instant", "after", "start"
+        below = self.of.make(nodes, below_time)
+        computed = (*((key.field.column, key.text) for key in self.keys), *((read[name], text) for name, text in values))
+        if computed:
+            source = below
+            below = nodes.add("select", lambda name: Project(name, source, computed))
+        out: WindowTime = output  # type: ignore[assignment]
+        return nodes.add("aggregate", lambda name: Aggregate(name, below, keys, self.windows, calls, start, end, out))
+
+
+class Grouping:
+    """Of one SELECT. of: what it groups, without the columns of windows. windowed: the windows of FROM; None for none."""
+
+    def __init__(self, node: exp.Select, of: Relation, windowed: Windowed | None, table: str) -> None:
+        self._of, self._windowed, self._table = of, windowed, table
+        self._names = Names(of.fields if windowed is None else (*of.fields, *windowed.fields[-2:]))
+        self._items: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
+        self._aliases = [item.alias if isinstance(item, exp.Alias) else "" for item in node.expressions]
+        self._keys: list[Key] = []
+        self._has_window = False
+        self._found: dict[str, tuple[str, str, str | None, str]] = {}  # calls, by their text
+        for expression in self._grouped_by(node):
+            self._add_key(expression)
+        for item in [*node.expressions, *([node.args["having"].this] if node.args.get("having") else [])]:
+            for call in _calls(item):
+                self._add_call(call)
+        self.relation = self._aggregated()
+
+    # ------------------------------------------------------------ keys
+
+    def _grouped_by(self, node: exp.Select) -> Iterator[exp.Expr]:
+        distinct, group = node.args.get("distinct"), node.args.get("group")
+        if distinct is not None:
+            if distinct.args.get("on"):
+                raise UserError("DISTINCT ON is not supported", remedy="write GROUP BY")
+            if group is not None or any(map(_calls, node.expressions)):
+                raise UserError("DISTINCT of groups is not supported", remedy="leave it out")
+            yield from self._items
+            return
+        if group is None:
+            return
+        more = [name for name, value in group.args.items() if value and name != "expressions"]
+        if more:
+            raise UserError(f"GROUP BY {more[0].upper().replace('_', ' ')} is not supported", remedy="name each expression")
+        for expression in group.expressions:
+            yield self._meant(expression)
+
+    def _meant(self, expression: exp.Expr) -> exp.Expr:
+        """An expression of GROUP BY, which may be the number or the alias of an item."""
+        if isinstance(expression, exp.GroupingSets | exp.Rollup | exp.Cube):
+            raise UserError(
+                f"GROUP BY {one_line(expression.sql('duckdb'), 60)} is not supported", remedy="name each expression"
+            )
+        if isinstance(expression, exp.Literal) and not expression.is_string:
+            number = int(str(expression.this)) if str(expression.this).isdigit() else 0
+            if not 1 <= number <= len(self._items):
+                raise UserError(f"GROUP BY {expression.this}: there are {len(self._items)} items", remedy="name the expression")
+            return self._items[number - 1]
+        if isinstance(expression, exp.Column) and not expression.table and not self._names.knows(expression):
+            for alias, item in zip(self._aliases, self._items, strict=True):
+                if alias.casefold() == expression.name.casefold():
+                    return item
+        return expression
+
+    def _add_key(self, expression: exp.Expr) -> None:
+        if isinstance(expression.unnest(), exp.Column):
+            expression = expression.unnest()
+        shown = one_line(expression.sql("duckdb"), 100)
+        if isinstance(expression, exp.Star) or (isinstance(expression, exp.Column) and isinstance(expression.this, exp.Star)):
+            raise UserError(f"{shown} in GROUP BY or DISTINCT is not supported", remedy="name the columns")
+        if _calls(expression):
+            raise UserError(f"{shown}: GROUP BY of an aggregate", remedy="group in a subquery")
+        read = self._names.read_by(expression)
+        if self._windowed is not None and any(f in self._windowed.fields[-2:] for f in read):
+            if not isinstance(expression, exp.Column):
+                raise UserError(f"{shown}: an expression of a window in GROUP BY", remedy=f"group by {START}, {END}")
+            self._has_window = True
+            return
+        column = f"key {len(self._keys)}"
+        if isinstance(expression, exp.Column):
+            f = self._names.field(expression)
+            if all(key.text != quoted(f.column) for key in self._keys):
+                self._keys.append(Key(quoted(f.column), replace(f, column=column), True))
+            return
+        text, expr = self._names.text(expression)
+        if pa.types.is_null(expr.type):
+            raise UserError(f"{shown} is null for every row", remedy="leave it out of GROUP BY")
+        if all(key.text != text for key in self._keys):
+            self._keys.append(Key(text, Field("", column, column, str(expr.type)), False))
+
+    # ------------------------------------------------------------ calls
+
+    def _add_call(self, node: exp.Expr) -> None:
+        text = node.sql("duckdb")
+        if text in self._found:
+            return
+        shown, call, where = one_line(text, 100), node, None
+        if isinstance(node, exp.Filter):
+            call, where = node.this, node.expression.this
+        function = "count" if isinstance(call, exp.CountIf) else _FUNCTIONS.get(type(call))
+        if function is None:
+            raise UserError(f"{shown} is not supported", remedy=_REMEDY)
+        argument = call.this
+        if isinstance(argument, exp.Distinct):
+            raise UserError(f"{shown}: DISTINCT is not supported here", remedy="group by it in a subquery, and count its rows")
+        more = [name for name, value in call.args.items() if value and name not in ("this", "big_int")]
+        if more or isinstance(argument, exp.Order):
+            raise UserError(f"{shown} is not supported", remedy=_REMEDY)
+        if isinstance(argument, exp.Star):
+            argument = None
+        if argument is None and function != "count":
+            raise UserError(f"{shown} needs a column", remedy="name one")
+        if any(_calls(part) for part in (argument, where) if part is not None):
+            raise UserError(f"{shown}: an aggregate of an aggregate", remedy="aggregate in a subquery")
+        if isinstance(call, exp.CountIf):
+            argument, where = None, argument if where is None else exp.and_(argument, where)
+        if where is not None:
+            argument = exp.Case(ifs=[exp.If(this=where.copy(), true=argument or exp.Literal.number(1))])
+        name = f"call {len(self._found)}"
+        if argument is None:
+            self._found[text] = (name, function, None, "int64")
+            return
+        if self._windowed is not None and any(f in self._windowed.fields[-2:] for f in self._names.read_by(argument)):
+            raise UserError(f"{shown}: an aggregate of a window's edge", remedy=f"write {START} or {END} by itself")
+        value, expr = self._names.text(argument)
+        if pa.types.is_null(expr.type):
+            raise UserError(f"{shown}: its argument is null for every row", remedy="leave it out")
+        try:
+            self._found[text] = (name, function, value, result_type(function, str(expr.type)))
+        except UserError as error:
+            raise error.prefixed(shown) from None
+
+    # ------------------------------------------------------------ groups
+
+    def _aggregated(self) -> Aggregated:
+        keys, calls = tuple(self._keys), tuple(self._found.values())
+        if self._windowed is not None:
+            if not self._has_window:
+                raise UserError("groups without their window", remedy=f"write GROUP BY {START}, {END} and what else groups")
+            return Aggregated(self._of, self._table, keys, calls, self._windowed.windows, self._windowed.time)
+        texts = {quoted(time): time for time in self._of.times}
+        instants = tuple((key.field.column, texts[key.text]) for key in keys if key.text in texts)
+        if not instants:
+            remedy = f"FROM TUMBLE(table, time, INTERVAL '1' MINUTE) ... GROUP BY {START}, {END}"
+            raise UserError("GROUP BY, DISTINCT or an aggregate without a window", remedy=f"give one: {remedy}")
+        return Aggregated(self._of, self._table, keys, calls, TimeWindows(1, 1), None, instants)
+
+    def rewritten(self, item: exp.Expr) -> exp.Expr:
+        """An expression of SELECT or HAVING over the columns of the groups. UserError for what is not the same in a group."""
+        computed = {key.text: key.field.column for key in self._keys if not key.plain}
+
+        def changed(node: exp.Expr) -> exp.Expr:
+            call = self._found.get(node.sql("duckdb")) if isinstance(node, exp.AggFunc | exp.Filter) else None
+            column = None if call is None else call[0]
+            if column is None and computed and not isinstance(node, exp.Column | exp.Literal | exp.Identifier | exp.Alias):
+                column = computed.get(self._text(node))
+            return node if column is None else exp.column(column, quoted=True)
+
+        out = item.copy().transform(changed)
+        names, mine = Names(self.relation.fields), {f.column for f in self.relation.fields if not f.table}
+        for column in out.find_all(exp.Column):
+            if column.name not in mine and not names.knows(column) and self._names.knows(column):
+                shown = column.sql("duckdb")
+                raise UserError(f"{shown} is neither in GROUP BY nor in an aggregate", remedy=f"add {shown} to GROUP BY")
+        return out
+
+    def _text(self, node: exp.Expr) -> str:
+        if _calls(node) or not self._names.knows(node):
+            return ""
+        return self._names.written(node).sql("duckdb")
+
+
+def checked_where(conditions: Sequence[exp.Expr]) -> None:
+    """UserError for an aggregate in WHERE."""
+    for condition in conditions:
+        for call in condition.find_all(exp.AggFunc):
+            raise UserError(f"{one_line(call.sql('duckdb'), 100)}: an aggregate in WHERE", remedy="write it in HAVING")
