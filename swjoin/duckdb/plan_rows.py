@@ -10,8 +10,10 @@ read from the sources.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from fractions import Fraction
 from typing import Any
 
 from swjoin.connectors.files.verification import condition_sql, kinds_of
@@ -19,6 +21,7 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
+from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, join_columns
 
@@ -36,6 +39,9 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
     others their table, and `found` has the row's id as l, and no r."""
     (result,) = (node for node in plan.nodes if isinstance(node, Result))
     found = dict(sources)
+    if any(isinstance(node, Aggregate) for node in plan.nodes):
+        db.create_function("exact_sum", _exact_sum, ["DOUBLE[]"], "DOUBLE")
+        db.create_function("exact_mean", lambda total, count: total / count, ["HUGEINT", "BIGINT"], "DOUBLE")
     for number, node in enumerate(plan.ordered):
         if node.name == result.input and isinstance(node, IntervalJoin) and not result.of_values:
             db.execute(f"CREATE VIEW found AS {_rows(db, plan, node, found, IDS)}")
@@ -43,6 +49,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
         if isinstance(node, IntervalJoin):
             columns, selected = _selected(plan, node, found)
             rows = _rows(db, plan, node, found, selected)
+        elif isinstance(node, Aggregate):
+            columns, rows = _aggregate(plan, node, found[node.input])
         elif isinstance(node, Union):
             columns, rows = _union(plan, node, found)
         elif isinstance(node, Filter):
@@ -115,6 +123,54 @@ def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict
     made = {name: f"c{i}" for i, name in enumerate(texts)}
     values = "".join(f", {text} AS {made[name]}" for name, text in texts.items())
     return made, f"SELECT id, ts{values} FROM {rows.table}"
+
+
+def _exact_sum(values: list[float]) -> float:
+    """The sum, rounded once; NaN of infinities of both signs."""
+    try:
+        return math.fsum(values)
+    except ValueError:
+        return math.nan
+    except OverflowError:  # on the way, or at the end
+        total = sum(map(Fraction, values))
+        try:
+            return float(total)
+        except OverflowError:
+            return math.copysign(math.inf, total)
+
+
+def _called(call: AggregateCall, kind: str, column: str) -> str:
+    """A call in DuckDB's SQL. kind: type of the column."""
+    if call.function in ("count", "min", "max"):
+        return f"{call.function}({column})"
+    if kind in ("double", "float", "halffloat"):
+        total = f"exact_sum(list({column}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
+        return f"{total} / count({column})" if call.function == "avg" else total
+    return f"exact_mean(sum({column})::HUGEINT, count({column}))" if call.function == "avg" else f"sum({column})::BIGINT"
+
+
+def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of an aggregate, and a query of its rows: every row once for each window that it is in. Their ids differ, as
+    those of the run do, but are others: the digest of a result with aggregates is of values."""
+    types, size, slide, origin = plan.schema(node.input).types, *astuple(node.windows)
+
+    def floor(value: str) -> str:
+        return f"({value} - (({value}) % {slide} + {slide}) % {slide}) // {slide}"
+
+    numbers = f"generate_series({floor(f'(ts - {origin + size})')} + 1, {floor(f'(ts - {origin})')})"
+    unrolled = f"SELECT *, {origin} + {slide} * unnest({numbers}) AS start_us FROM {rows.table}"
+    keys = [rows.columns[name] for name in node.key]
+    zone = " AT TIME ZONE 'UTC'" if "tz=" in plan.schema(node.name).types[node.start] else ""
+    edges = [f"make_timestamp(start_us + {us}){zone}" for us in (0, size)]
+    calls = []
+    for call in node.calls:
+        column = "*" if call.column is None else rows.columns[call.column]
+        calls.append(_called(call, "" if call.column is None else types[call.column], column))
+    names = [*node.key, node.start, node.end, *(call.name for call in node.calls)]
+    made = {name: f"c{i}" for i, name in enumerate(names)}
+    values = "".join(f", {text} AS {made[name]}" for name, text in zip(names, [*keys, *edges, *calls], strict=True))
+    grouped, ts = ", ".join([*keys, "start_us"]), f"start_us + {node.ts_after_us}"
+    return made, f"SELECT hash({grouped}) AS id, {ts} AS ts{values} FROM ({unrolled}) GROUP BY {grouped}"
 
 
 def _union(plan: LogicalPlan, union: Union, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:

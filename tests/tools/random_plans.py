@@ -235,8 +235,8 @@ def _draw_gathering(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
 
 
 def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
-    """With an aggregate over the rows of the result, or of a source alone; now and then filtered, aggregated again, or joined with
-    a source."""
+    """With an aggregate over the rows of the result, or of a source alone; now and then filtered, aggregated again, or joined
+    with a source."""
     (result,) = (node for node in plan.nodes if isinstance(node, Result))
     nodes: list[Node] = [node for node in plan.nodes if node != result]
     last = result.input

@@ -69,13 +69,46 @@ def _value(random: np.random.Generator, columns: dict[str, str], kind: str) -> s
 
 def _table(random: np.random.Generator, alias: str, depth: int) -> _From:
     choice = random.random()
-    if depth and choice < 0.25:
-        inner, columns, times = _select(random, depth - 1, alias)
+    if depth and choice < 0.35:
+        inner, columns, times = _select(random, depth - 1, alias) if choice < 0.25 else _grouped(random, alias, depth - 1)
         if times:
             named = {f"{alias}.{name}": kind for name, kind in columns.items()}
             return _From(f"({inner}) {alias}", named, tuple(f"{alias}.{name}" for name in times))
     columns = {f"{alias}.{name}": kind for name, kind in _KINDS.items()}
     return _From(f"{_pick(random, list('abc'))} {alias}", columns, (f"{alias}.ts",))
+
+
+def _grouped(random: np.random.Generator, prefix: str, depth: int) -> tuple[str, dict[str, str], list[str]]:
+    """Groups of the windows of a table or a subquery: as `_select`."""
+    source, time, columns = _pick(random, list("abc")), "ts", dict(_KINDS)
+    inner, found, times = _select(random, depth - 1, prefix) if depth and random.random() < 0.5 else ("", {}, [])
+    if times:
+        source, time, columns = f"({inner})", _pick(random, times), found
+    size = int(random.choice([7, 20, 60, 300]))
+    slide = int(random.choice([size, size, max(1, size // 3), size + 5, 13]))
+    lengths = [f"INTERVAL '{slide}' MILLISECOND"] if slide != size else []
+    name, lengths = "HOP" if lengths else "TUMBLE", [*lengths, f"INTERVAL '{size}' MILLISECOND"]
+    flink = not times and random.random() < 0.3
+    arguments = [f"TABLE {source}", f"DESCRIPTOR({time})"] if flink else [source, time]
+    call = f"{name}({', '.join([*arguments, *lengths])})"
+    columns = {f"w.{column}": kind for column, kind in columns.items()}
+    kinds = [kind for kind in ("int", "text") if _of_kind(columns, kind)]
+    drawn = [_pick(random, kinds) for _ in range(int(random.integers(0, 3)))]
+    keys = {_value(random, columns, kind): kind for kind in drawn}
+    items = {f"g{i}": key for i, key in enumerate(keys)}
+    out = {alias: keys[key] for alias, key in items.items()}
+    number = _value(random, columns, "int")
+    calls = ["count(*)", f"sum({number})", f"min({number})", f"max({number})", f"count({number})"]
+    calls += [f"count(*) FILTER (WHERE {_condition(random, columns)})", f"coalesce(sum({number}) % 7, 0) + 1"]
+    for i in range(int(random.integers(1, 4))):
+        items[f"n{i}"], out[f"n{i}"] = _pick(random, calls), "int"
+    grouped = [*keys, "window_start", "window_end"]
+    text = f"SELECT {', '.join(f'{item} AS {alias}' for alias, item in items.items())}, window_start AS t0, window_end AS t1"
+    text += f" FROM {'TABLE(' + call + ')' if flink else call} w"
+    text += f" WHERE {_condition(random, columns)}" if random.random() < 0.3 else ""
+    text += f" GROUP BY {', '.join(grouped)}"
+    text += f" HAVING count(*) > {random.integers(3)}" if random.random() < 0.3 else ""
+    return text, out | {"t0": "time", "t1": "time"}, ["t0", "t1"]
 
 
 def _within(random: np.random.Generator, left: str, right: str) -> list[str]:
@@ -138,6 +171,8 @@ def _select(random: np.random.Generator, depth: int, prefix: str) -> tuple[str, 
 
 def random_query(random: np.random.Generator) -> str:
     while True:
+        if random.random() < 0.25:
+            return _grouped(random, "q", 2)[0]
         text, columns, times = _select(random, 2, "q")
         choice = random.random()
         if choice < 0.2:

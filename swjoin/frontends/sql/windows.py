@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
-from sqlglot.tokens import TokenType
+from sqlglot.parsers.duckdb import DuckDBParser
+from sqlglot.tokenizer_core import TokenType
 
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
@@ -29,7 +30,7 @@ START, END = "window_start", "window_end"
 class Dialect(DuckDB):
     """DuckDB's SQL, and windows as Flink writes them."""
 
-    class Parser(DuckDB.Parser):
+    class Parser(DuckDBParser):
         def _parse_table(self, *args: Any, **options: Any) -> Any:
             if self._match_text_seq("SESSION", "("):
                 raise UserError("SESSION is not supported", remedy="use TUMBLE or HOP")
@@ -44,7 +45,7 @@ class Dialect(DuckDB):
 
         def _parse_lambda(self, *args: Any, **options: Any) -> Any:
             if self._match(TokenType.TABLE):
-                return exp.column(self._parse_id_var())
+                return exp.column(self._parse_id_var() or "")
             if not self._match_text_seq("DESCRIPTOR", "("):
                 return super()._parse_lambda(*args, **options)
             column = self._parse_column()
