@@ -40,8 +40,7 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
     (result,) = (node for node in plan.nodes if isinstance(node, Result))
     found = dict(sources)
     if any(isinstance(node, Aggregate) for node in plan.nodes):
-        db.create_function("exact_sum", _exact_sum, ["DOUBLE[]"], "DOUBLE")
-        db.create_function("exact_mean", lambda total, count: total / count, ["HUGEINT", "BIGINT"], "DOUBLE")
+        _define_exact(db)
     for number, node in enumerate(plan.ordered):
         if node.name == result.input and isinstance(node, IntervalJoin) and not result.of_values:
             db.execute(f"CREATE VIEW found AS {_rows(db, plan, node, found, IDS)}")
@@ -125,6 +124,22 @@ def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict
     return made, f"SELECT id, ts{values} FROM {rows.table}"
 
 
+def _define_exact(db: Any) -> None:
+    """exact_sum(DOUBLE[]) and exact_mean(total as text, BIGINT), over arrays: a NaN that Python returns would become null."""
+    import pyarrow as pa
+
+    def sums(values):  # type: ignore[no-untyped-def]  # DuckDB evaluates annotations
+        return pa.array([None if value is None else _exact_sum(value) for value in values.to_pylist()], pa.float64())
+
+    def means(totals, counts):  # type: ignore[no-untyped-def]
+        pairs = zip(totals.to_pylist(), counts.to_pylist(), strict=True)
+        return pa.array([None if total is None else int(total) / count for total, count in pairs], pa.float64())
+
+    options = {"type": "arrow", "null_handling": "special"}
+    db.create_function("exact_sum", sums, ["DOUBLE[]"], "DOUBLE", **options)
+    db.create_function("exact_mean", means, ["VARCHAR", "BIGINT"], "DOUBLE", **options)
+
+
 def _exact_sum(values: list[float]) -> float:
     """The sum, rounded once; NaN of infinities of both signs."""
     try:
@@ -136,7 +151,7 @@ def _exact_sum(values: list[float]) -> float:
         try:
             return float(total)
         except OverflowError:
-            return math.copysign(math.inf, total)
+            return math.inf if total > 0 else -math.inf
 
 
 def _called(call: AggregateCall, kind: str, column: str) -> str:
@@ -146,7 +161,7 @@ def _called(call: AggregateCall, kind: str, column: str) -> str:
     if kind in ("double", "float", "halffloat"):
         total = f"exact_sum(list({column}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
         return f"{total} / count({column})" if call.function == "avg" else total
-    return f"exact_mean(sum({column})::HUGEINT, count({column}))" if call.function == "avg" else f"sum({column})::BIGINT"
+    return f"exact_mean(sum({column})::VARCHAR, count({column}))" if call.function == "avg" else f"sum({column})::BIGINT"
 
 
 def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dict[str, str], str]:

@@ -25,7 +25,7 @@ from swjoin.duckdb.verify import verify
 from swjoin.frontends.sql.planner import Table, plan_query
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
-from tests.support.plan_runs import duckdb_rows, report_of, rows_of, write_streams
+from tests.support.plan_runs import duckdb_rows, report_of, rows_of, unrolled, write_streams
 from tests.support.queries import query_job, run_query
 from tests.support.ranks import run_jobs
 from tests.tools.plan_oracle import row_hash, words_of
@@ -79,11 +79,19 @@ def expected(inputs: Inputs, text: str) -> Counter[tuple[Any, ...]]:
         for name, config in inputs.items():
             columns = "* REPLACE (make_timestamp(raised * 1000) AS raised)" if name == "alerts" else "*"
             db.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM read_parquet('{config.path}')")
-        found = db.execute(text)
+        found = db.execute(unrolled(text))
         at = [i for i, column in enumerate(found.description or ()) if column[0] == "raised"]
         rows = found.fetchall()
     micros = lambda value: None if value is None else int(np.datetime64(value, "ms").astype(int))  # noqa: E731
     return Counter(tuple(micros(v) if i in at else v for i, v in enumerate(row)) for row in rows)
+
+
+def _shortened(rows: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """Without the last digits of doubles: DuckDB's sums are not exact. `verify` compares whole doubles with exact sums."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for row, count in rows.items():
+        found[tuple(float(f"{v:.12g}") if isinstance(v, float) else v for v in row)] += count
+    return found
 
 
 # ---------------------------------------------------------------- right answers
@@ -92,7 +100,7 @@ def expected(inputs: Inputs, text: str) -> Counter[tuple[Any, ...]]:
 @pytest.mark.parametrize("text", EXAMPLES, ids=[text.split("\n")[0][:40] for text in EXAMPLES])
 def test_the_examples_of_the_document(text: str, trips: Inputs, tmp_path: Path) -> None:
     rows, report = run_query(text, trips, tmp_path)
-    assert rows == expected(trips, text)
+    assert _shortened(rows) == _shortened(expected(trips, text))
     assert len(rows) > 5
     assert report["ledger"] == {"balanced": True, "complaints": []}
     assert report["results"]["count"] == sum(rows.values())
@@ -114,7 +122,23 @@ def test_the_command_of_the_document(trips: Inputs, swjoin: Any, monkeypatch: py
 
 def test_the_document_has_an_example_of_every_clause() -> None:
     assert len(EXAMPLES) >= 9
-    for word in ("WHERE", "LEFT JOIN", "ANTI JOIN", "UNION ALL", "WITH", "CASE", "EXTRACT", "FROM (SELECT", "trips r"):
+    for word in (
+        "TUMBLE(",
+        "HOP(",
+        "HAVING",
+        "FILTER",
+        "DISTINCT",
+        "DESCRIPTOR",
+        "WHERE",
+        "LEFT JOIN",
+        "ANTI JOIN",
+        "UNION ALL",
+        "WITH",
+        "CASE",
+        "EXTRACT",
+        "FROM (SELECT",
+        "trips r",
+    ):
         assert any(word in text or word in text.replace("JOIN (SELECT", "FROM (SELECT") for text in EXAMPLES), word
 
 
@@ -126,7 +150,7 @@ def test_ranks_have_the_same_rows_and_digests(trips: Inputs, tmp_path: Path) -> 
     counted = query_job(EXAMPLES[-1], trips, tmp_path / "counted", "count")
     run_jobs(5, [*jobs, counted], tmp_path)
     for text, job in zip(EXAMPLES, jobs, strict=True):
-        assert rows_of(job) == expected(trips, text)
+        assert _shortened(rows_of(job)) == _shortened(expected(trips, text))
         report = report_of(job)
         assert report["ledger"]["balanced"]
         rows, local = run_query(text, trips, tmp_path / f"{job.run_id}")
@@ -297,10 +321,7 @@ def test_conditions_of_one_side_are_tested_before_an_inner_join() -> None:
         ("SELECT k FROM a WHERE v", "v is no condition; use a comparison"),
         ("SELECT k FROM a WHERE x + 1 > 2", "x + 1: + of text; cast it, or use another value"),
         ("SELECT k FROM a WHERE k IN (SELECT k FROM b)", "k IN (SELECT k FROM b) is not supported"),
-        ("SELECT count(*) AS n FROM a", "COUNT(*): aggregates are not supported; select rows alone"),
-        ("SELECT sum(v) OVER () AS n FROM a", "SUM(v) OVER (): aggregates are not supported; select rows alone"),
-        ("SELECT k FROM a GROUP BY k", "GROUP BY is not supported; leave it out"),
-        ("SELECT DISTINCT k FROM a", "DISTINCT is not supported; leave it out"),
+        ("SELECT sum(v) OVER () AS n FROM a", "SUM(v) OVER (): OVER is not supported; aggregate with GROUP BY"),
         ("SELECT k FROM a ORDER BY k", "ORDER BY is not supported; leave it out"),
         ("SELECT k FROM a UNION ALL SELECT k FROM b LIMIT 3", "limit is not supported, in SELECT k FROM a UNION ALL"),
         ("SELECT k FROM a UNION SELECT k FROM b", "UNION is not supported; write UNION ALL, which keeps rows that are equal"),
@@ -308,10 +329,7 @@ def test_conditions_of_one_side_are_tested_before_an_inner_join() -> None:
         ("SELECT k, v FROM a UNION ALL SELECT k FROM b", "UNION ALL of 2 and 1 columns; select as many on both sides"),
         ("SELECT k FROM a UNION ALL SELECT x FROM b", "UNION ALL: column k of an integer and text; cast one of them"),
         ("SELECT k FROM s", "table s has no time; name its time column: --table s=PATH:TIME"),
-        (
-            "SELECT k FROM tumble(a, ts, INTERVAL '1' SECOND) t",
-            "TUMBLE(a, ts, INTERVAL '1' SECOND) AS t is not supported in FROM",
-        ),
+        ("SELECT k FROM generate(a, 3) t", "GENERATE(a, 3) AS t is not supported in FROM"),
         ("SELECT * FROM a NATURAL JOIN b", "NATURAL JOIN is not supported; write JOIN with its conditions"),
         ("SELECT a.k FROM a JOIN a ON a.k = a.k", "two tables are named a; give one an alias: FROM t AS other"),
         (
