@@ -315,7 +315,7 @@ class GatewayCheckpointer:
             return
         names = gateway.feeds.columns_of(int(name.removeprefix("source ")))
         for batch in batches:
-            if batch.columns is None or batch.columns.names != list(names):
+            if ([] if batch.columns is None else batch.columns.names) != list(names):
                 raise RunFailed(f"{what}: tuples with other columns than {', '.join(names)}")
 
     def forget(self, kept: Sequence[Manifest]) -> None:

@@ -75,11 +75,6 @@ class Aggregate:
         return 0 if self.output_time == "start" else self.windows.size_us + _AFTER[self.output_time]
 
     @property
-    def watermark_shift_us(self) -> int:
-        """Least time of a later row, less the watermark of the input: windows that end after it are still to come."""
-        return self.ts_after_us - self.windows.size_us + 1
-
-    @property
     def description(self) -> str:
         size, slide = (format_duration(us) for us in (self.windows.size_us, self.windows.slide_us))
         kind = f"windows of {size}" + ("" if size == slide else f" every {slide}")

@@ -186,12 +186,9 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 def describe_stage(stage: Stage) -> str:
     """Its join, keys, time of a row and watermark; its aggregate; or that it gathers rows."""
     if isinstance(stage.node, Aggregate):
-        node, shift_us = stage.node, stage.node.watermark_shift_us
-        time = {"last": "the last microsecond of its window"}.get(node.output_time, f"the {node.output_time} of its window")
-        rule = (
-            "its input's" if shift_us == 0 else f"its input's {'-' if shift_us < 0 else '+'} {format_duration(abs(shift_us))}"
-        )
-        return f"stage {stage.id} {node.name}: {stage.description}; time of a row: {time}; watermark: {rule}"
+        time = {"last": "the last microsecond"}.get(stage.node.output_time, f"the {stage.node.output_time}") + " of its window"
+        rule = "that of the first window which ends after its input's"
+        return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time}; watermark: {rule}"
     if stage.gathers:
         return f"stage {stage.id} {stage.name}: {stage.description}, at any instance; watermark: the least of its inputs"
     join = stage.join

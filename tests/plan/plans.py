@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.ids import END_OF_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.core.time_windows import TimeWindows
+from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, OutputTime, Result, Schema, Source, Union
 from tests.tools.plan_oracle import Row
 
@@ -73,16 +75,22 @@ def plan(name: str) -> LogicalPlan:
 
 @st.composite
 def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, int]] | None = None) -> LogicalPlan:
-    """Plans of 1 to 3 sources and 1 to 3 joins and unions; all that no node reads is a result."""
+    """Plans of 1 to 3 sources and 1 to 3 joins, unions and aggregates; all that no node reads is a result."""
     bounds = within or st.tuples(st.integers(-3, 3), st.integers(-3, 3)).map(lambda b: (min(b), max(b)))
     nodes: list[Node] = [source(f"s{i}") for i in range(draw(st.integers(1, 3)))]
     schemas: dict[str, Schema] = {node.name: Schema(COLUMNS, "ts") for node in nodes}
     for i in range(draw(st.integers(1, 3))):
         name, names = f"n{i}", sorted(schemas)
         left = draw(st.sampled_from(names))
-        if draw(st.integers(0, 3)) == 0:
+        choice = draw(st.integers(0, 4))
+        if choice == 1:
+            windows = TimeWindows(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2)))
+            time_of = draw(st.sampled_from(("last", "start", "end")))
+            names_of = f"start{i}", f"end{i}"
+            node: Node = Aggregate(name, left, ("k",), windows, (AggregateCall("v", "count"),), *names_of, time_of)
+        elif choice == 0:
             alike = [other for other in names if schemas[other] == schemas[left]]
-            node: Node = Union(name, (left, draw(st.sampled_from(alike))))
+            node = Union(name, (left, draw(st.sampled_from(alike))))
         else:
             how, time = draw(st.sampled_from(sorted(JOIN_KINDS))), draw(st.sampled_from(OUTPUT_TIMES))
             node = join(name, left, draw(st.sampled_from(names)), draw(bounds), how, time)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
+from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
 from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
-from tests.tools.plan_oracle import Answer, Row, evaluate, join_rows, union_rows
+from tests.tools.plan_oracle import Answer, Row, aggregated_rows, evaluate, join_rows, union_rows
 
 
 def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count: int) -> dict[str, list[Row]]:
@@ -45,7 +46,9 @@ def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count:
 
 def played(stage: Stage, left: list[Row], right: list[Row]) -> list[Row]:
     """The rows that an instance brings forth."""
-    assert not (stage.gathers and right)
+    assert stage.joins or not right
+    if isinstance(stage.node, Aggregate):
+        return aggregated_rows(stage.node, stage.schemas[LEFT], left)
     return left if stage.gathers else join_rows(stage.join, stage.schemas, left, right)
 
 
@@ -75,10 +78,10 @@ def check_order(stages: StagePlan) -> None:
             assert edge.sender.id < edge.receiver.id
     for stage in stages.stages:
         assert stages.edges_from(stage)
-        ports = (LEFT,) if stage.gathers else (LEFT, RIGHT)
+        ports = (LEFT, RIGHT) if stage.joins else (LEFT,)
         for port in ports:
             assert {edge.key for edge in stages.edges_to(stage, port)} == {stage.keys[port]}
-        assert stage.gathers or isinstance(stage.node, IntervalJoin)
+        assert stage.gathers or isinstance(stage.node, IntervalJoin | Aggregate)
 
 
 def lines_of_edges(name: str) -> list[str]:

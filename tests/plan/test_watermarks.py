@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.core.time_windows import TimeWindows
+from swjoin.plan.aggregates import Aggregate, WindowTime
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, OutputTime, Union
 from swjoin.plan.watermarks import join_shifts, needed_below, watermark_out
 from tests.plan.plans import OUTPUT_TIMES, join, plan, random_plans, random_rows, watermark_after
@@ -83,7 +85,15 @@ def pairs_alone(node: Node, inputs: Sequence[int]) -> int:
     return watermark_out(inner, inputs)
 
 
-@pytest.mark.parametrize("bug", [least_inputs, union_by_maximum, one_later, pairs_alone], ids=lambda rule: rule.__name__)
+def windows_that_have_ended(node: Node, inputs: Sequence[int]) -> int:
+    found = watermark_out(node, inputs)
+    return found + 1 if isinstance(node, Aggregate) and abs(found) < END_OF_TIME_US else found
+
+
+WRONG_RULES = [least_inputs, union_by_maximum, one_later, pairs_alone, windows_that_have_ended]
+
+
+@pytest.mark.parametrize("bug", WRONG_RULES, ids=lambda rule: rule.__name__)
 def test_wrong_rules_are_found(bug: Rule) -> None:
     """`least_inputs` is the rule of a join with the lesser time that forgets its bounds."""
     with pytest.raises(AssertionError, match="comes out below"):
@@ -123,6 +133,23 @@ def test_joins_promise_all_that_holds(how: How, time: OutputTime) -> None:
         node = join("j", "a", "b", (low, high), how, time)
         for left_us, right_us in itertools.product((0, 1, 3, 6), (0, 2, 6)):
             assert watermark_out(node, (left_us, right_us)) == least_possible(node, left_us, right_us), (low, high)
+
+
+@pytest.mark.parametrize("time", ["last", "start", "end"])
+def test_aggregates_promise_all_that_holds(time: WindowTime) -> None:
+    """The least time of a window that has not ended, for all small windows: at least what the specification's table says."""
+    for size, slide, origin in itertools.product((1, 2, 5), (1, 2, 3, 7), (0, 2)):
+        node = Aggregate("g", "a", ("k",), TimeWindows(size, slide, origin), (), output_time=time)
+        for watermark_us in range(-9, 12):
+            starts = [origin + slide * k for k in range(-40, 40)]
+            times = {"last": size - 1, "start": 0, "end": size}
+            least = min(start + times[time] for start in starts if start + size > watermark_us)
+            assert watermark_out(node, [watermark_us]) == least
+            assert least >= watermark_us + times[time] - size + 1
+            assert needed_below(node, [watermark_us])[0] == min(s for s in starts if s + size > watermark_us)
+        for end in (BEGIN_OF_TIME_US, END_OF_TIME_US):
+            assert watermark_out(node, [end]) == end
+            assert needed_below(node, [end]) == (end, END_OF_TIME_US)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 3), (0, 0), (0, 4), (-4, 0)])
