@@ -9,12 +9,13 @@ Stays out: types of columns (`core.aggregate_columns`), edges of windows (`core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from swjoin.core.aggregate_columns import AggregateColumns, Totals
+from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, U8, U64, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
 from swjoin.core.errors import RunFailed
@@ -29,6 +30,9 @@ from swjoin.state.group_table import GroupTable
 if TYPE_CHECKING:
     from swjoin.state.arrays import Inputs
 
+_MANY_PANES = 4  # of a window, from which on its groups are kept from one window to the next
+_SPARSE = 1_000  # groups without rows beside as many again as have some
+
 
 class Limits(NamedTuple):
     """result_bytes: most bytes of rows per step, about. window_bytes: most of the state."""
@@ -42,7 +46,10 @@ class Aggregation:
 
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         self._windows, self._columns, self._keys, self._limits, self._name = windows, columns, keys, limits, name
-        self._kinds = [call.accumulation for call in columns.calls]
+        self._kinds = [*(call.accumulation for call in columns.calls), Accumulation.COUNT]  # the last one of rows
+        extremes = {Accumulation.LEAST, Accumulation.GREATEST} & set(self._kinds)
+        self._slides = windows.size_us >= _MANY_PANES * windows.pane_us and not extremes
+        self._running: _Running | None = None
         self._panes: dict[int, GroupTable] = {}  # by start
         self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
         self._open: Work | None = None
@@ -123,13 +130,15 @@ class Aggregation:
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
         arguments = [self._columns.argument(call, rows) for call in self._columns.calls]
-        for pane in np.unique(panes).tolist():
+        least = int(panes.min())
+        for pane in [least] if least == int(panes.max()) else np.unique(panes).tolist():
             table = self._panes.get(pane)
             if table is None:
                 table = self._panes[pane] = GroupTable(self._kinds)
             index = np.flatnonzero(panes == pane)
             whole = len(index) == len(rows)
             slots = table.slots_of(*((codes, nulls, groups) if whole else (codes[index], nulls[index], groups[index])))
+            table.add(len(arguments), slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
                 if not whole:
                     values = None if values is None else values[index]
@@ -163,11 +172,17 @@ class Aggregation:
 
     def _forget(self) -> None:
         for pane in [pane for pane in self._panes if pane < self._next_us]:
-            del self._panes[pane]
+            table = self._panes.pop(pane)
+            if self._running is not None:
+                self._running.take_away(pane, table)
 
     def _table_of(self, start_us: int) -> GroupTable:
         """The groups of a window."""
         end_us = start_us + self._windows.size_us
+        if self._slides:
+            if self._running is None:
+                self._running = _Running(GroupTable(self._kinds))
+            return self._running.until(end_us, self._panes)
         parts = [self._panes[pane] for pane in sorted(self._panes) if start_us <= pane < end_us]
         if len(parts) == 1:
             return parts[0]
@@ -178,9 +193,10 @@ class Aggregation:
 
     def _pieces(self, start_us: int, table: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
         most = max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._kinds))))
-        for at in range(0, len(table), most):
-            slots = np.arange(at, min(at + most, len(table)))
-            totals = [_totals(table, call, slots) for call in range(len(self._kinds))]
+        found = np.flatnonzero(table.words(len(self._kinds) - 1, 0, np.arange(len(table))))
+        for at in range(0, len(found), most):
+            slots = found[at : at + most]
+            totals = [_totals(table, call, slots) for call in range(len(self._kinds) - 1)]
             yield self._columns.rows(self._keys, start_us, table.keys[slots], table.nulls[slots], totals), table.groups[slots]
 
     # ------------------------------------------------------------ restore, moves
@@ -201,6 +217,7 @@ class Aggregation:
         assert self._open is None, "a partition-group leaves between deliveries"
         assert not any(map(len, pending)), "delivered rows of a partition-group that leaves"
         parts = []
+        self._running = None
         for pane, table in list(self._panes.items()):
             slots = np.flatnonzero(table.groups == move_id.group)
             if not len(slots):
@@ -226,6 +243,7 @@ class Aggregation:
             raise RunFailed(f"{where}: its windows are open from {chunk.times_us[0]} us on, those here from {self._next_us} us")
         if not len(chunk.tuples):
             return
+        self._running = None
         rows, words = chunk.tuples.rows, GroupTable(self._kinds).row_words
         if rows is None or rows.fixed.shape[1] != 8 * words:
             raise RunFailed(f"{where}: groups of another layout")
@@ -255,7 +273,8 @@ class Aggregation:
         return sum(map(len, self._panes.values())), 0
 
     def window_bytes(self) -> int:
-        return sum(table.nbytes for table in self._panes.values())
+        running = 0 if self._running is None else self._running.table.nbytes
+        return running + sum(table.nbytes for table in self._panes.values())
 
     def window_memory(self) -> WindowMemory:
         return WindowMemory(self._peak_bytes, self._peak_bytes, 0, self.window_bytes(), self.window_tuples()[0])
@@ -272,6 +291,30 @@ class Aggregation:
             assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
             pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)
             assert len(set(pairs)) == len(table) > 0, f"{self._name}: a group occurs twice in a pane, or a pane is empty"
+
+
+class _Running:
+    """The groups of windows that slide: panes are added as windows reach them, and taken away as windows leave them. table:
+    groups of panes that have been taken away have no rows."""
+
+    def __init__(self, table: GroupTable) -> None:
+        self.table = table
+        self._until_us = BEGIN_OF_TIME_US
+
+    def until(self, end_us: int, panes: Mapping[int, GroupTable]) -> GroupTable:
+        """The groups of all panes that there are before this time."""
+        for pane in [pane for pane in panes if self._until_us <= pane < end_us]:
+            self.table.combine(panes[pane])
+        self._until_us = end_us
+        return self.table
+
+    def take_away(self, pane: int, table: GroupTable) -> None:
+        if pane >= self._until_us:
+            return
+        self.table.combine(table, sign=-1)
+        living = np.flatnonzero(self.table.words(len(self.table.kinds) - 1, 0, np.arange(len(self.table))))
+        if len(self.table) > _SPARSE + 2 * len(living):
+            self.table = self.table.only(living)
 
 
 def _totals(table: GroupTable, call: int, slots: I64) -> Totals:

@@ -99,22 +99,26 @@ def _add_extremes(slots: I64, valid: Bool, codes: I64, greatest: bool, words: I6
 
 
 @kernel
-def _combine(slots: I64, other: I64, kinds: I64, starts: I64, words: I64) -> None:
-    """Add the accumulators of other[i] to those of slot slots[i]."""
+def _combine(slots: I64, other: I64, kinds: I64, starts: I64, words: I64, sign: int) -> None:
+    """Add the accumulators of other[i] to those of slot slots[i]; with sign -1 take them away, but for extremes."""
     for i in range(slots.shape[0]):
         slot = slots[i]
         for call in range(kinds.shape[0]):
             kind, at = kinds[call], starts[call]
             if kind == _INTEGERS:
                 before = np.uint64(words[slot, at + 1])
-                low = before + np.uint64(other[i, at + 1])
+                if sign > 0:
+                    low = before + np.uint64(other[i, at + 1])
+                    words[slot, at + 2] += other[i, at + 2] + (1 if low < before else 0)
+                else:
+                    low = before - np.uint64(other[i, at + 1])
+                    words[slot, at + 2] -= other[i, at + 2] + (1 if low > before else 0)
                 words[slot, at + 1] = np.int64(low)
-                words[slot, at + 2] += other[i, at + 2] + (1 if low < before else 0)
             elif kind in (_LEAST, _GREATEST) and other[i, at] > 0:
                 held, code = words[slot, at + 1], other[i, at + 1]
                 if words[slot, at] == 0 or (code > held if kind == _GREATEST else code < held):
                     words[slot, at + 1] = code
-            words[slot, at] += other[i, at]
+            words[slot, at] += sign * other[i, at]
 
 
 class GroupTable:
@@ -190,12 +194,12 @@ class GroupTable:
             doubles = values.astype(np.float64, copy=False)
             self._sums[call].add(slots if valid is None else slots[valid], doubles if valid is None else doubles[valid])
 
-    def combine(self, other: GroupTable) -> None:
-        """Add all groups of another table of the same calls."""
+    def combine(self, other: GroupTable, *, sign: int = 1) -> None:
+        """Add all groups of another table of the same calls; with sign -1 take them away, if no call is an extreme."""
         slots = self.slots_of(other.keys, other.nulls, other.groups)
-        _combine(slots, other._words[: other._count], self._kinds, self._starts, self._words)
+        _combine(slots, other._words[: other._count], self._kinds, self._starts, self._words, sign)
         for call, sums in self._sums.items():
-            sums.combine(slots, other._sums[call], np.arange(other._count))
+            sums.combine(slots, other._sums[call], np.arange(other._count), sign=sign)
 
     def words(self, call: int, word: int, slots: I64) -> I64:
         """A word of the accumulators of these slots: 0, the number of values; 1 and 2, the sum's low and high bits, or the
@@ -225,7 +229,7 @@ class GroupTable:
         """Add groups of which `taken` made the rows."""
         slots = self.slots_of(keys, rows[:, 0] != 0, np.full(len(keys), group, np.int64))
         at = 1 + self._words.shape[1]
-        _combine(slots, np.ascontiguousarray(rows[:, 1:at]), self._kinds, self._starts, self._words)
+        _combine(slots, np.ascontiguousarray(rows[:, 1:at]), self._kinds, self._starts, self._words, 1)
         for sums in self._sums.values():
             digits = at + DIGITS
             sums.restore(slots, SumState(rows[:, at:digits], rows[:, digits : digits + _SPECIAL]))
@@ -233,11 +237,14 @@ class GroupTable:
 
     def without(self, group: int) -> GroupTable:
         """A table of the groups of all other partition-groups."""
-        keep = np.flatnonzero(self.groups != group)
+        return self.only(np.flatnonzero(self.groups != group))
+
+    def only(self, keep: I64) -> GroupTable:
+        """A table of the groups of these slots."""
         rest = GroupTable(self.kinds)
         if len(keep):
             slots = rest.slots_of(self.keys[keep], self.nulls[keep], self.groups[keep])
-            _combine(slots, self._words[keep], self._kinds, self._starts, rest._words)
+            _combine(slots, self._words[keep], self._kinds, self._starts, rest._words, 1)
             for call, sums in rest._sums.items():
                 sums.combine(slots, self._sums[call], keep)
         return rest
