@@ -54,6 +54,7 @@ from swjoin.core.data_messages import (
     StateChunk,
 )
 from swjoin.core.errors import RunFailed
+from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import (
     BEGIN_OF_TIME_US,
     END_OF_TIME_US,
@@ -159,9 +160,9 @@ class Slave:
             return Slave(slave, config, stage.layouts, gathering, stage=stage)
         if isinstance(stage.stage.node, Aggregate):
             assert stage.columns.aggregate is not None, "an aggregate without its columns"
-            assert stage.group_keys is not None, "an aggregate without keys"
+            assert isinstance(stage.keys, GroupKeys), "an aggregate with a join's keys"
             limits = Limits(config.module.result_buffer_bytes, config.module.window_bytes)
-            what = stage.stage.node.windows, stage.columns.aggregate, stage.group_keys
+            what = stage.stage.node.windows, stage.columns.aggregate, stage.keys
             return Slave(slave, config, stage.layouts, Aggregation(*what, limits, f"slave {slave}"), stage=stage)
         join = WindowJoinOperator.for_run(
             config,

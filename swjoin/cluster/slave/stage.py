@@ -27,7 +27,7 @@ from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import SlaveId
-from swjoin.core.key_encoder import Dictionary
+from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.core.row_digests import row_hashes
 from swjoin.plan.watermarks import needed_below, watermark_out
@@ -51,8 +51,7 @@ class StageInstance:
         self.join_cpu_us = self.peak_window_tuples = 0
         self._slave, self._instances = slave, instances
         aggregate = self.columns.aggregate
-        self.group_keys = None if aggregate is None else aggregate.new_keys()
-        self._keys = self.columns.new_keys() if self.stage.joins else None
+        self.keys = self.columns.new_keys() if aggregate is None else aggregate.new_keys()
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
@@ -60,8 +59,7 @@ class StageInstance:
 
     @property
     def text_keys(self) -> TextKeys:
-        keys = self.group_keys or self._keys
-        return TextKeys(Dictionary() if keys is None else keys.dictionary)
+        return TextKeys(self.keys.dictionary)
 
     @property
     def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:
@@ -138,8 +136,8 @@ class StageInstance:
         if not self.stage.joins:
             return batch
         key = batch.key
-        if batch.columns is not None and self._keys is not None and not self._keys.native:
-            key = self._keys.encode([batch.columns.column(name) for name in self.stage.keys[port]])[0]
+        if batch.columns is not None and isinstance(self.keys, KeyEncoder) and not self.keys.native:
+            key = self.keys.encode([batch.columns.column(name) for name in self.stage.keys[port]])[0]
         assert codec is None or batch.columns is not None, "tuples without the columns that windows store"
         rows = None if codec is None or batch.columns is None else codec.encode(batch.columns.batch)
         return TupleBatch(key, batch.ts, batch.id, batch.arrival_us, rows)
