@@ -25,13 +25,14 @@ import numpy as np
 
 from swjoin.cli import explain_plan
 from swjoin.cli.common_args import given_ranks, in_process_or_ranks, with_role_counts
+from swjoin.cli.configured import job_of
 from swjoin.cli.explain_plan import joints, shortened
 from swjoin.cli.gateways import fitted
 from swjoin.cli.summary import size_text
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.connectors import StreamConfig
-from swjoin.config.job import Job, load_job
+from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
@@ -217,9 +218,10 @@ def _routing(s: Setting) -> list[str]:
     cluster, groups = s.config.cluster, s.config.cluster.partition_count
     owned = np.bincount(round_robin(groups, s.active), minlength=s.active)
     share = f"{owned.min()} to {owned.max()}" if owned.min() != owned.max() else f"{owned.max()}"
-    start, one = ("The", "slave") if s.plan is None else ("In each join the", "instance")
-    joins = s.plan is None or any(not stage.gathers for stage in s.plan.stages.stages)
-    if not joins:
+    stages = () if s.plan is None else s.plan.stages.stages
+    where = "In each join" if all(stage.joins for stage in stages) else "In each stage with keys"
+    start, one = ("The", "slave") if s.plan is None else (f"{where} the", "instance")
+    if stages and all(stage.gathers for stage in stages):
         return ["Any instance may take a row: the hash of its id says which."]
     out = [
         f"{start} key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet "
@@ -511,7 +513,7 @@ def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None, reading: t
 
 def run_explain(args: argparse.Namespace) -> int:
     given_ranks(args)  # wrong numbers are told first
-    job = load_job(find_resource(args.config), args.overrides, "explain")
+    job = job_of(find_resource(args.config), args.overrides, "explain")
     given = with_role_counts(job.config, args)
     job, reading = fitted(dataclasses.replace(job, config=given))
     config = job.config

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from swjoin.cli.common_args import given_ranks, in_process_or_ranks, one_or_two, size_of, with_role_counts
+from swjoin.cli.configured import job_of
 from swjoin.cli.gateways import fitted
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
@@ -23,7 +24,7 @@ from swjoin.cli.plan_stages import StagesForecast, stages_excess, stages_lines
 from swjoin.cli.summary import size_text, table_lines
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import slave_role
-from swjoin.config.job import Job, load_job
+from swjoin.config.job import Job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
@@ -163,7 +164,7 @@ def _plan_stages(forecast: StagesForecast, *, as_json: bool) -> int:
 def run_plan(args: argparse.Namespace) -> int:
     given_ranks(args)  # wrong numbers are told first
     path = find_resource(args.config)
-    job = load_job(path, args.overrides, "plan")
+    job = job_of(path, args.overrides, "plan")
     job, _ = fitted(dataclasses.replace(job, config=with_role_counts(job.config, args)))
     ranks, slaves = in_process_or_ranks(args, job.config)
     if job.plan is not None:

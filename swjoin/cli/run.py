@@ -16,8 +16,9 @@ import sys
 from pathlib import Path
 
 from swjoin.cli.common_args import given_ranks, hostfile, with_role_counts
+from swjoin.cli.configured import job_to_run
 from swjoin.config.job import Job
-from swjoin.config.loader import config_from_plain, load_config
+from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
 from swjoin.core.resources import find_resource
@@ -76,27 +77,28 @@ def run_rank(args: argparse.Namespace) -> int:
 
 
 def run_run(args: argparse.Namespace) -> int:
-    config = None if args.config is None or args.resume else load_config(find_resource(args.config), args.overrides)
-    return start_run(args, config)
+    job = None
+    if args.config is not None and not args.resume:
+        job = job_to_run(find_resource(args.config), args.overrides, typed_command())
+    return start_run(args, job)
 
 
-def start_run(args: argparse.Namespace, config: RunConfig | None) -> int:
-    """`run` and `serve`. config: None: the run is resumed, or there is none."""
+def start_run(args: argparse.Namespace, given: Job | None) -> int:
+    """`run` and `serve`. given: without outputs; None: the run is resumed, or there is none."""
     ranks, hosts = given_ranks(args), hostfile(args)
     if args.resume is not None:
         if args.config is not None or args.overrides or args.out is not None:
             raise UserError("--resume: the run goes on as it was configured, in its own directory; leave everything else out")
-        job = resumed_job(named(Path(args.resume)))
-        job = dataclasses.replace(job, config=with_role_counts(observed(job.config, args.dashboard), args))
-        return start_job(job, ranks, args, hosts)
-    if config is None:
+        resumed = resumed_job(named(Path(args.resume)))
+        resumed = dataclasses.replace(resumed, config=with_role_counts(observed(resumed.config, args.dashboard), args))
+        return start_job(resumed, ranks, args, hosts)
+    if given is None:
         raise UserError(f"the configuration is missing: swjoin {args.command} CONFIG.yaml, or --resume DIR")
-    config = observed(with_role_counts(config, args), args.dashboard)
-    settings = config
+    job = dataclasses.replace(given, config=observed(with_role_counts(given.config, args), args.dashboard))
 
     def start(out: Path) -> int:
-        target = None if settings.sink.kind == "count" else out / "results"
-        return start_job(Job(settings, target, True, out, None, typed_command()), ranks, args, hosts)
+        target = None if job.config.sink.kind == "count" else out / "results"
+        return start_job(dataclasses.replace(job, target=target, directory=True, run_dir=out), ranks, args, hosts)
 
     if args.out is not None:
         return in_folder(Path(args.out), start)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from swjoin.cli.common_args import duration_of
+from swjoin.config.job import Job
 from swjoin.config.loader import load_config
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
@@ -37,13 +38,14 @@ _REFUSED = "from: "  # how a run begins its complaint about a place
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    from swjoin.cli.run import start_run
+    from swjoin.cli.run import start_run, typed_command
 
-    config = None
+    job = None
     if args.resume is None and args.config is not None:
         listen = [] if args.listen is None else [f"serve.listen={json.dumps(args.listen)}"]
         config = load_config(find_resource(args.config), [*args.overrides, *listen], served=True)
-    return start_run(args, config)
+        job = Job(config, None, False, None, None, typed_command())
+    return start_run(args, job)
 
 
 # ---------------------------------------------------------------- clients

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.cli.common_args import check_slave_count, duration_of, given_ranks
+from swjoin.cli.configured import job_of
 from swjoin.cli.plan_stages import capacity_of
 from swjoin.cli.summary import size_text
 from swjoin.cluster.ranks import RankMap
-from swjoin.config.job import load_job
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
@@ -125,7 +125,7 @@ def run_simulate(args: argparse.Namespace) -> int:
         raise UserError(f"--limit {args.limit}: must be above 0")
     costs = with_changes(load_costs(args.costs), args.changes)
     path = find_resource(args.config)
-    job = load_job(path, args.overrides, "simulate")
+    job = job_of(path, args.overrides, "simulate")
     config = job.config
     ranks = None if args.ranks is None else RankMap.of(config, args.ranks)
     slave_count = args.slaves if ranks is None else ranks.slave_ranks

@@ -1,0 +1,98 @@
+"""The job of a configuration: the join of two streams, or a query in SQL over inputs.
+
+What: `job_of` and `job_to_run(path, overrides, command)`, without outputs.
+Why: `run`, `explain`, `plan` and `simulate` take the same files. `queries: [{sql: ...}]` and `inputs` stand in the place of
+`join`, `left` and `right`; all other sections are those of any run.
+Stays out: the other keys (`config.loader`), SQL (`frontends.sql`), options of `swjoin query` (`cli.query`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.job import Job, load_job
+from swjoin.config.loader import apply_overrides, load_config, load_plain, read_config, shown, stream_from_plain
+from swjoin.core.errors import UserError
+
+_OF_TWO_STREAMS = ("join", "left", "right", "workload", "within", "lower", "upper", "last", "on")
+
+
+def job_of(path: Path, overrides: Sequence[str], command: str) -> Job:
+    """Of a configuration, or of an earlier run: its directory, or its run.json. UserError names the file and the key of what is
+    wrong."""
+    earlier = path.suffix == ".json" or os.path.isdir(path)
+    return load_job(path, overrides, command) if earlier else job_to_run(path, overrides, command)
+
+
+def job_to_run(path: Path, overrides: Sequence[str], command: str) -> Job:
+    """Of a configuration. UserError names the file and the key of what is wrong."""
+    plain = load_plain(path)
+    if "inputs" not in plain and not _has_text(plain.get("queries")):
+        return Job(load_config(path, list(overrides)), None, False, None, None, command)
+    try:
+        return _job_of_query(apply_overrides(plain, list(overrides)), str(path), command)
+    except UserError as error:
+        raise (error if error.text("keys").startswith(str(path)) else error.prefixed(str(path))) from None
+
+
+def _has_text(queries: object) -> bool:
+    return isinstance(queries, list) and any(isinstance(query, dict) and "sql" in query for query in queries)
+
+
+def _job_of_query(plain: Mapping[str, Any], where: str, command: str) -> Job:
+    from swjoin.frontends.sql.planner import plan_query
+    from swjoin.frontends.sql.tables import described
+    from swjoin.plan.plain import plan_to_plain
+
+    text, inputs = _text_of(plain.get("queries")), _inputs_of(plain.get("inputs"))
+    for key in _OF_TWO_STREAMS:
+        if plain.get(key) is not None:
+            raise UserError(f"{key}: is for the join of two streams; leave it out beside queries")
+    rest = {key: value for key, value in plain.items() if key not in ("queries", "inputs")}
+    config = read_config({**rest, "join": {"lower_us": 0, "upper_us": 0}}, [], where)
+    tables = {}
+    for name, stream in inputs.items():
+        try:
+            tables[name] = described(stream, f"write inputs.{name}.time_unit: ms, or s, us, ns")
+        except UserError as error:
+            raise error.prefixed(f"inputs.{name}") from None
+    try:
+        query = plan_query(text, tables)
+    except UserError as error:
+        raise error.prefixed("queries.0.sql") from None
+    streams = tuple(inputs[name] for name in query.tables)
+    return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan), inputs=streams)
+
+
+def _text_of(queries: object) -> str:
+    """The query. UserError unless there is one, with its text alone."""
+    if not isinstance(queries, list) or len(queries) != 1:
+        count = f"{len(queries)} queries" if isinstance(queries, list) else "no list of queries"
+        raise UserError(f"queries: {count}; give one query for now, as [{{sql: SELECT ...}}]")
+    (query,) = queries
+    if not isinstance(query, dict) or set(query) != {"sql"} or not isinstance(query["sql"], str):
+        raise UserError(f"queries.0: {shown(query)} is no query; write sql: and its text, and nothing beside it")
+    return query["sql"]
+
+
+def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
+    """By name. UserError for one that is no input of a query."""
+    if not isinstance(inputs, dict) or not inputs:
+        raise UserError("inputs: missing; name each table of the query: inputs: {bid: {path: bids.parquet, time: ts}}")
+    found: dict[str, StreamConfig] = {}
+    for name, plain in inputs.items():
+        if not isinstance(plain, dict):
+            raise UserError(f"inputs.{name}: expected a mapping, got {shown(plain)}")
+        if name.casefold() in map(str.casefold, found):
+            raise UserError(f"inputs.{name}: the name is given twice")
+        if "key" in plain or "on" in plain:
+            raise UserError(f"inputs.{name}: key: joins of a query name their keys; leave it out")
+        stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
+        if stream.live or stream.path is None:
+            raise UserError(f"inputs.{name}: give a path; queries read no live streams yet")
+        found[name] = stream
+    return found

@@ -1,0 +1,180 @@
+"""Queries in configurations: run, explained, verified, killed and resumed; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from swjoin.core.errors import UserError
+from swjoin.duckdb.verify import verify
+from swjoin.frontends.sql.planner import Table, plan_query
+from tests.support.limits import LONG_S, PROCESS_S
+from tests.tools.processes import LaunchedRun
+
+SQL = """
+SELECT b.auction, b.window_end, b.bids, b.top, s.seller
+FROM (SELECT auction, window_start, window_end, count(*) AS bids, max(price) AS top, avg(fee) AS fee
+      FROM HOP(bid, at, INTERVAL '1' SECOND, INTERVAL '4' SECOND) GROUP BY auction, window_end) b
+LEFT JOIN (SELECT auction, at, seller FROM sale) s
+  ON s.auction = b.auction AND s.at BETWEEN b.window_end - INTERVAL '4' SECOND AND b.window_end
+"""
+
+
+def _write(folder: Path, rows: int) -> dict[str, Any]:
+    """Inputs of the query, and the configuration of a run of it."""
+    random = np.random.default_rng(5)
+    bids = {"auction": random.integers(0, 50, rows), "price": random.integers(1, 999, rows), "at": np.arange(rows) * 2}
+    auction = pa.array([None if i % 40 == 0 else f"a{i}" for i in bids["auction"].tolist()])
+    table = pa.table(bids | {"auction": auction, "fee": random.random(rows)})
+    pq.write_table(table, folder / "bids.parquet", row_group_size=max(1, rows // 10))
+    few = rows // 20
+    sales = {"auction": [f"a{i}" for i in random.integers(0, 60, few)], "at": np.arange(few) * 40, "seller": np.arange(few)}
+    pq.write_table(pa.table(sales), folder / "sales.parquet")
+    inputs = {name: {"path": str(folder / f"{name}s.parquet"), "time": "at", "time_unit": "ms"} for name in ("bid", "sale")}
+    return {"queries": [{"sql": SQL}], "inputs": inputs, "cluster": {"epoch_tuples": 300}}
+
+
+def _saved(folder: Path, plain: dict[str, Any], name: str = "run") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    return path
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+def test_a_configuration_with_a_query(swjoin: Any, tmp_path: Path) -> None:
+    path = _saved(tmp_path, _write(tmp_path, 4000))
+    done = swjoin("run", path, "--out", tmp_path / "out", "--set", "cluster.partition_count=7")
+    assert done.code == 0, done.err
+    report = _report(tmp_path / "out")
+    assert report["ledger"]["balanced"]
+    assert report["results"]["count"] > 500
+    assert report["config"]["cluster"]["partition_count"] == 7
+    assert verify(tmp_path / "out").equal
+    said = swjoin("explain", path).out
+    assert "count, max, avg by key 0, windows of 4s every 1s" in " ".join(said.split())
+    assert "In each stage with keys the key's hash says" in " ".join(said.split())
+    assert swjoin("explain", tmp_path / "out").code == 0
+    assert swjoin("simulate", path, "--slaves", "2").code in (0, 2)
+    other = swjoin("run", path, "--out", tmp_path / "changed", "--set", f"inputs.bid.path={tmp_path / 'none.parquet'}")
+    assert other.code == 2
+    assert "inputs.bid: " in other.err[0]
+
+
+def _killed(folder: Path, ranks: int) -> LaunchedRun:
+    """A run of the query on ranks, once it has made a checkpoint."""
+    plain = _write(folder, 100_000)
+    plain |= {"checkpoint": {"epochs": 2}, "cluster": {"epoch_tuples": 200, "partition_count": 12}}
+    path = _saved(folder, plain)
+    run = LaunchedRun([str(path), "-n", str(ranks), "--out", str(folder / "out")], folder / "log")
+    deadline = time.monotonic() + PROCESS_S
+    while not any((folder / "out" / "checkpoints").glob("checkpoint-*.json")):
+        assert run.process.poll() is None, run.said()
+        assert time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.005)
+    return run
+
+
+def _same(folder: Path, swjoin: Any) -> dict[str, Any]:
+    """The report of a run that has the digest of one in this process, and DuckDB's."""
+    assert swjoin("run", folder / "run.yaml", "--out", folder / "alone").code == 0
+    report, alone = _report(folder / "out"), _report(folder / "alone")
+    assert report["complete"]
+    assert report["ledger"] == {"balanced": True, "complaints": []}
+    assert report["results"]["digest"] == alone["results"]["digest"]
+    assert report["results"]["count"] == alone["results"]["count"] > 500
+    assert verify(folder / "out").equal
+    return report
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("rank", [3, pytest.param(2, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.long)])
+def test_a_rank_dies_and_the_others_go_on(rank: int, swjoin: Any, tmp_path: Path) -> None:
+    run = _killed(tmp_path, 5)
+    run.kill([rank])
+    assert run.end(PROCESS_S) == 0, run.said()
+    _same(tmp_path, swjoin)
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_ended_early_is_resumed(number: int, swjoin: Any, tmp_path: Path) -> None:
+    run = _killed(tmp_path, 5)
+    if number == signal.SIGKILL:
+        run.kill_all()
+        run.process.wait()
+    else:
+        run.process.send_signal(number)
+        assert run.end(PROCESS_S) == 0, run.said()
+        assert _report(tmp_path / "out")["resumable"], "it was over before the signal came"
+    again = LaunchedRun(["--resume", str(tmp_path / "out"), "-n", "4"], tmp_path / "again")
+    assert again.end(PROCESS_S) == 0, again.said()
+    _same(tmp_path, swjoin)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"queries": []}, "queries: 0 queries; give one query for now, as [{sql: SELECT ...}]"),
+        ({"queries": [{"sql": "SELECT 1"}, {"sql": "SELECT 2"}]}, "queries: 2 queries; give one query for now"),
+        ({"queries": "SELECT 1"}, "queries: no list of queries; give one query for now"),
+        ({"queries": [{"sql": SQL, "name": "x"}]}, "queries.0: {'name': 'x', 'sql': "),
+        ({"queries": [{"sql": 5}]}, "queries.0: {'sql': 5} is no query; write sql: and its text"),
+        ({"queries": [{"sql": "SELECT x FROM bid"}]}, "queries.0.sql: column x is missing; there are bid.auction"),
+        ({"queries": [{"sql": "SELECT auction FROM bids"}]}, "queries.0.sql: table bids is unknown; did you mean bid?"),
+        ({"inputs": {}}, "inputs: missing; name each table of the query"),
+        ({"inputs": None}, "inputs: missing; name each table of the query"),
+        ({"inputs": {"bid": "x"}}, "inputs.bid: expected a mapping, got 'x'"),
+        ({"inputs": {"bid": {"path": "b.parquet", "key": "k"}}}, "inputs.bid: key: joins of a query name their keys"),
+        (
+            {"inputs": {"bid": {"path": "b.parquet", "tme": "k"}}},
+            "inputs.bid.tme: unknown configuration key; did you mean time?",
+        ),
+        ({"inputs": {"bid": {"time": "at"}}}, "inputs.bid: give a path; queries read no live streams yet"),
+        (
+            {"inputs": {"bid": {"watch": "d", "schema": "k: int64"}}},
+            "inputs.bid: give a path; queries read no live streams yet",
+        ),
+        ({"inputs": {"b": {"path": "x"}, "B": {"path": "x"}}}, "inputs.b: the name is given twice"),
+        ({"join": {"within": "5s"}}, "join: is for the join of two streams; leave it out beside queries"),
+        ({"left": {"path": "x"}}, "left: is for the join of two streams; leave it out beside queries"),
+        ({"clustr": {}}, "clustr: unknown configuration key; did you mean cluster?"),
+    ],
+)
+def test_one_line_for_configurations_that_cannot_be(change: dict[str, Any], problem: str, swjoin: Any, tmp_path: Path) -> None:
+    path = _saved(tmp_path, _write(tmp_path, 40) | change)
+    done = swjoin("run", path, "--out", tmp_path / "out")
+    assert done.code == 2
+    (line,) = done.err
+    assert line.startswith(f"swjoin: {path}: {problem}"), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_time_without_a_unit_names_the_key(swjoin: Any, tmp_path: Path) -> None:
+    plain = _write(tmp_path, 40)
+    del plain["inputs"]["bid"]["time_unit"]
+    done = swjoin("run", _saved(tmp_path, plain), "--out", tmp_path / "out")
+    assert "inputs.bid: at is a number without a unit; write inputs.bid.time_unit: ms, or s, us, ns" in done.err[0]
+
+
+def test_the_query_of_these_tests_is_one() -> None:
+    columns = (("auction", "string"), ("price", "int64"), ("at", "int64"), ("fee", "double"), ("seller", "int64"))
+    tables = {name: Table(columns, "at", 1e3) for name in ("bid", "sale")}
+    assert plan_query(SQL, tables).tables == ("bid", "sale")
+    with pytest.raises(UserError, match="table sale is unknown"):
+        plan_query(SQL, {"bid": tables["bid"]})
