@@ -37,6 +37,7 @@ def json_schema() -> Schema:
     schema["properties"] |= options | {name: _keys_of(join)[name] for name in JOIN_KEYS}
     _keys_of(join).update(options)
     schema["anyOf"] = [{"required": [name]} for name in ("join", "queries", "within", "lower", "last")]
+    _add_sql(schema["properties"])
     duration = {"type": "string", "pattern": duration_pattern(), "patternErrorMessage": "write 250ms, 1h30m or PT5M"}
     size = {"type": "string", "pattern": size_pattern(), "patternErrorMessage": "write 64B, 32KB or 4GB"}
     zero = {"type": "number", "enum": [0]}
@@ -51,6 +52,17 @@ def json_schema() -> Schema:
             "size_bytes": {"anyOf": [size, {"type": "integer", "minimum": 0}]},
         },
     }
+
+
+def _add_sql(properties: Schema) -> None:
+    """A query in SQL in the place of the join, over inputs in the place of both streams (`cli.configured`)."""
+    text = {"type": "string", "description": "A query in SQL: docs/queries.md"}
+    query = {"type": "object", "properties": {"sql": text}, "required": ["sql"], "additionalProperties": False}
+    properties["queries"] |= {"items": {"anyOf": [properties["queries"]["items"], query]}}
+    stream = properties["left"]
+    keys = {name: key for name, key in stream["properties"].items() if name not in ("key", "on")}
+    said = "Of a query in SQL: its tables by name, each with the keys of a stream but key"
+    properties["inputs"] = {"type": "object", "additionalProperties": stream | {"properties": keys}, "description": said}
 
 
 def _keys_of(schema: Schema) -> Schema:

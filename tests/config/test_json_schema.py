@@ -78,6 +78,15 @@ def test_a_live_configuration_with_names_of_options() -> None:
     config_from_plain(LIVE)
 
 
+def test_a_query_over_inputs() -> None:
+    """Of the document on queries, which a test runs."""
+    (block,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "docs" / "queries.md").read_text())
+    plain = yaml.safe_load(block)
+    assert structure(plain) == []
+    assert structure(plain | {"inputs": {"trips": {"path": "x", "key": "k"}}}) != []
+    assert structure(plain | {"queries": [{"sqll": "SELECT"}]}) != []
+
+
 def test_the_example_of_the_documents_is_valid() -> None:
     text = (ROOT / "mpi_configs" / "README.md").read_text()
     block = re.findall(r"(?s)```yaml\n(# yaml-language-server: \$schema=swjoin.schema.json\n.*?)```", text)[0]

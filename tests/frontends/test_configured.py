@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from swjoin.core.errors import UserError
 from swjoin.duckdb.verify import verify
 from swjoin.frontends.sql.planner import Table, plan_query
+from tests.conftest import ROOT
 from tests.support.limits import LONG_S, PROCESS_S
 from tests.tools.processes import LaunchedRun
 
@@ -73,10 +75,32 @@ def test_a_configuration_with_a_query(swjoin: Any, tmp_path: Path) -> None:
     assert "inputs.bid: " in other.err[0]
 
 
+def test_the_configuration_of_the_document(
+    trips_csv: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(trips_csv.parent)
+    (block,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "docs" / "queries.md").read_text())
+    (tmp_path / "q.yaml").write_text(block)
+    done = swjoin("run", tmp_path / "q.yaml", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert _report(tmp_path / "out")["results"]["count"] == 4
+    assert verify(tmp_path / "out").equal
+
+
+@pytest.fixture
+def trips_csv(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "trips.csv"
+    rows = [f"{i},2026-01-01 00:{i:02}:00,{i / 4},{'Ulm' if i % 3 else 'Bonn'}" for i in range(30)]
+    path.write_text("\n".join(["user,started,km,city", *rows, ""]))
+    return path
+
+
 def _killed(folder: Path, ranks: int) -> LaunchedRun:
     """A run of the query on ranks, once it has made a checkpoint."""
-    plain = _write(folder, 100_000)
-    plain |= {"checkpoint": {"epochs": 2}, "cluster": {"epoch_tuples": 200, "partition_count": 12}}
+    plain = _write(folder, 4000)  # 8 s of event time, in which files are read in realtime pace alone
+    plain |= {"pace": "realtime", "checkpoint": {"epochs": 2}}
+    plain |= {"cluster": {"distribution_epoch": "100ms", "partition_count": 12}}
     path = _saved(folder, plain)
     run = LaunchedRun([str(path), "-n", str(ranks), "--out", str(folder / "out")], folder / "log")
     deadline = time.monotonic() + PROCESS_S
@@ -89,7 +113,7 @@ def _killed(folder: Path, ranks: int) -> LaunchedRun:
 
 def _same(folder: Path, swjoin: Any) -> dict[str, Any]:
     """The report of a run that has the digest of one in this process, and DuckDB's."""
-    assert swjoin("run", folder / "run.yaml", "--out", folder / "alone").code == 0
+    assert swjoin("run", folder / "run.yaml", "--out", folder / "alone", "--set", "pace=asap").code == 0
     report, alone = _report(folder / "out"), _report(folder / "alone")
     assert report["complete"]
     assert report["ledger"] == {"balanced": True, "complaints": []}
