@@ -31,6 +31,7 @@ OFTEN = {
     "bench kinds --tiny": r"\| anti \| [1-9]",
     "bench gateways --tiny": r"(?s)\| 2 \| \d.*nothing held.*\| 2 \| \d.*t_d = 10 ms\n.*\| 2 \| \d",
     "bench sinks --tiny": r"\| 2 \| \d",
+    "bench nexmark --tiny": r"(?s)\| q5 \| \d.*geometric mean over DuckDB: \d.*600 windows a row",
     "bench stages --tiny": r"(?s)\| 2 \| \d.*\| 4 \| \d",
     "bench api --tiny": r"(?s)[1-9]\d* pairs, .*answer right in every turn.*\| swjoin\.join \|",
     "figures": r"docs/reproduction\.md",

@@ -318,6 +318,12 @@ class Conditions:
             return left, right, (lower[0], upper[0], exclusive)
         raise self._unbounded(pairs)
 
+    def take_times_as_keys(self) -> None:
+        """Without another equality, one of times, such as of two windows, finds the instance."""
+        equalities = (self._key(d.node) for d in self.differences if isinstance(d.node, exp.EQ))
+        if not self.keys and (key := next((found for found in equalities if found is not None), None)) is not None:
+            self.keys.append(key)
+
     def _unbounded(self, pairs: Sequence[tuple[str, str]]) -> UserError:
         for side in self.sides:
             if not side.times:
@@ -345,6 +351,7 @@ def _spelled(relation: Relation, column: str | None) -> str:
 def joined(conditions: Conditions) -> Relation:
     """The join. UserError for conditions that it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
+    conditions.take_times_as_keys()
     if not conditions.keys:
         for node in conditions.rest:
             operands = (node.this, node.expression) if isinstance(node, exp.EQ) else ()

@@ -1,0 +1,236 @@
+"""Nexmark: the queries of `examples/nexmark`, from Parquet to a count and a digest, beside DuckDB over the whole input.
+
+What: a line per query: rows in and out, million events/s of both (median, range, turn by turn), and their ratio; then the
+geometric mean. Every answer is compared, row by row hashed, with DuckDB's. And the operator of aggregates alone, one core:
+million rows/s of a tumbling count, and of sliding ones over it.
+Why: joins are one operator; a query has filters, windows and several stages.
+Stays out: the input (`benchmarks.workloads.nexmark`), engines of streams (`benchmarks.peers`), which do not run these yet.
+
+Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from sqlglot import exp, parse_one
+
+from benchmarks import parse
+from benchmarks.workloads import nexmark
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.job import Job
+from swjoin.config.loader import config_from_plain
+from swjoin.core.batch import TupleBatch
+from swjoin.core.columns import Columns
+from swjoin.core.data_messages import Delivery
+from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
+from swjoin.core.join_semantics import format_digest
+from swjoin.core.row_digests import row_hashes
+from swjoin.core.time_windows import TimeWindows
+from swjoin.frontends.sql.planner import plan_query
+from swjoin.frontends.sql.tables import described
+from swjoin.frontends.sql.windows import Dialect
+from swjoin.operators.aggregation import Aggregation, Limits
+from swjoin.plan.aggregates import Aggregate, AggregateCall, aggregate_columns_of, aggregate_types
+from swjoin.plan.plain import plan_to_plain
+from swjoin.runtime.in_process import run_local
+
+PART = 16_384  # rows of a delivery to the operator
+RATE_US = 10  # between two rows of the operator's input
+
+
+def in_duckdb(text: str) -> str:
+    """A query in DuckDB's SQL: windows as subqueries. A literal with a point is a double."""
+    tree = parse_one(text, read=Dialect)
+    for node in list(tree.find_all(exp.Table))[::-1]:
+        if isinstance(node.this, exp.Anonymous):
+            source, ts, *lengths = node.this.expressions
+            micros = [f"(epoch({length.sql('duckdb')}) * 1000000)::BIGINT" for length in lengths]
+            slide, size, at = micros[0], micros[-1], f"epoch_us({ts.sql('duckdb')})"
+            if len(lengths) == 1:
+                start = f"({at} - {at} % {size})"  # all times are positive
+            else:
+                start = f"{slide} * unnest(generate_series(({at} - {size}) // {slide} + 1, {at} // {slide}))"
+            rows = f"SELECT *, make_timestamp({start}) AS window_start FROM {source.sql('duckdb')}"
+            whole = f"SELECT *, window_start + to_microseconds({size}) AS window_end FROM ({rows})"
+            node.replace(exp.Subquery(this=parse_one(whole, read="duckdb"), alias=exp.TableAlias(this=exp.to_identifier("w"))))
+    for literal in list(tree.find_all(exp.Literal)):
+        if not literal.is_string and "." in str(literal.this):
+            literal.replace(exp.cast(literal.copy(), "DOUBLE"))
+    return tree.sql("duckdb")
+
+
+def _connected(paths: dict[str, Path]) -> Any:
+    db = duckdb.connect()
+    for name, path in paths.items():
+        db.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}')")
+    return db
+
+
+def _theirs(db: Any, text: str) -> float:
+    """Seconds for the count and the sum of the rows' hashes, DuckDB's own."""
+    started = time.perf_counter()
+    db.execute(f"SELECT count(*), sum(hash(q)) FROM ({in_duckdb(text)}) q").fetchall()
+    return time.perf_counter() - started
+
+
+def _wanted(db: Any, text: str) -> tuple[int, str]:
+    """Count and digest of DuckDB's rows."""
+    count, digest = 0, 0
+    for batch in db.sql(in_duckdb(text)).to_arrow_reader(1 << 20):
+        for at, column in enumerate(batch.columns):
+            if pa.types.is_decimal(column.type):  # sums of integers
+                batch = batch.set_column(at, batch.schema.names[at], column.cast(pa.int64()))
+        count += batch.num_rows
+        digest += int(np.add.reduce(row_hashes(batch), dtype=np.uint64))
+    return count, format_digest(digest & (1 << 64) - 1)
+
+
+def _ours(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple[float, tuple[int, str]]:
+    """Seconds of a whole run in this process, and its count and digest."""
+    inputs = {name: StreamConfig(str(path), (), "date_time") for name, path in paths.items()}
+    query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
+    config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
+    streams = tuple(inputs[name] for name in query.tables)
+    job = Job(config, None, True, folder, None, "bench", plan=plan_to_plain(query.plan), inputs=streams)
+    started = time.perf_counter()
+    report = run_local(job, False, slaves)
+    seconds = time.perf_counter() - started
+    if not report["ledger"]["balanced"]:
+        raise SystemExit(f"ledger: {report['ledger']['complaints']}")
+    return seconds, (report["results"]["count"], report["results"]["digest"])
+
+
+def _events(text: str, counts: dict[str, int]) -> int:
+    """Rows of the tables that a query names."""
+    tree = parse_one(text, read=Dialect)
+    windows = [table.this.expressions[0] for table in tree.find_all(exp.Table) if isinstance(table.this, exp.Anonymous)]
+    named = {table.name for table in tree.find_all(exp.Table)} | {source.name for source in windows}
+    return sum(count for name, count in counts.items() if name in named)
+
+
+def _range(values: list[float], digits: int = 2) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def queries(folder: Path, events: int, repeats: int, only: list[str], slaves: int) -> None:
+    paths = nexmark.write(folder, events)
+    db = _connected(paths)
+    counts = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in paths}
+    print(f"\n## Nexmark, {events:,} events, {slaves} slaves in one process, DuckDB with as many threads\n")
+    db.execute(f"SET threads = {slaves}")
+    print("| query | rows in | rows out | million rows/s | DuckDB | over DuckDB |\n|---|---|---|---|---|---|")
+    ratios = []
+    for name in only or list(nexmark.QUERIES):
+        text = nexmark.QUERIES[name].read_text()
+        wanted, came = _wanted(db, text), _events(text, counts)
+        mine: list[float] = []
+        theirs: list[float] = []
+        for turn in range(repeats + 1):  # the first one warms caches and compiles kernels
+            seconds, found = _ours(text, paths, folder / f"{name} {turn}", slaves)
+            if found != wanted:
+                raise SystemExit(f"{name}: wrong answer: {found}, DuckDB has {wanted}")
+            other = _theirs(db, text)
+            if turn:
+                mine.append(came / seconds / 1e6)
+                theirs.append(came / other / 1e6)
+        each = [a / b for a, b in zip(mine, theirs, strict=True)]
+        ratios.append(statistics.median(each))
+        cells = _range(mine), _range(theirs), _range(each)
+        print(f"| {name} | {came:,} | {wanted[0]:,} | {' | '.join(cells)} |", flush=True)
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    print(f"\ngeometric mean over DuckDB: {mean:.3f} (floor 0.5, goal 1.0); worst: {min(ratios):.3f}")
+
+
+# ---------------------------------------------------------------- the operator alone
+
+
+def _operator(keys: int, windows: TimeWindows, rows: int) -> Callable[[], float]:
+    """Million rows/s of a count by an integer key."""
+    random = np.random.default_rng(1)
+    key, ts = random.integers(0, keys, rows), np.arange(rows) * RATE_US
+    node = Aggregate("count", "rows", ("k",), windows, (AggregateCall("n", "count"),))
+    types = {"k": "int64", "ts": "timestamp[us]"}
+    columns = aggregate_columns_of(node, types, dict(aggregate_types(node, types, "ts")))
+    group, nothing = np.zeros(1, np.int64), TupleBatch.empty()
+    deliveries = []
+    for number, at in enumerate(range(0, rows, PART)):
+        part = slice(at, at + PART)
+        n = len(ts[part])
+        batch = pa.record_batch({"k": key[part]})
+        ids, zeros = np.arange(at, at + n).astype(np.uint64), np.zeros(n, np.int64)
+        tuples = TupleBatch(key[part], ts[part], ids, zeros, None, Columns(batch))
+        last = at + PART >= rows
+        times = (END_OF_TIME_US if last else int(ts[part][-1]), END_OF_TIME_US)
+        labels = (0, SlaveId(0), EpochIndex(number), *times)
+        deliveries.append(Delivery(*labels, group, np.array([n]), group, tuples, nothing, last))
+    windows_of = [windows.first_with(int(pane)) for pane in np.unique(windows.panes(ts))]
+    assert windows_of, "no windows"
+
+    def measure() -> float:
+        operator = Aggregation(windows, columns, columns.new_keys(), Limits(1 << 20, 8 << 30), "bench")
+        counted = 0
+        started = time.perf_counter()
+        for delivery in deliveries:
+            work = operator.open(delivery)
+            while not (step := operator.step(work, 0, PART)).done:
+                if step.pairs is not None and step.pairs.columns is not None:
+                    counted += pa.compute.sum(step.pairs.columns.column("n")).as_py()
+        seconds = time.perf_counter() - started
+        per_row = windows.size_us // windows.slide_us
+        if counted != rows * per_row:  # each row is in so many windows
+            raise SystemExit(f"counts add up to {counted}, not to {rows * per_row}")
+        return rows / seconds / 1e6
+
+    return measure
+
+
+def operator(repeats: int, rows: int) -> None:
+    second = 1_000_000
+    cases = {
+        "tumbling count, 10^4 keys (floor 60, goal 120)": _operator(10_000, TimeWindows(10 * second, 10 * second), rows),
+        "tumbling count, 10^6 keys (floor 20, goal 50)": _operator(1_000_000, TimeWindows(10 * second, 10 * second), rows),
+        "tumbling count, 10^3 keys": _operator(1_000, TimeWindows(10 * second, 10 * second), rows),
+        "sliding, 10^3 keys, 5 windows a row (floor 0.7 of tumbling)": _operator(
+            1_000, TimeWindows(10 * second, 2 * second), rows
+        ),
+        "sliding, 10^3 keys, 600 windows a row (floor 0.5 of tumbling)": _operator(
+            1_000, TimeWindows(6 * second, second // 100), rows
+        ),
+    }
+    figures: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(repeats + 1):
+        for name, measure in cases.items():
+            value = measure()
+            if turn:
+                figures[name].append(value)
+    print(f"\n## The operator alone, one core, {rows:,} rows, {1_000_000 // RATE_US:,} a second of event time\n")
+    print("| what | million rows/s |\n|---|---|")
+    for name, values in figures.items():
+        print(f"| {name} | {_range(values, 1)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=list(nexmark.QUERIES), default=[])
+    parser.add_argument("--slaves", type=int, default=2)
+    args = parse(parser, events=30_000, repeat=1)
+    with tempfile.TemporaryDirectory() as folder:
+        queries(Path(folder), args.events, args.repeat, args.only, args.slaves)
+    operator(args.repeat, 100_000 if args.tiny else 4_000_000)
+
+
+if __name__ == "__main__":
+    main()
