@@ -1,7 +1,7 @@
 """swjoin: exact sliding-window joins of two high-rate streams, from one process to an MPI cluster.
 
-`join`, `count` and `proof` for whole tables, `sql` for queries, `WindowJoin` for streams, `run` and `Run` for clusters as
-configured; see docs/api.md. Whatever they need is imported when they are first used.
+`join`, `count` and `proof` for whole tables, `sql` and `stream` for queries, `WindowJoin` for streams, `run` and `Run` for
+clusters as configured; see docs/api.md. Whatever they need is imported when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from swjoin.core.errors import ImplausibleWarning, RunFailed, UserError
 from swjoin.core.version import __version__
 
 if TYPE_CHECKING:
+    from swjoin.api.fluent import col, expr, hop, lit, row_count, stream, tumble
     from swjoin.api.proofs import proof
     from swjoin.api.queries import sql
     from swjoin.api.runs import Run, run
@@ -26,12 +27,19 @@ __all__ = [
     "UserError",
     "WindowJoin",
     "__version__",
+    "col",
     "connect",
     "count",
+    "expr",
+    "hop",
     "join",
+    "lit",
     "proof",
+    "row_count",
     "run",
     "sql",
+    "stream",
+    "tumble",
 ]
 
 _HOMES = {
@@ -44,6 +52,7 @@ _HOMES = {
     "proof": "swjoin.api.proofs",
     "run": "swjoin.api.runs",
     "sql": "swjoin.api.queries",
+    **dict.fromkeys(("col", "expr", "hop", "lit", "row_count", "stream", "tumble"), "swjoin.api.fluent"),
 }
 
 

@@ -1,0 +1,535 @@
+"""Queries in Python: `swjoin.stream`, with Polars' verbs.
+
+What: `Stream`, lazy; `Expr` with `col`, `lit`, `expr`, `row_count`; windows `tumble` and `hop`.
+Why: a query that a program puts together is easier to read as calls than as text. Every verb makes an SQL query of the query
+before, so both have one meaning, one plan and one set of errors.
+Stays out: what SQL means (`frontends.sql`), running it (`api.queries`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from sqlglot import exp
+
+from swjoin.api.inputs import Input, are_paths, to_table
+from swjoin.api.queries import sql
+from swjoin.config.arguments import duration_us, one_of
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.options import TimeUnit
+from swjoin.connectors.files.source import describe_columns
+from swjoin.core.errors import UserError, spelled
+from swjoin.core.ledger import Proof
+from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.frontends.sql.windows import END, START
+from swjoin.plan.stages import cut, describe_edge, describe_stage
+
+Value: TypeAlias = Any  # an Expr, or a constant
+How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
+_HOWS: tuple[How, ...] = ("inner", "left", "right", "full", "semi", "anti")
+_UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+_numbers = itertools.count(1)
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def _node(value: Value) -> exp.Expr:
+    """The SQL of an expression or a constant. UserError for other values."""
+    if isinstance(value, Expr):
+        return value.node.copy()
+    if value is None:
+        return exp.Null()
+    if isinstance(value, bool):
+        return exp.Boolean(this=value)
+    if isinstance(value, (int, float)):
+        number = exp.Literal.number(repr(abs(value)))
+        return exp.Neg(this=number) if value < 0 else number
+    if isinstance(value, str):
+        return exp.Literal.string(value)
+    if isinstance(value, datetime.datetime) and value.tzinfo is None:
+        return exp.cast(exp.Literal.string(value.isoformat(sep=" ")), "TIMESTAMP")
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return exp.cast(exp.Literal.string(value.isoformat()), "DATE")
+    if isinstance(value, datetime.timedelta):
+        return _interval(value // datetime.timedelta(microseconds=1))
+    raise UserError(f"{value!r:.60} is no constant of a query", remedy="use numbers, text, dates or expr('SQL')")
+
+
+def _interval(us: int) -> exp.Expr:
+    return exp.Interval(this=exp.Literal.string(str(us)), unit=exp.Var(this="MICROSECOND"))
+
+
+def _binary(kind: type[exp.Expr], left: Value, right: Value) -> Expr:
+    return Expr(exp.Paren(this=kind(this=_node(left), expression=_node(right))))
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """An expression over columns, in SQL's meaning: null where an operand is null, three-valued conditions. name: of the column
+    that it makes; "" for none."""
+
+    node: exp.Expr
+    name: str = ""
+
+    def alias(self, name: str) -> Expr:
+        return replace(self, name=name)
+
+    def __bool__(self) -> bool:
+        raise UserError("a condition of a query has no truth value", remedy="combine conditions by &, | and ~")
+
+    def __add__(self, other: Value) -> Expr:
+        return _binary(exp.Add, self, other)
+
+    def __radd__(self, other: Value) -> Expr:
+        return _binary(exp.Add, other, self)
+
+    def __sub__(self, other: Value) -> Expr:
+        return _binary(exp.Sub, self, other)
+
+    def __rsub__(self, other: Value) -> Expr:
+        return _binary(exp.Sub, other, self)
+
+    def __mul__(self, other: Value) -> Expr:
+        return _binary(exp.Mul, self, other)
+
+    def __rmul__(self, other: Value) -> Expr:
+        return _binary(exp.Mul, other, self)
+
+    def __truediv__(self, other: Value) -> Expr:
+        return _binary(exp.Div, self, other)
+
+    def __rtruediv__(self, other: Value) -> Expr:
+        return _binary(exp.Div, other, self)
+
+    def __floordiv__(self, other: Value) -> Expr:
+        return _binary(exp.IntDiv, self, other)
+
+    def __mod__(self, other: Value) -> Expr:
+        return _binary(exp.Mod, self, other)
+
+    def __neg__(self) -> Expr:
+        return Expr(exp.Paren(this=exp.Neg(this=self.node.copy())))
+
+    def __eq__(self, other: Value) -> Expr:  # type: ignore[override]
+        return _binary(exp.EQ, self, other)
+
+    def __ne__(self, other: Value) -> Expr:  # type: ignore[override]
+        return _binary(exp.NEQ, self, other)
+
+    def __lt__(self, other: Value) -> Expr:
+        return _binary(exp.LT, self, other)
+
+    def __le__(self, other: Value) -> Expr:
+        return _binary(exp.LTE, self, other)
+
+    def __gt__(self, other: Value) -> Expr:
+        return _binary(exp.GT, self, other)
+
+    def __ge__(self, other: Value) -> Expr:
+        return _binary(exp.GTE, self, other)
+
+    def __and__(self, other: Value) -> Expr:
+        return _binary(exp.And, self, other)
+
+    def __or__(self, other: Value) -> Expr:
+        return _binary(exp.Or, self, other)
+
+    def __invert__(self) -> Expr:
+        return Expr(exp.Not(this=exp.Paren(this=self.node.copy())))
+
+    def is_null(self) -> Expr:
+        return Expr(exp.Paren(this=exp.Is(this=self.node.copy(), expression=exp.Null())))
+
+    def is_not_null(self) -> Expr:
+        return ~self.is_null()
+
+    def is_in(self, values: Sequence[Value]) -> Expr:
+        return Expr(exp.Paren(this=exp.In(this=self.node.copy(), expressions=[_node(value) for value in values])))
+
+    def is_between(self, low: Value, high: Value) -> Expr:
+        """Both ends included."""
+        return _binary(exp.And, _binary(exp.GTE, self, low), _binary(exp.LTE, self, high))
+
+    def fill_null(self, value: Value) -> Expr:
+        return Expr(exp.Coalesce(this=self.node.copy(), expressions=[_node(value)]))
+
+    def cast(self, kind: str) -> Expr:
+        """kind: as SQL names it, such as BIGINT, DOUBLE, VARCHAR."""
+        return expr(f"CAST({self.node.sql('duckdb')} AS {kind})")
+
+    def _called(self, function: type[exp.Expr]) -> Expr:
+        return Expr(function(this=self.node.copy()), self.name)
+
+    def sum(self) -> Expr:
+        return self._called(exp.Sum)
+
+    def mean(self) -> Expr:
+        return self._called(exp.Avg)
+
+    def min(self) -> Expr:
+        return self._called(exp.Min)
+
+    def max(self) -> Expr:
+        return self._called(exp.Max)
+
+    def count(self) -> Expr:
+        """How many values are not null."""
+        return self._called(exp.Count)
+
+    def where(self, condition: Expr) -> Expr:
+        """An aggregate over the rows that satisfy a condition."""
+        return replace(self, node=exp.Filter(this=self.node.copy(), expression=exp.Where(this=_node(condition))))
+
+
+def col(name: str) -> Expr:
+    """A column."""
+    return Expr(exp.column(name, quoted=True), name)
+
+
+def lit(value: Value) -> Expr:
+    """A constant."""
+    return Expr(_node(value))
+
+
+def expr(text: str) -> Expr:
+    """Any expression of SQL (docs/queries.md)."""
+    from swjoin.expressions.binder import parse_expression
+
+    return Expr(exp.Paren(this=parse_expression(text)))
+
+
+def row_count() -> Expr:
+    """The rows of a group."""
+    return Expr(exp.Count(this=exp.Star()))
+
+
+@dataclass(frozen=True)
+class Window:
+    """size_us, slide_us: microseconds."""
+
+    size_us: int
+    slide_us: int
+
+
+def tumble(size: Any) -> Window:
+    """Windows one after another. size: such as "10s", or a timedelta."""
+    us = duration_us(size, "size")
+    return Window(us, us)
+
+
+def hop(size: Any, *, every: Any) -> Window:
+    """Windows of this size, one beginning each `every`."""
+    return Window(duration_us(size, "size"), duration_us(every, "every"))
+
+
+# ---------------------------------------------------------------- streams
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a table of the query is. known: its columns, time and unit."""
+
+    data: Input
+    time: str
+    unit: TimeUnit | None
+    known: Table
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A query that has not been run. columns: of its rows. time: the column that is their time; None for none."""
+
+    columns: tuple[str, ...]
+    time: str | None
+    _query: exp.Query = field(repr=False)
+    _sources: Mapping[str, _Source] = field(repr=False)
+
+    @property
+    def sql(self) -> str:
+        """The query's text."""
+        return self._query.sql("duckdb")
+
+    # ------------------------------------------------------------ verbs
+
+    def filter(self, *conditions: Expr) -> Stream:
+        """The rows that satisfy all conditions."""
+        for condition in conditions:
+            if not isinstance(condition, Expr):
+                raise UserError(f"filter: {condition!r:.60} is no condition", remedy="write col('a') > 5, or expr('a > 5')")
+        selected = self._selected([(name, col(name)) for name in self.columns])
+        for condition in conditions:
+            selected = selected.where(_node(condition))
+        return replace(self, _query=selected)
+
+    def select(self, *columns: str | Expr, **named: Value) -> Stream:
+        """These columns alone: names, expressions with an alias, or name=expression."""
+        return self._with(_items(columns, named))
+
+    def with_columns(self, *columns: Expr, **named: Value) -> Stream:
+        """All columns, and these, which take the place of others of their names."""
+        items = dict(_items(columns, named))
+        kept = [(name, items.pop(name, col(name))) for name in self.columns]
+        return self._with([*kept, *items.items()])
+
+    def rename(self, names: Mapping[str, str]) -> Stream:
+        """Columns with other names. names: of old to new."""
+        for name in names:
+            self._check(name, "rename")
+        return self._with([(names.get(name, name), col(name)) for name in self.columns])
+
+    def split(self, **conditions: Expr) -> dict[str, Stream]:
+        """A stream for each condition, with the rows that satisfy it and none before it, and `rest`, with all others."""
+        if "rest" in conditions:
+            raise UserError("split: rest is what no condition takes", remedy="give the condition another name")
+        found, earlier = {}, lit(True)
+        for name, condition in conditions.items():
+            holds = condition.fill_null(False)
+            found[name] = self.filter(earlier & holds)
+            earlier = earlier & ~holds
+        return found | {"rest": self.filter(earlier)}
+
+    def union(self, *others: Stream) -> Stream:
+        """All rows of these streams, which have the same columns."""
+        query, sources, time = self._query.copy(), dict(self._sources), self.time
+        for other in others:
+            if set(other.columns) != set(self.columns):
+                odd = sorted(set(other.columns) ^ set(self.columns))[0]
+                raise UserError(f"union: column {odd} is not in all streams", remedy="select the same columns of each")
+            query = exp.union(query, other._selected([(name, col(name)) for name in self.columns]), distinct=False, copy=False)
+            sources |= other._sources
+            time = time if other.time == time else None
+        return Stream(self.columns, time, query, sources)
+
+    def join(
+        self,
+        other: Stream,
+        on: str | Sequence[str] | None = None,
+        *,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        within: Any = None,
+        lower: Any = None,
+        upper: Any = None,
+        how: How = "inner",
+    ) -> Stream:
+        """Pairs with equal keys and lower <= right time - left time <= upper; within: lower = -within, upper = within.
+
+        Columns: of the left, then of the right but for keys of the same name; names that the left has, too, end in `_right`.
+        The time is the left one's, of a right join the right one's; a full join has none.
+        """
+        with spelled("arguments"):
+            one_of(how, _HOWS, "how")
+            keys = _keys(on, left_on, right_on)
+            bounds = _bounds(within, lower, upper)
+        if self.time is None or other.time is None:
+            side = "left" if self.time is None else "right"
+            raise UserError(f"join: the {side} stream has no time", remedy="keep its time column")
+        for left, right in keys:
+            self._check(left, "join")
+            other._check(right, "join")
+        merged = {right: left for left, right in keys if left == right}
+        items = [exp.alias_(_key_or_column(name, merged, how), name, quoted=True) for name in self.columns]
+        names = list(self.columns)
+        renamed = {}
+        for name in other.columns if how not in ("semi", "anti") else ():
+            if name not in merged:
+                shown = renamed[name] = f"{name}_right" if name in names else name
+                if shown in names:
+                    raise UserError(f"join: two columns are named {shown}", remedy="rename one before")
+                names.append(shown)
+                items.append(exp.alias_(_of("r", name), shown, quoted=True))
+        low, high = (exp.Add(this=_of("l", self.time), expression=_interval(us)) for us in bounds)
+        conditions: list[exp.Expr] = [exp.EQ(this=_of("l", left), expression=_of("r", right)) for left, right in keys]
+        conditions.append(exp.Between(this=_of("r", other.time), low=low, high=high))
+        right_side = exp.Join(this=_subquery(other._query, "r"), on=exp.and_(*conditions), **_kind(how))
+        query = exp.select(*items).from_(_subquery(self._query, "l"))
+        query.append("joins", right_side)
+        time = None if how == "full" else self.time
+        if how == "right":
+            time = merged.get(other.time) or renamed[other.time]
+        return Stream(tuple(names), time, query, {**self._sources, **other._sources})
+
+    def group_by(self, *keys: str | Expr, **named: Value) -> Groups:
+        """Rows by these columns and, with `window`, by windows."""
+        return Groups(self, _items(keys, named))
+
+    # ------------------------------------------------------------ answers
+
+    def collect(self, **options: Any) -> Any:
+        """Run the query. options, and what is returned: as of `swjoin.sql`, such as returns, threads, ranks, memory."""
+        for name in ("tables", "time", "time_unit"):
+            if name in options:
+                raise UserError(f"{name}: is given to swjoin.stream")
+        tables = {name: source.data for name, source in self._sources.items()}
+        times = {name: source.time for name, source in self._sources.items()}
+        units = {name: source.unit for name, source in self._sources.items() if source.unit is not None}
+        return sql(self.sql, tables=tables, time=times, time_unit=units or None, **options)
+
+    def sink(self, path: str | os.PathLike[str], **options: Any) -> Proof:
+        """Run the query, with its rows in a file (.parquet, .csv, .csv.gz). options: as of `swjoin.sql`."""
+        proof: Proof = self.collect(out=path, **options)
+        return proof
+
+    def run(self, *, ranks: int | None = None, **options: Any) -> Any:
+        """Run the query, on so many MPI ranks of this machine."""
+        return self.collect(ranks=ranks, **options)
+
+    def explain(self) -> str:
+        """The stages of the query, and the edges between them, a line each."""
+        plan = plan_query(self.sql, {name: source.known for name, source in self._sources.items()}).plan
+        stages = cut(plan)
+        return "\n".join([*map(describe_stage, stages.stages), *map(describe_edge, stages.edges)])
+
+    # ------------------------------------------------------------ making queries
+
+    def _check(self, name: str, where: str) -> None:
+        if name not in self.columns:
+            raise UserError(f"{where}: no column {name}", remedy=f"columns are {', '.join(self.columns)}")
+
+    def _selected(self, items: Sequence[tuple[str, Expr]]) -> exp.Select:
+        named = [exp.alias_(_node(value), name, quoted=True) for name, value in items]
+        return exp.select(*named).from_(_subquery(self._query, "q"))
+
+    def _with(self, items: Sequence[tuple[str, Expr]]) -> Stream:
+        """The stream of these columns; one of them may be the time."""
+        names = tuple(name for name, _ in items)
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"two columns are named {twice[0]}", remedy="give one an alias")
+        kept = [name for name, value in items if isinstance(value.node, exp.Column) and value.node.name == self.time]
+        time = self.time if self.time in kept else next(iter(kept), None)
+        return replace(self, columns=names, time=time, _query=self._selected(items))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The rows of a stream by keys; `agg` makes a stream of it."""
+
+    _of: Stream
+    _keys: Sequence[tuple[str, Expr]]
+    _window: Window | None = None
+
+    def window(self, window: Window) -> Groups:
+        """By windows of time, too."""
+        if not isinstance(window, Window):
+            raise UserError(f"window: {window!r:.60} is no window", remedy="give tumble('10s') or hop('10s', every='2s')")
+        return replace(self, _window=window)
+
+    def agg(self, *columns: Expr, **named: Expr) -> Stream:
+        """A row for each group: keys, `window_start` and `window_end` if there is a window, and these aggregates."""
+        found, of = _items(columns, named), self._of
+        edges = [] if self._window is None else [(START, col(START)), (END, col(END))]
+        items = [*self._keys, *edges, *found]
+        names = [name for name, _ in items]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"agg: two columns are named {twice[0]}", remedy="give one an alias")
+        select = exp.select(*(exp.alias_(_node(value), name, quoted=True) for name, value in items))
+        if self._window is None:
+            query, time = select.from_(_subquery(of._query, "q")), None
+            time = next((name for name, value in self._keys if value.node == exp.column(of.time or "", quoted=True)), None)
+        else:
+            if of.time is None:
+                raise UserError("window: the stream has no time", remedy="keep its time column")
+            sizes = [self._window.size_us] if self._window.size_us == self._window.slide_us else []
+            sizes = sizes or [self._window.slide_us, self._window.size_us]
+            inner = exp.Subquery(this=of._query.copy())
+            arguments = [inner, exp.column(of.time, quoted=True), *map(_interval, sizes)]
+            call = exp.Anonymous(this="TUMBLE" if len(sizes) == 1 else "HOP", expressions=arguments)
+            query, time = select.from_(exp.Table(this=call, alias=exp.TableAlias(this=exp.to_identifier("q")))), END
+        grouped = [_node(value) for _, value in [*self._keys, *edges]]
+        return Stream(tuple(names), time, query.group_by(*grouped, copy=False), of._sources)
+
+
+def stream(data: Input, *, time: str, time_unit: TimeUnit | None = None) -> Stream:
+    """A stream to query: an Arrow table, a pandas or polars frame, anything with `__arrow_c_stream__`, or a path or paths.
+
+    time: the time column. time_unit: of a time column of integers: s, ms, us, ns. Nothing is read but the columns' types, until
+    the query is run.
+    """
+    name = f"stream{next(_numbers)}"
+    with spelled("arguments"):
+        if are_paths(data):
+            paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+            given = tuple(os.fspath(Path(each)) for each in paths)
+            columns = describe_columns(StreamConfig(given[0] if len(given) == 1 else given, (), time, time_unit))
+        else:
+            table = to_table(data, "data", time)
+            data, columns = table, tuple((f.name, str(f.type)) for f in table.schema)
+        if time not in dict(columns):
+            raise UserError(f"time: no column {time}", remedy=f"columns are {', '.join(dict(columns))}")
+        if "int" in dict(columns)[time] and time_unit is None:
+            raise UserError(f"time: {time} is a number without a unit", remedy="give time_unit")
+    known = Table(columns, time, None if time_unit is None else _UNIT_US[time_unit])
+    names = tuple(dict(columns))
+    select = exp.select(*(exp.column(each, quoted=True) for each in names)).from_(exp.to_identifier(name, quoted=True))
+    return Stream(names, time, select, {name: _Source(data, time, time_unit, known)})
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _items(columns: Sequence[str | Expr], named: Mapping[str, Value]) -> list[tuple[str, Expr]]:
+    """Names and expressions of columns. UserError for an expression without a name."""
+    found = []
+    for column in columns:
+        if isinstance(column, str):
+            found.append((column, col(column)))
+        elif not isinstance(column, Expr):
+            raise UserError(f"{column!r:.60} is no column", remedy="give a name, or an expression such as col('a') + 1")
+        elif not column.name:
+            shown = column.node.sql("duckdb")[:60]
+            raise UserError(f"{shown} has no name", remedy="give it one: name=..., or .alias('name')")
+        else:
+            found.append((column.name, column))
+    return [*found, *((name, value if isinstance(value, Expr) else lit(value)) for name, value in named.items())]
+
+
+def _subquery(query: exp.Query, alias: str) -> exp.Subquery:
+    return exp.Subquery(this=query.copy(), alias=exp.TableAlias(this=exp.to_identifier(alias)))
+
+
+def _of(table: str, name: str) -> exp.Column:
+    return exp.column(name, table, quoted=True)
+
+
+def _key_or_column(name: str, merged: Mapping[str, str], how: How) -> exp.Expr:
+    """A column of the left side; a key's value where right rows come out alone."""
+    if name not in merged or how not in ("right", "full"):
+        return _of("l", name)
+    return _of("r", name) if how == "right" else exp.Coalesce(this=_of("l", name), expressions=[_of("r", name)])
+
+
+def _kind(how: How) -> dict[str, str]:
+    if how in ("semi", "anti"):
+        return {"kind": how.upper()}
+    return {} if how == "inner" else {"side": how.upper()}
+
+
+def _keys(on: Any, left_on: Any, right_on: Any) -> list[tuple[str, str]]:
+    """Pairs of key columns. UserError unless both sides have as many."""
+    if (on is None) == (left_on is None and right_on is None):
+        raise UserError("join: give on, or left_on and right_on")
+    sides = [[given] if isinstance(given, str) else list(given or ()) for given in ((on, on) if on else (left_on, right_on))]
+    if not sides[0] or len(sides[0]) != len(sides[1]):
+        raise UserError(f"join: {len(sides[0])} key columns on the left, {len(sides[1])} on the right")
+    return list(zip(*sides, strict=True))
+
+
+def _bounds(within: Any, lower: Any, upper: Any) -> tuple[int, int]:
+    """Lower and upper, microseconds."""
+    if (within is None) == (lower is None and upper is None):
+        raise UserError("join: give within, or lower and upper")
+    if within is not None:
+        us = duration_us(within, "within")
+        return -us, us
+    if lower is None or upper is None:
+        raise UserError(f"join: {'lower' if lower is None else 'upper'} is missing")
+    return duration_us(lower, "lower"), duration_us(upper, "upper")
