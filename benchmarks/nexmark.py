@@ -39,7 +39,7 @@ from swjoin.core.row_digests import row_hashes
 from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
-from swjoin.frontends.sql.windows import Dialect
+from swjoin.frontends.sql.windows import Dialect, plain_arguments
 from swjoin.operators.aggregation import Aggregation, Limits
 from swjoin.plan.aggregates import Aggregate, AggregateCall, aggregate_columns_of, aggregate_types
 from swjoin.plan.plain import plan_to_plain
@@ -54,7 +54,7 @@ def in_duckdb(text: str) -> str:
     tree = parse_one(text, read=Dialect)
     for node in list(tree.find_all(exp.Table))[::-1]:
         if isinstance(node.this, exp.Anonymous):
-            source, ts, *lengths = node.this.expressions
+            source, ts, *lengths = plain_arguments(node.this)
             micros = [f"(epoch({length.sql('duckdb')}) * 1000000)::BIGINT" for length in lengths]
             slide, size, at = micros[0], micros[-1], f"epoch_us({ts.sql('duckdb')})"
             if len(lengths) == 1:
@@ -114,7 +114,7 @@ def _ours(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple
 def _events(text: str, counts: dict[str, int]) -> int:
     """Rows of the tables that a query names."""
     tree = parse_one(text, read=Dialect)
-    windows = [table.this.expressions[0] for table in tree.find_all(exp.Table) if isinstance(table.this, exp.Anonymous)]
+    windows = [plain_arguments(table.this)[0] for table in tree.find_all(exp.Table) if isinstance(table.this, exp.Anonymous)]
     named = {table.name for table in tree.find_all(exp.Table)} | {source.name for source in windows}
     return sum(count for name, count in counts.items() if name in named)
 

@@ -16,9 +16,15 @@ from typing import Any
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job, load_job
 from swjoin.config.loader import apply_overrides, load_config, load_plain, read_config, shown, stream_from_plain
+from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS
 from swjoin.core.errors import UserError
 
-_OF_TWO_STREAMS = ("join", "left", "right", "workload", "within", "lower", "upper", "last", "on")
+_OF_TWO_STREAMS = (
+    *("join", "left", "right", "workload", *JOIN_KEYS),
+    *(name for name, paths in OPTION_KEYS.items() if paths[0].startswith(("left.", "right."))),
+)
+_OF_JOINS = {"key": "joins of a query name their keys", "on": "joins of a query name their keys"}
+_OF_JOINS |= dict.fromkeys(("columns", "id"), "a query names what it reads")
 
 
 def job_of(path: Path, overrides: Sequence[str], command: str) -> Job:
@@ -89,10 +95,13 @@ def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
             raise UserError(f"inputs.{name}: expected a mapping, got {shown(plain)}")
         if name.casefold() in map(str.casefold, found):
             raise UserError(f"inputs.{name}: the name is given twice")
-        if "key" in plain or "on" in plain:
-            raise UserError(f"inputs.{name}: key: joins of a query name their keys; leave it out")
+        for key, reason in _OF_JOINS.items():
+            if key in plain:
+                raise UserError(f"inputs.{name}: {key}: {reason}; leave it out")
         stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
         if stream.live or stream.path is None:
             raise UserError(f"inputs.{name}: give a path; queries read no live streams yet")
+        if not stream.time:
+            raise UserError(f"inputs.{name}: time is missing; name the time column")
         found[name] = stream
     return found

@@ -130,7 +130,7 @@ class AggregateColumns:
             if not fits.all():
                 at = int(np.flatnonzero(~fits)[0])
                 total = (int(high[at]) << 64) + int(low.view(np.uint64)[at])
-                raise RunFailed(f"{self.name}: sum({call.column}) of a group is {total}, which has more than 64 bits")
+                raise RunFailed(f"{call.name} of a group is {total}, which has more than 64 bits")
             return pa.array(low, mask=missing)
         means = low / np.maximum(counts, 1)
         for at in np.flatnonzero(

@@ -433,6 +433,17 @@ def _result_of(plan: LogicalPlan) -> Result:
     return next(node for node in plan.nodes if isinstance(node, Result))
 
 
+def _as(column: Any, kind: Any) -> Any:
+    """A cast. DuckDB's differences of times are intervals, which Arrow does not cast to durations."""
+    import pyarrow as pa
+
+    if column.type != pa.month_day_nano_interval():
+        return column.cast(kind)
+    day = 86_400_000_000
+    micros = [None if v is None else v.months * 30 * day + v.days * day + v.nanoseconds // 1000 for v in column.to_pylist()]
+    return pa.array(micros, pa.duration("us")).cast(kind)
+
+
 def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) -> None:
     """A table of the hashes of a query's rows, in the place of ids. types: of its columns, in their order."""
     import pyarrow as pa
@@ -441,7 +452,7 @@ def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) ->
     hashes = [np.empty(0, np.uint64)]
     cursor = db.cursor()
     for batch in cursor.sql(query).to_arrow_reader(1 << 17):
-        arrays = [column.cast(kind) for column, kind in zip(batch.columns, kinds, strict=True)]
+        arrays = [_as(column, kind) for column, kind in zip(batch.columns, kinds, strict=True)]
         hashes.append(row_hashes(pa.RecordBatch.from_arrays(arrays, list(types))))
     cursor.register("hashes", pa.table({"l": np.concatenate(hashes)}))
     cursor.execute(f"CREATE TABLE {table} AS SELECT l, {NONE} AS r FROM hashes")

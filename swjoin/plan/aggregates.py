@@ -10,7 +10,6 @@ the group's values and the window's start (`core.row_digests`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -26,6 +25,7 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.core.units import format_duration
 
 WindowTime: TypeAlias = Literal["last", "start", "end"]
+NAIVE = "timestamp[us]"
 _AFTER = {"last": -1, "end": 0}  # of the window's end, microseconds
 
 
@@ -43,7 +43,8 @@ class Aggregate:
     """Results of functions over the rows of each window and group.
 
     key: grouping columns, any number; null is a group. start, end: names of the window's columns. output_time: the time of a
-    row: the last microsecond of its window, its start or its end.
+    row: the last microsecond of its window, its start or its end. time_type: of the window's columns, a timestamp of
+    microseconds, with a zone if the rows' times have one.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Aggregate:
     start: str = "window_start"
     end: str = "window_end"
     output_time: WindowTime = "last"
+    time_type: str = NAIVE
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -81,12 +83,6 @@ class Aggregate:
         return f"{', '.join(call.function for call in self.calls) or 'groups'} by {', '.join(self.key) or 'window'}, {kind}"
 
 
-def _time_type(time: str | None, types: Mapping[str, str]) -> str:
-    """Type of a window's columns: a timestamp as the time column is one."""
-    zone = re.fullmatch(r"timestamp\[\w+, (tz=.+)\]", types.get(str(time), ""))
-    return f"timestamp[us, {zone[1]}]" if zone else "timestamp[us]"
-
-
 def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:
     """Names and types of the columns of an aggregate's rows. types, time: of its input. UserError if it cannot have them."""
     if time is None:
@@ -95,7 +91,7 @@ def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None)
     if missing:
         raise UserError(f"no column {missing[0]}", subject=node.name, remedy=f"columns are {', '.join(types)}")
     found = [(name, types[name]) for name in node.key]
-    found += [(name, _time_type(time, types)) for name in (node.start, node.end)]
+    found += [(name, node.time_type) for name in (node.start, node.end)]
     try:
         GroupKeys([(name, type_named(types[name])) for name in node.key])
         for call in node.calls:

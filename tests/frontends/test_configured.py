@@ -66,7 +66,7 @@ def test_a_configuration_with_a_query(swjoin: Any, tmp_path: Path) -> None:
     assert report["config"]["cluster"]["partition_count"] == 7
     assert verify(tmp_path / "out").equal
     said = swjoin("explain", path).out
-    assert "count, max, avg by key 0, windows of 4s every 1s" in " ".join(said.split())
+    assert "count, max, avg by auction, windows of 4s every 1s" in " ".join(said.split())
     assert "In each stage with keys the key's hash says" in " ".join(said.split())
     assert swjoin("explain", tmp_path / "out").code == 0
     assert swjoin("simulate", path, "--slaves", "2").code in (0, 2)
@@ -174,7 +174,13 @@ def test_a_run_that_ended_early_is_resumed(number: int, swjoin: Any, tmp_path: P
             {"inputs": {"bid": {"watch": "d", "schema": "k: int64"}}},
             "inputs.bid: give a path; queries read no live streams yet",
         ),
-        ({"inputs": {"b": {"path": "x"}, "B": {"path": "x"}}}, "inputs.b: the name is given twice"),
+        ({"inputs": {"b": {"path": "x", "time": "t"}, "B": {"path": "x", "time": "t"}}}, "inputs.b: the name is given twice"),
+        ({"inputs": {"bid": {"path": "b.parquet", "time": "at", "columns": ["k"]}}}, "inputs.bid: columns: a query names what"),
+        ({"inputs": {"bid": {"path": "b.parquet"}}}, "inputs.bid: time is missing; name the time column"),
+        ({"where": "price > 1"}, "where: is for the join of two streams; leave it out beside queries"),
+        ({"how": "left"}, "how: is for the join of two streams"),
+        ({"columns": ["price"]}, "columns: is for the join of two streams"),
+        ({"right_time": "at"}, "right_time: is for the join of two streams"),
         ({"join": {"within": "5s"}}, "join: is for the join of two streams; leave it out beside queries"),
         ({"left": {"path": "x"}}, "left: is for the join of two streams; leave it out beside queries"),
         ({"clustr": {}}, "clustr: unknown configuration key; did you mean cluster?"),

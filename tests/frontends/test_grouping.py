@@ -166,17 +166,18 @@ def test_sums_of_integers_beyond_64_bits(tmp_path: Path) -> None:
     table = {"ts": _us(0, 1, 2, 3), "k": [1, 1, 1, 2], "v": [most, most, -most, -most - 1]}
     assert _one(table, text, tmp_path) == Counter({(1, most, most / 3): 1, (2, -most - 1, float(-most - 1)): 1})
     (tmp_path / "over").mkdir()
-    with pytest.raises(RunFailed, match=rf"sum\(.*\) of a group is {2 * most}, which has more than 64 bits"):
+    with pytest.raises(RunFailed, match=rf"SUM\(v\) of a group is {2 * most}, which has more than 64 bits"):
         _one({"ts": _us(0, 1), "k": [1, 1], "v": [most, most]}, text, tmp_path / "over")
     (tmp_path / "unsigned").mkdir()
     unsigned = {"ts": _us(0, 1), "k": [1, 1], "v": pa.array([most, 0], pa.uint64())}
     assert _one(unsigned, text, tmp_path / "unsigned") == Counter({(1, most, most / 2): 1})
 
 
-def test_windows_of_zoned_times_are_zoned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("item", "key"), [("count(*)", ""), ("sum(v)", ""), ("count(*)", "v, ")])
+def test_windows_of_zoned_times_are_zoned(item: str, key: str, tmp_path: Path) -> None:
     table = {"ts": _us(0, 3_600_000_000, zone="Europe/Berlin"), "v": [1, 2]}
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
-    text = f"SELECT window_start, window_end, count(*) AS n FROM TUMBLE(t, ts, {SECOND}) GROUP BY window_start, window_end"
+    text = f"SELECT window_start, window_end, {item} AS n FROM TUMBLE(t, ts, {SECOND}) GROUP BY {key}window_start, window_end"
     run_query(text, {"t": StreamConfig(str(tmp_path / "t.parquet"), (), "ts")}, tmp_path / "run")
     (file,) = (tmp_path / "run" / "results").glob("*.parquet")
     assert str(pq.read_table(file).schema.field("window_start").type) == "timestamp[us, tz=Europe/Berlin]"
@@ -192,6 +193,32 @@ def test_times_of_integers_and_nanoseconds(tmp_path: Path) -> None:
     rows, _ = run_query(text, {"t": config}, tmp_path / "ints")
     assert sorted(row[1] for row in rows) == [1, 2]
     assert verify(tmp_path / "ints").equal
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    table = {
+        "ts": _us(0, 1, 2),
+        "COUNT(*)": [100, 100, 200],
+        "k % 2": [5, 5, 6],
+        "k": [1, 1, 2],
+        "argument of SUM(k)": [0, 0, 0],
+    }
+    text = (
+        'SELECT "COUNT(*)" AS a, "k % 2" AS b, k % 2 AS odd, count(*) AS n, sum(k) AS s, "argument of SUM(k)" AS z '
+        f'FROM TUMBLE(t, ts, {SECOND}) GROUP BY "COUNT(*)", "k % 2", k % 2, "argument of SUM(k)", window_start HAVING s > 0'
+    )
+    assert _one(table, text, tmp_path) == Counter({(100, 5, 1, 2, 2, 0): 1, (200, 6, 0, 1, 2, 0): 1})
+    having = "HAVING n > 1 AND total = 2"
+    named = f"SELECT sum(k) AS total, count(*) AS n FROM TUMBLE(t, ts, {SECOND}) GROUP BY k, window_start {having}"
+    (tmp_path / "alias").mkdir()
+    assert _one(table, named, tmp_path / "alias") == Counter({(2, 2): 1})
+
+
+def test_lengths_of_windows_are_durations(tmp_path: Path) -> None:
+    items = "window_end - window_start AS len, min(ts) - window_start AS gap"
+    text = f"SELECT {items} FROM TUMBLE(t, ts, {SECOND}) GROUP BY window_end"
+    rows = _one({"ts": _us(5, 1_000_007)}, text, tmp_path)
+    assert {(len_.total_seconds(), gap.microseconds) for len_, gap in rows} == {(1.0, 5), (1.0, 7)}
 
 
 def test_ten_thousand_windows_of_few_rows_and_one_that_is_far_away(tmp_path: Path) -> None:
@@ -224,6 +251,27 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
             "v is neither in GROUP BY nor in an aggregate; add v",
         ),
         (f"SELECT k FROM TUMBLE(a, ts, {SECOND}) GROUP BY k, window_end HAVING v > 1", "v is neither in GROUP BY"),
+        (
+            f'SELECT "COUNT(*)" AS x, count(*) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end',
+            "column COUNT(*) is missing",
+        ),
+        (
+            f'SELECT sum(v) AS s FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end HAVING "SUM(v)" > 1',
+            "column SUM(v) is missing",
+        ),
+        (
+            f"SELECT t.v AS s FROM TUMBLE(a, ts, {SECOND}) AS t(ts, v, k) GROUP BY v, window_end",
+            "columns is not supported, in t(",
+        ),
+        (f"SELECT count(* EXCLUDE k) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "COUNT(* EXCLUDE (k)) is not"),
+        (f"SELECT sum(TABLE v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "function TABLE is not supported"),
+        (f"SELECT sum(DESCRIPTOR(v)) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "function DESCRIPTOR is not"),
+        (f"SELECT DISTINCT k FROM TUMBLE(a, ts, {SECOND}) HAVING k > 1", "DISTINCT of groups is not supported"),
+        (f"SELECT sum(v) IGNORE NULLS AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "SUM(v) is not supported"),
+        (
+            f"SELECT (SELECT sum(v) FROM a) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
+            "(SELECT SUM(v) FROM a) is not",
+        ),
         (f"SELECT kk FROM TUMBLE(a, ts, {SECOND}) GROUP BY k, window_end", "column kk is missing; did you mean k?"),
         (f"SELECT count(*) FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "column 1, COUNT(*), has no name"),
         (f"SELECT * FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "* of groups is not supported; name the columns"),

@@ -195,7 +195,7 @@ def _hash_for_equality(monkeypatch: Monkey) -> None:
 
     def hashes(self: StageInstance, port: int, batches: list[TupleBatch]) -> TupleBatch:
         batch = packed(self, port, batches)
-        return batch if self._keys.native or not batches else replace(batch, key=TupleBatch.concat(batches).key)
+        return batch if self.keys.native or not batches else replace(batch, key=TupleBatch.concat(batches).key)
 
     monkeypatch.setattr(StageInstance, "_packed", hashes)
 

@@ -24,7 +24,7 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.files.source import describe_columns
-from swjoin.frontends.sql.windows import Dialect
+from swjoin.frontends.sql.windows import Dialect, plain_arguments
 from swjoin.plan.logical import Column, LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.launch import launch
@@ -95,7 +95,7 @@ def unrolled(text: str) -> str:
     for node in list(tree.find_all(exp.Table))[::-1]:
         if not isinstance(node.this, exp.Anonymous):
             continue
-        source, time, *lengths = node.this.expressions
+        source, time, *lengths = plain_arguments(node.this)
         slide, size = (f"(epoch({length.sql('duckdb')}) * 1000000)::BIGINT" for length in (lengths[0], lengths[-1]))
         ts, rows = (
             f"epoch_us({time.sql('duckdb')})",

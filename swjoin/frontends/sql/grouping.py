@@ -10,7 +10,7 @@ subquery's windows, in GROUP BY.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.conditions import Names
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
 from swjoin.frontends.sql.windows import END, START, Windowed, window_type
-from swjoin.plan.aggregates import Aggregate, AggregateCall, WindowTime
+from swjoin.plan.aggregates import NAIVE, Aggregate, AggregateCall, WindowTime
 from swjoin.plan.logical import Project
 
 _FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max"}
@@ -82,7 +82,12 @@ class Aggregated:
     def make(self, nodes: Nodes, time: str | None) -> str:
         keys = tuple(key.field.column for key in self.keys)
         values = [(name, text) for name, _, text, _ in self.calls if text is not None]
-        read = {name: f"of {name}" for name, _ in values}
+        read: dict[str, str] = {}
+        for name, _ in values:
+            argument = f"argument of {name}"
+            while argument in keys:
+                argument += "_"
+            read[name] = argument
         calls = tuple(AggregateCall(name, function, read.get(name)) for name, function, _, _ in self.calls)
         start, end, output = START, END, {START: "start", END: "end"}.get(str(time), "last")
         below_time = None if self.time is None else self.time.column
@@ -95,7 +100,8 @@ class Aggregated:
             source = below
             below = nodes.add("select", lambda name: Project(name, source, computed))
         out: WindowTime = output  # type: ignore[assignment]
-        return nodes.add("aggregate", lambda name: Aggregate(name, below, keys, self.windows, calls, start, end, out))
+        kind = window_type(self.time) if self.time is not None else NAIVE
+        return nodes.add("aggregate", lambda name: Aggregate(name, below, keys, self.windows, calls, start, end, out, kind))
 
 
 class Grouping:
@@ -108,6 +114,7 @@ class Grouping:
         self._aliases = [item.alias if isinstance(item, exp.Alias) else "" for item in node.expressions]
         self._keys: list[Key] = []
         self._has_window = False
+        self._taken = {START, END, "instant", "after"}  # names of columns of the groups
         self._found: dict[str, tuple[str, str, str | None, str]] = {}  # calls, by their text
         for expression in self._grouped_by(node):
             self._add_key(expression)
@@ -123,7 +130,7 @@ class Grouping:
         if distinct is not None:
             if distinct.args.get("on"):
                 raise UserError("DISTINCT ON is not supported", remedy="write GROUP BY")
-            if group is not None or any(map(_calls, node.expressions)):
+            if group is not None or node.args.get("having") or any(map(_calls, node.expressions)):
                 raise UserError("DISTINCT of groups is not supported", remedy="leave it out")
             yield from self._items
             return
@@ -166,17 +173,25 @@ class Grouping:
                 raise UserError(f"{shown}: an expression of a window in GROUP BY", remedy=f"group by {START}, {END}")
             self._has_window = True
             return
-        column = f"key {len(self._keys)}"
         if isinstance(expression, exp.Column):
             f = self._names.field(expression)
             if all(key.text != quoted(f.column) for key in self._keys):
-                self._keys.append(Key(quoted(f.column), replace(f, column=column), True))
+                self._keys.append(Key(quoted(f.column), replace(f, column=self._free(f.name, ())), True))
             return
         text, expr = self._names.text(expression)
         if pa.types.is_null(expr.type):
             raise UserError(f"{shown} is null for every row", remedy="leave it out of GROUP BY")
         if all(key.text != text for key in self._keys):
+            column = self._free(shown, self._names.fields)
             self._keys.append(Key(text, Field("", column, column, str(expr.type)), False))
+
+    def _free(self, name: str, others: Iterable[tuple[str, str]]) -> str:
+        """A name that no column of the groups has, nor one of these, (table, name)."""
+        taken = {other.casefold() for _, other in others} | {other.casefold() for other in self._taken}
+        while name.casefold() in taken:
+            name += "_"
+        self._taken.add(name)
+        return name
 
     # ------------------------------------------------------------ calls
 
@@ -196,8 +211,10 @@ class Grouping:
         more = [name for name, value in call.args.items() if value and name not in ("this", "big_int")]
         if more or isinstance(argument, exp.Order):
             raise UserError(f"{shown} is not supported", remedy=_REMEDY)
-        if isinstance(argument, exp.Star):
+        if isinstance(argument, exp.Star) and not any(argument.args.values()):
             argument = None
+        if isinstance(argument, exp.Star):
+            raise UserError(f"{shown} is not supported", remedy="write count(*)")
         if argument is None and function != "count":
             raise UserError(f"{shown} needs a column", remedy="name one")
         if any(_calls(part) for part in (argument, where) if part is not None):
@@ -206,7 +223,7 @@ class Grouping:
             argument, where = None, argument if where is None else exp.and_(argument, where)
         if where is not None:
             argument = exp.Case(ifs=[exp.If(this=where.copy(), true=argument or exp.Literal.number(1))])
-        name = f"call {len(self._found)}"
+        name = self._free(shown, self._names.fields)
         if argument is None:
             self._found[text] = (name, function, None, "int64")
             return
@@ -237,6 +254,7 @@ class Grouping:
 
     def rewritten(self, item: exp.Expr) -> exp.Expr:
         """An expression of SELECT or HAVING over the columns of the groups. UserError for what is not the same in a group."""
+        self._check_names(item)
         computed = {key.text: key.field.column for key in self._keys if not key.plain}
 
         def changed(node: exp.Expr) -> exp.Expr:
@@ -249,10 +267,28 @@ class Grouping:
         out = item.copy().transform(changed)
         names, mine = Names(self.relation.fields), {f.column for f in self.relation.fields if not f.table}
         for column in out.find_all(exp.Column):
-            if column.name not in mine and not names.knows(column) and self._names.knows(column):
+            if column.name not in mine and not names.knows(column):
                 shown = column.sql("duckdb")
                 raise UserError(f"{shown} is neither in GROUP BY nor in an aggregate", remedy=f"add {shown} to GROUP BY")
         return out
+
+    def condition(self, having: exp.Expr) -> exp.Expr:
+        """A condition of HAVING, which may name items by their aliases."""
+
+        def meant(node: exp.Expr) -> exp.Expr:
+            if isinstance(node, exp.Column) and not node.table and not self._names.knows(node):
+                for alias, item in zip(self._aliases, self._items, strict=True):
+                    if alias.casefold() == node.name.casefold():
+                        return exp.Paren(this=item.copy())
+            return node
+
+        return self.rewritten(having.copy().transform(meant))
+
+    def _check_names(self, item: exp.Expr) -> None:
+        """UserError for a name that the rows before grouping do not have, or for what no group has."""
+        for node in item.find_all(exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup, exp.Subquery, exp.Select):
+            raise UserError(f"{one_line(node.sql('duckdb'), 100)} is not supported", remedy=_REMEDY)
+        self._names.read_by(item)
 
     def _text(self, node: exp.Expr) -> str:
         if _calls(node) or not self._names.knows(node):

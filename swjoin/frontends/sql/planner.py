@@ -211,7 +211,7 @@ class _Planner:
             having += [c for c in where if not below.knows(c)]
             relation = _filtered(windowed.of, [c for c in where if below.knows(c)])
             grouping = Grouping(node, relation, windowed, windowed.table)
-        groups = _filtered(grouping.relation, [grouping.rewritten(condition) for condition in having])
+        groups = _filtered(grouping.relation, [grouping.condition(condition) for condition in having])
         found = []
         for item in node.expressions:
             if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
@@ -225,6 +225,8 @@ class _Planner:
     def _windowed(self, node: exp.Expr, call: WindowCall, named: Mapping[str, Relation]) -> Windowed:
         """The table of a window function with its time column. UserError for a column that is no time of its rows."""
         _only(node, "this", "alias")
+        if node.args.get("alias") is not None:
+            _only(node.args["alias"], "this")
         source = call.source
         if isinstance(source, exp.Column):
             relation = self._table(exp.Table(this=source.this.copy()), named)
@@ -238,7 +240,7 @@ class _Planner:
             known = ", ".join(f.name for f in of.fields if f.column in of.times) or "none"
             raise UserError(f"{call.name}: {time.name} is no time of its rows", remedy=f"columns that are: {known}")
         for f in of.fields:
-            if f.name in (START, END):
+            if f.name.casefold() in (START, END):
                 raise UserError(f"{call.name}: the rows have a column {f.name} already", remedy="give it another name before")
         return Windowed(of, table, time, call.windows)
 

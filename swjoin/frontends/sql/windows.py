@@ -7,6 +7,7 @@ Stays out: GROUP BY (`frontends.sql.grouping`), what a window is (`core.time_win
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -45,12 +46,17 @@ class Dialect(DuckDB):
 
         def _parse_lambda(self, *args: Any, **options: Any) -> Any:
             if self._match(TokenType.TABLE):
-                return exp.column(self._parse_id_var() or "")
-            if not self._match_text_seq("DESCRIPTOR", "("):
-                return super()._parse_lambda(*args, **options)
-            column = self._parse_column()
-            self._match_r_paren()
-            return column
+                return exp.Anonymous(this="TABLE", expressions=[exp.column(self._parse_id_var() or "")])
+            return super()._parse_lambda(*args, **options)
+
+
+def plain_arguments(call: exp.Anonymous) -> list[exp.Expr]:
+    """Of a window function: without `TABLE` and `DESCRIPTOR`."""
+    found = []
+    for part, word in itertools.zip_longest(call.expressions, ("TABLE", "DESCRIPTOR")):
+        of = part.expressions if isinstance(part, exp.Anonymous) and str(part.this).upper() == word else ()
+        found.append(of[0] if len(of) == 1 else part)
+    return [part for part in found if part is not None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ def window_call(node: exp.Expr) -> WindowCall | None:
         raise UserError(f"{name} is not supported", subject=shown, remedy="use TUMBLE or HOP")
     lengths = _INTERVALS[name]
     form = f"{name}(TABLE, TIME COLUMN, {', '.join(f'INTERVAL {length}' for length in lengths)})"
-    source, time, *given = [*call.expressions, None, None][: max(2, len(call.expressions))]
+    arguments = plain_arguments(call)
+    source, time, *given = [*arguments, None, None][: max(2, len(arguments))]
     if len(given) != len(lengths) or not isinstance(time, exp.Column):
         raise UserError(f"{shown} is not complete", remedy=f"write {form}")
     if not isinstance(source, exp.Column | exp.Subquery) or (isinstance(source, exp.Column) and source.table):
@@ -82,10 +89,12 @@ def window_call(node: exp.Expr) -> WindowCall | None:
     return WindowCall(name, source, time, TimeWindows(found["size"], found.get("slide", found["size"])))
 
 
-def _length(node: exp.Expr, shown: str, form: str) -> int:
+def _length(node: exp.Expr | None, shown: str, form: str) -> int:
     """Microseconds of an interval."""
     if not isinstance(node, exp.Interval):
-        raise UserError(f"{shown}: {one_line(node.sql('duckdb'), 60)} is no interval", remedy=f"write {form}")
+        raise UserError(
+            f"{shown}: {'nothing' if node is None else one_line(node.sql('duckdb'), 60)} is no interval", remedy=f"write {form}"
+        )
     length = bind(node, Scope({}))
     assert isinstance(length, Literal), "intervals are constants"
     us = int(length.scalar.cast(pa.int64()).as_py())
