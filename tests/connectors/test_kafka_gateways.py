@@ -287,11 +287,13 @@ class _AfterRows(threading.Event):
 
     def __init__(self, patch: pytest.MonkeyPatch, rows: int) -> None:
         super().__init__()
-        self._left, read = rows, KafkaSource.read
+        self._left, read, counting = rows, KafkaSource.read, threading.Lock()
 
         def counted(source: KafkaSource) -> SourceBatch | None:
             batch = read(source)
-            self._left -= 0 if batch is None else int(np.count_nonzero(batch.ts < _END_US))
+            rows = 0 if batch is None else int(np.count_nonzero(batch.ts < _END_US))
+            with counting:  # gateways read in threads of their own
+                self._left -= rows
             return batch
 
         patch.setattr(KafkaSource, "read", counted)
