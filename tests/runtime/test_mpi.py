@@ -175,7 +175,7 @@ def test_an_mpirun_that_fails_to_start_is_started_once_more(tmp_path: Path, monk
     fail = f'touch {tmp_path}/failed-$$; echo "$SAYS" >&2; exit 213'
     started = f'{real} "$@" 2>{tmp_path}/said; code=$?'  # which may itself fail in this way on a loaded machine
     again = f'for i in 1 2 3; do {started}; grep -q "listener thread" {tmp_path}/said || break; done'
-    fake.write_text(f'#!/bin/sh\nif {few}; then {fail}; fi\n{again}\ncat {tmp_path}/said >&2\nexit $code\n')
+    fake.write_text(f"#!/bin/sh\nif {few}; then {fail}; fi\n{again}\ncat {tmp_path}/said >&2\nexit $code\n")
     fake.chmod(0o755)
     monkeypatch.setattr(launch, "find_mpirun", lambda: fake)
     config = CASES[1].write(tmp_path)
