@@ -6,7 +6,7 @@ million rows/s of a tumbling count, and of sliding ones over it.
 Why: joins are one operator; a query has filters, windows and several stages.
 Stays out: the input (`benchmarks.workloads.nexmark`), engines of streams (`benchmarks.peers`), which do not run these yet.
 
-Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--tiny]
+Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--slaves N] [--tiny]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import pyarrow as pa
 from sqlglot import exp, parse_one
 
 from benchmarks import parse
+from benchmarks.run import turns
 from benchmarks.workloads import nexmark
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
@@ -174,8 +175,6 @@ def _operator(keys: int, windows: TimeWindows, rows: int) -> Callable[[], float]
         times = (END_OF_TIME_US if last else int(ts[part][-1]), END_OF_TIME_US)
         labels = (0, SlaveId(0), EpochIndex(number), *times)
         deliveries.append(Delivery(*labels, group, np.array([n]), group, tuples, nothing, last))
-    windows_of = [windows.first_with(int(pane)) for pane in np.unique(windows.panes(ts))]
-    assert windows_of, "no windows"
 
     def measure() -> float:
         operator = Aggregation(windows, columns, columns.new_keys(), Limits(1 << 20, 8 << 30), "bench")
@@ -208,12 +207,7 @@ def operator(repeats: int, rows: int) -> None:
             1_000, TimeWindows(6 * second, second // 100), rows
         ),
     }
-    figures: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in range(repeats + 1):
-        for name, measure in cases.items():
-            value = measure()
-            if turn:
-                figures[name].append(value)
+    figures = turns(cases, repeats)
     print(f"\n## The operator alone, one core, {rows:,} rows, {1_000_000 // RATE_US:,} a second of event time\n")
     print("| what | million rows/s |\n|---|---|")
     for name, values in figures.items():

@@ -27,13 +27,13 @@ from swjoin.connectors.files.source import describe_columns
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.ledger import Proof
 from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.frontends.sql.tables import with_time
 from swjoin.frontends.sql.windows import END, START
 from swjoin.plan.stages import cut, describe_edge, describe_stage
 
 Value: TypeAlias = Any  # an Expr, or a constant
 How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 _HOWS: tuple[How, ...] = ("inner", "left", "right", "full", "semi", "anti")
-_UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _numbers = itertools.count(1)
 
 
@@ -459,15 +459,14 @@ def stream(data: Input, *, time: str, time_unit: TimeUnit | None = None) -> Stre
         if are_paths(data):
             paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
             given = tuple(os.fspath(Path(each)) for each in paths)
-            columns = describe_columns(StreamConfig(given[0] if len(given) == 1 else given, (), time, time_unit))
+            columns = describe_columns(StreamConfig(given[0] if len(given) == 1 else given, (), time))
         else:
             table = to_table(data, "data", time)
             data, columns = table, tuple((f.name, str(f.type)) for f in table.schema)
-        if time not in dict(columns):
-            raise UserError(f"time: no column {time}", remedy=f"columns are {', '.join(dict(columns))}")
-        if "int" in dict(columns)[time] and time_unit is None:
-            raise UserError(f"time: {time} is a number without a unit", remedy="give time_unit")
-    known = Table(columns, time, None if time_unit is None else _UNIT_US[time_unit])
+        try:
+            known = with_time(columns, time, time_unit, "give time_unit")
+        except UserError as error:
+            raise error.prefixed("time") from None
     names = tuple(dict(columns))
     select = exp.select(*(exp.column(each, quoted=True) for each in names)).from_(exp.to_identifier(name, quoted=True))
     return Stream(names, time, select, {name: _Source(data, time, time_unit, known)})

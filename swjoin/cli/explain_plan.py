@@ -114,8 +114,7 @@ def _load(instances: Instances, edge: Edge) -> str:
         return "counts and digests only" if instances.config.sink.kind == "count" else "result rows"
     always = ["id", "time"]
     if not edge.receiver.gathers:
-        columns = instances.columns.stages[edge.receiver.id]
-        native = (columns.new_keys() if columns.aggregate is None else columns.aggregate.new_keys()).native
+        native = instances.columns.stages[edge.receiver.id].new_keys().native
         always.append("key" if native else "hash of the key")
     return f"carries {', '.join([*always, *(f'{name} {kind}' for name, kind in _carried(instances, edge))])}"
 

@@ -92,9 +92,8 @@ class KeyedEdge:
         columns, steps = instances.columns.travels[edge.id], instances.columns.steps[edge.id]
         if edge.receiver.gathers:
             return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False)
-        receiver = instances.columns.stages[edge.receiver.id]
         keeps = edge.receiver.joins and edge.receiver.join.semantics.kind.unmatched[edge.port]
-        keys = receiver.new_keys() if receiver.aggregate is None else receiver.aggregate.new_keys()
+        keys = instances.columns.stages[edge.receiver.id].new_keys()
         return KeyedEdge(edge, columns, steps, keys, keeps)
 
     def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from swjoin.core.arrow_views import integers_of
-from swjoin.core.batch import I64
+from swjoin.core.arrow_views import bits_of, integers_of, of_words
+from swjoin.core.batch import I64, Bool
 from swjoin.core.columns import plain_type_named
 from swjoin.core.errors import UserError
 
@@ -82,8 +82,7 @@ def ordered(values: pa.Array) -> I64:
 
     kind = values.type
     if pa.types.is_floating(kind):
-        doubles = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
-        bits = np.where(np.isnan(doubles), np.nan, doubles).view(np.int64)
+        bits = bits_of(values)
         out: I64 = np.where(bits < 0, bits ^ ~_SIGN, bits)
         return out
     if pa.types.is_boolean(kind):
@@ -94,17 +93,12 @@ def ordered(values: pa.Array) -> I64:
     return plain.view(np.int64) ^ _SIGN if plain.dtype == np.uint64 else plain.astype(np.int64)
 
 
-def from_ordered(codes: I64, missing: np.ndarray, kind: pa.DataType) -> pa.Array:
+def from_ordered(codes: I64, missing: Bool, kind: pa.DataType) -> pa.Array:
     """The values, of this type, of which `ordered` made the codes. missing: bool (n,), those that are null."""
     import pyarrow as pa
 
     if pa.types.is_floating(kind):
-        bits = np.where(codes < 0, codes ^ ~_SIGN, codes)
-        return pa.array(bits.view(np.float64), mask=missing).cast(kind)
-    if pa.types.is_uint64(kind):
-        return pa.array((codes ^ _SIGN).view(np.uint64), mask=missing)
-    if pa.types.is_boolean(kind):
-        return pa.array(codes != 0, mask=missing)
-    if pa.types.is_temporal(kind):
-        return pa.array(codes.astype(f"i{kind.bit_width // 8}"), mask=missing).view(kind)
-    return pa.array(codes, mask=missing).cast(kind)
+        codes = np.where(codes < 0, codes ^ ~_SIGN, codes)
+    elif pa.types.is_uint64(kind):
+        codes = codes ^ _SIGN
+    return of_words(codes, missing, kind)

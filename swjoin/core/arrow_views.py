@@ -1,6 +1,7 @@
 """Arrow arrays as NumPy arrays, without a copy and without pandas.
 
-What: `integers_of`, `booleans_of`, `borrowed`; `decoded`, an array without dictionaries and views.
+What: `integers_of`, `booleans_of`, `borrowed`; `decoded`, an array without dictionaries and views; `bits_of` doubles, and
+`of_words`, an array from 64 bits a value.
 Why: `numpy.asarray(arrow_array)` imports pandas if it is installed, which took 0.4 s at the first read. Arrow's memory is
 read-only, and numba compiles every kernel again for read-only arrays, some ten seconds at the first join of a table. So the
 views are flagged writeable, but callers must not write.
@@ -70,3 +71,25 @@ def booleans_of(array: pa.Array) -> Bool:
     import pyarrow as pa
 
     return integers_of(array.cast(pa.uint8())).view(np.bool_)
+
+
+def bits_of(column: pa.Array) -> NDArray[np.int64]:
+    """The bits of floating values as doubles: one NaN, -0.0 as 0.0; those of null are unspecified."""
+    import pyarrow as pa
+
+    doubles = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+    bits: NDArray[np.int64] = np.where(np.isnan(doubles), np.nan, doubles).view(np.int64)
+    return bits
+
+
+def of_words(words: NDArray[np.int64], missing: Bool, kind: pa.DataType) -> pa.Array:
+    """Integers, times, truth values or doubles of this type from 64 bits each. missing: (n,), those that are null."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(kind):
+        return pa.array(words != 0, mask=missing)
+    if pa.types.is_floating(kind):
+        return pa.array(words.view(np.float64), mask=missing).cast(kind)
+    if pa.types.is_temporal(kind):
+        return pa.array(words.astype(f"i{kind.bit_width // 8}"), mask=missing).view(kind)
+    return pa.array(words.view(np.uint64) if pa.types.is_uint64(kind) else words, mask=missing).cast(kind)

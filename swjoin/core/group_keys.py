@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.core.arrow_views import booleans_of, decoded
+from swjoin.core.arrow_views import bits_of, booleans_of, decoded, of_words
 from swjoin.core.batch import I64, U8, Bool
 from swjoin.core.errors import UserError
 from swjoin.core.kernel_cache import kernel
@@ -95,7 +95,7 @@ class GroupKeys:
         if not self._types:
             return []
         if self.native:
-            return [_typed(codes, nulls, self._types[0])]
+            return [of_words(codes, nulls, self._types[0])]
         packed = self.dictionary.of_codes(codes).column("key")
         offsets: I64 = np.frombuffer(packed.buffers()[1], np.int64)[packed.offset : packed.offset + len(packed) + 1]
         raw = packed.buffers()[2]
@@ -107,7 +107,7 @@ class GroupKeys:
             _take_integers(data, cursors, words)
             missing = marks != 0
             if how == INTEGER:
-                out.append(_typed(words, missing, kind))
+                out.append(of_words(words, missing, kind))
                 continue
             assert how == BYTES, "a kind of key without a way back"
             ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
@@ -131,10 +131,7 @@ def _value(column: pa.Array) -> pa.Array:
     column = decoded(column)
     if not pa.types.is_floating(column.type):
         return column
-    doubles = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
-    doubles = np.where(np.isnan(doubles), np.nan, doubles)
-    missing = booleans_of(column.is_null()) if column.null_count else None
-    return pa.array(doubles.view(np.int64), mask=missing)
+    return pa.array(bits_of(column), mask=booleans_of(column.is_null()) if column.null_count else None)
 
 
 def _zero(kind: pa.DataType) -> Any:
@@ -146,29 +143,4 @@ def _zero(kind: pa.DataType) -> Any:
     plain = pa.types.is_large_string(kind) or pa.types.is_string(kind)
     if plain or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.scalar("" if plain else b"", kind)
-    return (
-        pa.scalar(0, pa.int64())
-        .cast(
-            pa.bool_()
-            if pa.types.is_boolean(kind)
-            else pa.int32()
-            if kind.bit_width == 32 and pa.types.is_temporal(kind)
-            else pa.int64()
-        )
-        .cast(kind)
-    )
-
-
-def _typed(words: I64, missing: Bool, kind: pa.DataType) -> pa.Array:
-    """Values of an integer-like type, or doubles, from 64 bits each."""
-    import pyarrow as pa
-
-    if pa.types.is_boolean(kind):
-        return pa.array(words != 0, mask=missing)
-    if pa.types.is_floating(kind):
-        return pa.array(words.view(np.float64), mask=missing).cast(kind)
-    if pa.types.is_temporal(kind):
-        width = kind.bit_width
-        return pa.array(words.astype(f"i{width // 8}"), mask=missing).view(kind)
-    values = words.view(np.uint64) if pa.types.is_uint64(kind) else words
-    return pa.array(values, mask=missing).cast(kind)
+    return of_words(np.zeros(1, np.int64), np.zeros(1, np.bool_), kind)[0]

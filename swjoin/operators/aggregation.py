@@ -23,13 +23,15 @@ from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
 from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import Step, WindowMemory, Work
+from swjoin.operators.join_step import Step, WindowMemory, Work, check_columns
 from swjoin.state.delay_histogram import record_delays
 from swjoin.state.group_table import GroupTable
 
 if TYPE_CHECKING:
     from swjoin.state.arrays import Inputs
 
+_NO_GROUPS: I64 = np.empty(0, np.int64)
+_ROWS = -1  # the call that counts all rows of a group, after those of the aggregate
 _MANY_PANES = 4  # of a window, from which on its groups are kept from one window to the next
 _SPARSE = 1_000  # groups without rows beside as many again as have some
 
@@ -46,22 +48,25 @@ class Aggregation:
 
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         self._windows, self._columns, self._keys, self._limits, self._name = windows, columns, keys, limits, name
-        self._kinds = [*(call.accumulation for call in columns.calls), Accumulation.COUNT]  # the last one of rows
-        extremes = {Accumulation.LEAST, Accumulation.GREATEST} & set(self._kinds)
-        self._slides = windows.size_us >= _MANY_PANES * windows.pane_us and not extremes
+        self._kinds = [*(call.accumulation for call in columns.calls), Accumulation.COUNT]
         self._running: _Running | None = None
         self._panes: dict[int, GroupTable] = {}  # by start
         self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
         self._open: Work | None = None
         self._at = 0  # rows of the open delivery that are accumulated
+        self._groups: I64 = np.empty(0, np.int64)  # partition-groups of its rows
         self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
         self._came_us: int | None = None  # arrival of the newest row of the open delivery
         self._peak_bytes = 0
 
+    @property
+    def _slides(self) -> bool:
+        """Whether the groups of a window are kept for the next one: extremes cannot be taken away."""
+        extremes = {Accumulation.LEAST, Accumulation.GREATEST} & set(self._kinds)
+        return self._windows.size_us >= _MANY_PANES * self._windows.pane_us and not extremes
+
     def check_rows(self, delivery: Delivery, where: str) -> None:
-        """RunFailed, which names `where`, for rows of another layout than of columns."""
-        if delivery.left.rows is not None or len(delivery.right):
-            raise RunFailed(f"{where}: rows of another layout, or of a right side")
+        check_columns(delivery, where)
 
     def open(self, delivery: Delivery) -> Work:
         """Start a delivery: rows of the left side."""
@@ -69,6 +74,7 @@ class Aggregation:
         nothing: U64 = np.zeros(len(delivery.groups), np.uint64)
         results = GroupResults(delivery.groups, np.zeros(len(delivery.groups), np.int64), nothing)
         self._open, self._at = Work(delivery, cast("Inputs", None), results), 0
+        self._groups = np.repeat(delivery.groups, delivery.left_counts)
         self._came_us = int(delivery.left.arrival_us.max()) if len(delivery.left) else None
         return self._open
 
@@ -79,7 +85,7 @@ class Aggregation:
         delivery, start = work.delivery, self._at
         if start < len(delivery.left):
             self._at = stop = min(len(delivery.left), start + tuple_budget)
-            self._accumulate(delivery, start, stop, restoring=False)
+            self._accumulate(delivery.left.slice(start, stop), self._groups[start:stop], f"epoch {delivery.epoch}")
             return Step(None, self._ends_here(delivery), stop - start)
         if not delivery.final:
             self._open = None
@@ -103,27 +109,25 @@ class Aggregation:
 
     def _count(self, work: Work, rows: ResultRows, groups: I64) -> None:
         """Rows that came out, by partition-group."""
-        which, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
-        digests = np.zeros(len(which), np.uint64)
-        np.add.at(digests, inverse, rows.id)
-        parts = [GroupResults(which, counts.astype(np.int64), digests)]
-        parts += [] if work.unmatched is None else [work.unmatched]
-        found = [np.concatenate([getattr(p, name) for p in parts]) for name in ("groups", "counts", "digests")]
-        work.unmatched = GroupResults(*found)
+        before = work.unmatched or GroupResults(_NO_GROUPS, _NO_GROUPS, _NO_GROUPS.astype(np.uint64))
+        which, inverse = np.unique(np.concatenate([before.groups, groups]), return_inverse=True)
+        counts, digests = np.zeros(len(which), np.int64), np.zeros(len(which), np.uint64)
+        np.add.at(counts, inverse, np.concatenate([before.counts, np.ones(len(rows), np.int64)]))
+        np.add.at(digests, inverse, np.concatenate([before.digests, rows.id]))
+        work.unmatched = GroupResults(which, counts, digests)
 
     # ------------------------------------------------------------ panes
 
-    def _accumulate(self, delivery: Delivery, start: int, stop: int, *, restoring: bool) -> None:
-        rows = delivery.left.slice(start, stop)
-        groups = np.repeat(delivery.groups, delivery.left_counts)[start:stop]
+    def _accumulate(self, rows: TupleBatch, groups: I64, where: str = "") -> None:
+        """groups: partition-groups of the rows. where: of rows that no closed window may have; "": those are left out."""
         if (inside := self._windows.inside(rows.ts)) is not None and not inside.all():
             index = np.flatnonzero(inside)
             rows, groups = rows.take(index), groups[index]
         panes = self._windows.panes(rows.ts)
         if len(rows) and int(panes.min()) < self._next_us:
-            if not restoring:
-                where = f"{self._name}, epoch {delivery.epoch}"
-                raise RunFailed(f"{where}: a row of time {int(rows.ts.min())} us came after its windows had closed")
+            if where:
+                late_us = int(rows.ts.min())
+                raise RunFailed(f"{self._name}, {where}: a row of time {late_us} us came after its windows had closed")
             index = np.flatnonzero(panes >= self._next_us)
             rows, groups, panes = rows.take(index), groups[index], panes[index]
         if not len(rows):
@@ -131,19 +135,17 @@ class Aggregation:
         codes, nulls = self._columns.encoded(self._keys, rows)
         arguments = [self._columns.argument(call, rows) for call in self._columns.calls]
         least = int(panes.min())
-        for pane in [least] if least == int(panes.max()) else np.unique(panes).tolist():
+        whole = least == int(panes.max())
+        for pane in [least] if whole else np.unique(panes).tolist():
             table = self._panes.get(pane)
             if table is None:
                 table = self._panes[pane] = GroupTable(self._kinds)
-            index = np.flatnonzero(panes == pane)
-            whole = len(index) == len(rows)
-            slots = table.slots_of(*((codes, nulls, groups) if whole else (codes[index], nulls[index], groups[index])))
-            table.add(len(arguments), slots, None, None)
+            part: slice | I64 = slice(None) if whole else np.flatnonzero(panes == pane)
+            slots = table.slots_of(codes[part], nulls[part], groups[part])
+            table.add(_ROWS, slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
-                if not whole:
-                    values = None if values is None else values[index]
-                    valid = None if valid is None else valid[index]
-                table.add(call, slots, valid, values, unsigned=unsigned)
+                mine = None if valid is None else valid[part]
+                table.add(call, slots, mine, None if values is None else values[part], unsigned=unsigned)
         self._check_memory()
 
     def _check_memory(self) -> None:
@@ -193,7 +195,7 @@ class Aggregation:
 
     def _pieces(self, start_us: int, table: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
         most = max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._kinds))))
-        found = np.flatnonzero(table.words(len(self._kinds) - 1, 0, np.arange(len(table))))
+        found = table.slots_with(_ROWS)
         for at in range(0, len(found), most):
             slots = found[at : at + most]
             totals = [_totals(table, call, slots) for call in range(len(self._kinds) - 1)]
@@ -203,7 +205,7 @@ class Aggregation:
 
     def restore(self, delivery: Delivery) -> None:
         """Accumulate rows that were accumulated before a crash; those of closed windows are left out."""
-        self._accumulate(delivery, 0, len(delivery.left), restoring=True)
+        self._accumulate(delivery.left, np.repeat(delivery.groups, delivery.left_counts))
 
     def restored_until(self, times_us: tuple[int, int]) -> None:
         """Nothing: `restored` has the last watermark."""
@@ -312,7 +314,7 @@ class _Running:
         if pane >= self._until_us:
             return
         self.table.combine(table, sign=-1)
-        living = np.flatnonzero(self.table.words(len(self.table.kinds) - 1, 0, np.arange(len(self.table))))
+        living = self.table.slots_with(_ROWS)
         if len(self.table) > _SPARSE + 2 * len(living):
             self.table = self.table.only(living)
 

@@ -17,7 +17,7 @@ from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import Step, WindowMemory, Work
+from swjoin.operators.join_step import Step, WindowMemory, Work, check_columns
 from swjoin.state.arrays import STAT_PAIRS
 from swjoin.state.delay_histogram import record_delays
 
@@ -36,9 +36,7 @@ class Gathering:
         self._at = 0  # rows of the open delivery that are out
 
     def check_rows(self, delivery: Delivery, where: str) -> None:
-        """RunFailed, which names `where`, for rows of another layout than of columns."""
-        if delivery.left.rows is not None or len(delivery.right):
-            raise RunFailed(f"{where}: rows of another layout, or of a right side")
+        check_columns(delivery, where)
 
     def open(self, delivery: Delivery) -> Work:
         """Start a delivery: its rows, of the left side, are counted and digested by partition-group."""

@@ -1,6 +1,7 @@
 """The state of a delivery while it is joined, and the outcome of its steps.
 
-What: `Work`, the cursor over a delivery and its counts; `Step`, the outcome of one bounded piece; `WindowMemory`; `offsets`.
+What: `Work`, the cursor over a delivery and its counts; `Step`, the outcome of one bounded piece; `WindowMemory`; `offsets`;
+`check_columns`.
 Why: slaves and every join behind `JoinOperator` exchange these values.
 Stays out: joining (`operators.window_join`).
 """
@@ -14,6 +15,7 @@ import numpy as np
 
 from swjoin.core.batch import I64, LEFT, Pairs, ResultRows
 from swjoin.core.data_messages import Delivery, GroupResults
+from swjoin.core.errors import RunFailed
 from swjoin.core.join_semantics import JoinKind
 from swjoin.state.arrays import STAT_COMPARISONS, STAT_DELAY_MAX, STAT_DELAY_SUM, STAT_PAIRS, STAT_SIZE, Inputs
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
@@ -102,6 +104,12 @@ class WindowMemory:
     peak_payload_bytes: int
     left_bytes: int
     left_tuples: int
+
+
+def check_columns(delivery: Delivery, where: str) -> None:
+    """RunFailed, which names `where`, for rows of another layout than of columns, or of a right side."""
+    if delivery.left.rows is not None or len(delivery.right):
+        raise RunFailed(f"{where}: rows of another layout, or of a right side")
 
 
 def offsets(counts: I64) -> I64:

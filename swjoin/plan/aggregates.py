@@ -111,12 +111,8 @@ def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping
     for call in node.calls:
         argument = None if call.column is None else types[call.column]
         kind: Any = storage(type_named(out[call.name]))
-        calls.append(CallColumns(*_fields(call), accumulation_of(call.function, argument), kind))
+        calls.append(CallColumns(call.name, call.function, call.column, accumulation_of(call.function, argument), kind))
     keys = tuple((name, type_named(types[name])) for name in node.key)
     time: Any = type_named(out[node.start])
     windows = node.windows.size_us, node.ts_after_us
     return AggregateColumns(node.name, node.key, keys, node.start, node.end, time, *windows, tuple(calls))
-
-
-def _fields(call: AggregateCall) -> tuple[str, str, str | None]:
-    return call.name, call.function, call.column

@@ -15,6 +15,7 @@ from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
+from swjoin.core.group_keys import GroupKeys
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.pair_columns import PairColumn, PairColumns
 from swjoin.core.row_codec import RowCodec, StreamCodec, returned, storage
@@ -45,9 +46,9 @@ class StageColumns:
     produced: PairColumns
     aggregate: AggregateColumns | None = None
 
-    def new_keys(self) -> KeyEncoder:
-        """An encoder of the stage's keys, with a dictionary of its own."""
-        return KeyEncoder(*self.keys)
+    def new_keys(self) -> KeyEncoder | GroupKeys:
+        """An encoder of the stage's keys, or groups, with a dictionary of its own."""
+        return KeyEncoder(*self.keys) if self.aggregate is None else self.aggregate.new_keys()
 
     def compiled_where(self) -> Program | None:
         """The residual predicate over stored rows. UserError when its types do not fit."""

@@ -201,6 +201,10 @@ class GroupTable:
         for call, sums in self._sums.items():
             sums.combine(slots, other._sums[call], np.arange(other._count), sign=sign)
 
+    def slots_with(self, call: int) -> I64:
+        """Slots of groups that have values of a call: int64 (n,)."""
+        return np.flatnonzero(self._words[: self._count, self._starts[call]])
+
     def words(self, call: int, word: int, slots: I64) -> I64:
         """A word of the accumulators of these slots: 0, the number of values; 1 and 2, the sum's low and high bits, or the
         code: int64 (n,)."""

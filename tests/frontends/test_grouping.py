@@ -288,6 +288,7 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
             "SUM(SUM(v)): an aggregate of an aggregate",
         ),
         (f"SELECT min(window_end) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "MIN(window_end): an aggregate of a"),
+        (f"SELECT count(*) AS n FROM TUMBLE(a, ts, {SECOND}) WHERE n > 3 GROUP BY window_end", "column n is missing"),
         (f"SELECT 1 AS n FROM TUMBLE(a, ts, {SECOND}) WHERE sum(v) > 3 GROUP BY window_end", "SUM(v): an aggregate in WHERE"),
         (f"SELECT 1 AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY sum(v), window_end", "SUM(v): GROUP BY of an aggregate"),
         (f"SELECT 1 AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY 3, window_end", "GROUP BY 3: there are 1 items"),

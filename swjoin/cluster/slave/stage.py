@@ -50,8 +50,7 @@ class StageInstance:
         self.ended = False
         self.join_cpu_us = self.peak_window_tuples = 0
         self._slave, self._instances = slave, instances
-        aggregate = self.columns.aggregate
-        self.keys = self.columns.new_keys() if aggregate is None else aggregate.new_keys()
+        self.keys = self.columns.new_keys()
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows

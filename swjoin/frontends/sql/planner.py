@@ -199,7 +199,7 @@ class _Planner:
     def _grouped(self, node: exp.Select, named: Mapping[str, Relation], where: list[exp.Expr]) -> Relation:
         """A SELECT of groups. Its WHERE is tested before, but for the window's edges, which are the same in a group."""
         first = node.args["from_"].this
-        call, having = window_call(first), [node.args["having"].this] if node.args.get("having") else []
+        call, edges = window_call(first), []
         if call is None:
             relation = self._from(node, named, where)
             grouping = Grouping(node, relation, None, "")
@@ -208,10 +208,13 @@ class _Planner:
                 raise UserError(f"{call.name} beside a join", remedy=f"join in a subquery: {call.name}((SELECT ...), ...)")
             windowed = self._windowed(first, call, named)
             below = Names(windowed.of.fields)
-            having += [c for c in where if not below.knows(c)]
+            edges = [c for c in where if not below.knows(c)]
             relation = _filtered(windowed.of, [c for c in where if below.knows(c)])
             grouping = Grouping(node, relation, windowed, windowed.table)
-        groups = _filtered(grouping.relation, [grouping.condition(condition) for condition in having])
+        tested = [grouping.rewritten(condition) for condition in edges]
+        if node.args.get("having"):
+            tested.append(grouping.condition(node.args["having"].this))
+        groups = _filtered(grouping.relation, tested)
         found = []
         for item in node.expressions:
             if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):

@@ -23,6 +23,7 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.expressions.binder import Scope, bind
 from swjoin.expressions.tree import Literal
 from swjoin.frontends.sql.relations import Field, Nodes, Relation
+from swjoin.plan.aggregates import NAIVE
 
 _INTERVALS = {"TUMBLE": ("size",), "HOP": ("slide", "size")}
 START, END = "window_start", "window_end"
@@ -106,7 +107,7 @@ def _length(node: exp.Expr | None, shown: str, form: str) -> int:
 def window_type(f: Field) -> str:
     """Type of the columns of windows over this time column."""
     zone = re.fullmatch(r"timestamp\[\w+, (tz=.+)\]", f.type)
-    return f"timestamp[us, {zone[1]}]" if zone else "timestamp[us]"
+    return f"timestamp[us, {zone[1]}]" if zone else NAIVE
 
 
 @dataclass(frozen=True)
