@@ -41,7 +41,8 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.frontends.sql.windows import Dialect, plain_arguments
-from swjoin.operators.aggregation import Aggregation, Limits
+from swjoin.operators.aggregation import Aggregation
+from swjoin.operators.keyed_operator import Limits
 from swjoin.plan.aggregates import Aggregate, AggregateCall, aggregate_columns_of, aggregate_types
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local

@@ -67,10 +67,11 @@ from swjoin.core.key_encoder import Dictionary
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
-from swjoin.operators.aggregation import Aggregation, Limits
+from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.gathering import Gathering
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
+from swjoin.operators.keyed_operator import Limits
 from swjoin.operators.window_join import WindowJoinOperator
 from swjoin.plan.aggregates import Aggregate
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
