@@ -48,6 +48,7 @@ class Instances:
         stages = cut(logical)
         _check_plan(stages)
         _check_config(config)
+        _check_order(stages, config)
         columns = columns_of(logical, stages, rows=config.sink.kind != "count")
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
@@ -131,6 +132,17 @@ def _check_plan(stages: StagePlan) -> None:
     for stage in stages.stages:
         if stage.joins and stage.join.semantics.bounds.count_windows:
             raise UserError("count windows", subject=stage.name, remedy="runs of plans join within bounds of time for now")
+
+
+def _check_order(stages: StagePlan, config: RunConfig) -> None:
+    """Rows are sorted by one sink, at the end."""
+    if not stages.results[0].order or config.sink.kind == "count":
+        return
+    apart = {"several sinks": config.sink_count > 1, "checkpoints": config.checkpoint.enabled}
+    apart[f"sink {config.sink.kind}"] = config.sink.kind not in ("parquet", "csv")
+    for name, given in apart.items():
+        if given:
+            raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
 
 
 def _check_config(config: RunConfig) -> None:

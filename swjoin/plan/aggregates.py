@@ -29,6 +29,11 @@ NAIVE = "timestamp[us]"
 _AFTER = {"last": -1, "end": 0}  # of the window's end, microseconds
 
 
+def ts_after(windows: TimeWindows, output_time: WindowTime) -> int:
+    """Time of a row, microseconds from its window's start."""
+    return 0 if output_time == "start" else windows.size_us + _AFTER[output_time]
+
+
 @dataclass(frozen=True)
 class AggregateCall:
     """A column that is computed. column: of the input; None for count(*)."""
@@ -66,15 +71,14 @@ class Aggregate:
         """By port."""
         return self.key, ()
 
-    @property
-    def reads(self) -> set[str]:
-        """Columns of its input."""
+    def reads(self, wanted: set[str]) -> set[str]:
+        """Columns of its input. wanted: columns of its rows that are needed; all are made."""
         return {*self.key, *(call.column for call in self.calls if call.column is not None)}
 
     @property
     def ts_after_us(self) -> int:
         """Time of a row, from its window's start."""
-        return 0 if self.output_time == "start" else self.windows.size_us + _AFTER[self.output_time]
+        return ts_after(self.windows, self.output_time)
 
     @property
     def description(self) -> str:
@@ -87,7 +91,7 @@ def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None)
     """Names and types of the columns of an aggregate's rows. types, time: of its input. UserError if it cannot have them."""
     if time is None:
         raise UserError(f"input {node.input} has no time", subject=node.name, remedy="name the time column of its sources")
-    missing = sorted(name for name in node.reads if name not in types)
+    missing = sorted(name for name in node.reads(set()) if name not in types)
     if missing:
         raise UserError(f"no column {missing[0]}", subject=node.name, remedy=f"columns are {', '.join(types)}")
     found = [(name, types[name]) for name in node.key]

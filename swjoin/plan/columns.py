@@ -16,6 +16,7 @@ from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
+from swjoin.core.kept_columns import RankColumns, SessionColumns
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.pair_columns import PairColumn, PairColumns
 from swjoin.core.row_codec import RowCodec, StreamCodec, returned, storage
@@ -25,6 +26,7 @@ from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
+from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_columns_of
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, UnionInput, join_columns
 from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan
 
@@ -38,17 +40,18 @@ BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
 @dataclass(frozen=True)
 class StageColumns:
     """codecs: of both ports' stored rows. keys: types of both ports' key columns. produced: columns of the rows that come out
-    of a join for the stages after it. A stage that is no join has none of them. aggregate: of an aggregate."""
+    of a join for the stages after it. A stage that is no join has none of them. keyed: of an aggregate, or of a node that keeps
+    rows."""
 
     stage: Stage
     codecs: tuple[StreamCodec, StreamCodec]
     keys: tuple[_Types, _Types]
     produced: PairColumns
-    aggregate: AggregateColumns | None = None
+    keyed: AggregateColumns | RankColumns | SessionColumns | None = None
 
     def new_keys(self) -> KeyEncoder | GroupKeys:
         """An encoder of the stage's keys, or groups, with a dictionary of its own."""
-        return KeyEncoder(*self.keys) if self.aggregate is None else self.aggregate.new_keys()
+        return KeyEncoder(*self.keys) if self.keyed is None else self.keyed.new_keys()
 
     def compiled_where(self) -> Program | None:
         """The residual predicate over stored rows. UserError when its types do not fit."""
@@ -84,23 +87,24 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
             travels[edge.id] = tuple(edge.receiver.schema.types) if rows else ()
-        elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Aggregate):
-            travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in edge.receiver.node.reads)
+        elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Keyed):
+            read = edge.receiver.node.reads(needed[edge.receiver.name])
+            travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in read)
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
             codec, key = columns.codecs[edge.port], edge.key if not columns.new_keys().native else ()
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
-        elif edge.steps or edge.sender_aggregates or (edge.receiver.of_values and not edge.sender_gathers):
+        elif edge.steps or edge.sender_is_keyed or (edge.receiver.of_values and not edge.sender_gathers):
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
             continue  # pairs of a join, or gathered rows
         steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *edge.key})
         sent[edge.sender.name] |= of_sender
-    read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
+    of_sources = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
-    return PlanColumns(read, travels, steps, out)
+    return PlanColumns(of_sources, travels, steps, out)
 
 
 def _bound_steps(plan: LogicalPlan, edge: Edge, wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:
@@ -161,8 +165,8 @@ def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
             case IntervalJoin():
                 for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
                     needed[node.inputs[side]] |= names | set(node.keys[side])
-            case Aggregate():
-                needed[node.input] |= node.reads
+            case Aggregate() | Ranked() | Sessions():
+                needed[node.input] |= node.reads(needed[node.name])
             case _:
                 pass
     return needed
@@ -208,8 +212,12 @@ def _types(pairs: Mapping[str, str], names: tuple[str, ...] | set[str], stage: s
 def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str]]) -> StageColumns:
     if not stage.joins:
         nothing = StreamCodec((), (), None)
-        node = stage.node
-        found = aggregate_columns_of(node, stage.schemas[0].types, stage.schema.types) if isinstance(node, Aggregate) else None
+        node, types = stage.node, stage.schemas[0].types
+        found: AggregateColumns | RankColumns | SessionColumns | None = None
+        if isinstance(node, Aggregate):
+            found = aggregate_columns_of(node, types, stage.schema.types)
+        elif isinstance(node, Ranked | Sessions):
+            found = kept_columns_of(node, types, needed[node.name])
         return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()), found)
     join = stage.join
     keys = tuple(_types(schema.types, key, join.name) for schema, key in zip(stage.schemas, join.keys, strict=True))

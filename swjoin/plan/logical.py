@@ -1,7 +1,7 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these and of `Aggregate`s
-(`plan.aggregates`), which is checked when it is made; the `Schema` of every node.
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these, of `Aggregate`s
+(`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
@@ -26,8 +26,10 @@ from swjoin.config.sections import QueryConfig, check_key
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import mix64
+from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
+from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_types
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -139,14 +141,16 @@ class Union:
 @dataclass(frozen=True)
 class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
-    (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids."""
+    (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids. order: of the rows in a
+    file; none: they come as they are."""
 
     name: str
     input: str
     of_values: bool = False
+    order: tuple[OrderKey, ...] = ()
 
 
-Node: TypeAlias = Source | Filter | Project | IntervalJoin | Aggregate | Union | Result
+Node: TypeAlias = Source | Filter | Project | IntervalJoin | Keyed | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -342,13 +346,16 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
-        case Aggregate():
-            return _aggregate_schema(node, inputs[0])
+        case Aggregate() | Ranked() | Sessions():
+            return _keyed_schema(node, inputs[0])
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])
             return _union_schema(inputs)
         case Result():
+            for name, _, _ in node.order:
+                known = ", ".join(inputs[0].types)
+                _check(name in inputs[0].types, node.name, f"no column {name} to order by", f"columns are {known}")
             return inputs[0]
 
 
@@ -377,11 +384,16 @@ def _project_schema(project: Project, schema: Schema) -> Schema:
     return Schema(tuple(map(Column, names, types)), time)
 
 
-def _aggregate_schema(node: Aggregate, schema: Schema) -> Schema:
-    columns = tuple(Column(*column) for column in aggregate_types(node, schema.types, schema.time))
-    time = {"start": node.start, "end": node.end}.get(node.output_time, "ts")
-    while node.output_time == "last" and time in dict(columns):
-        time += "_"
+def _keyed_schema(node: Keyed, schema: Schema) -> Schema:
+    types_of = aggregate_types if isinstance(node, Aggregate) else kept_types
+    columns = tuple(Column(*column) for column in types_of(node, schema.types, schema.time))  # type: ignore[arg-type]
+    if isinstance(node, Ranked) and not node.start and node.ts_after_us == 0 and node.windows.size_us == 1:
+        return Schema(columns, schema.time)  # a row's window is its time
+    time = {"start": node.start, "end": node.end}.get(node.output_time, "")
+    if not time:
+        time = "ts"
+        while time in dict(columns):
+            time += "_"
     return Schema(columns, time)
 
 

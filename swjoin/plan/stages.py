@@ -20,7 +20,7 @@ from typing import NewType, TypeAlias
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
-from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Keyed, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Schema, Source, Union, UnionInput
 from swjoin.plan.watermarks import join_shifts
 
@@ -33,11 +33,11 @@ Step: TypeAlias = UnionInput | Filter | Project  # on the way of rows
 
 @dataclass(frozen=True)
 class Stage:
-    """A join, an aggregate, or a result whose rows are gathered, and its ports. schemas: of the rows at its left and its right
-    port; only a join has a right one. schema: of its rows."""
+    """A join, an aggregate, a node that keeps rows, or a result whose rows are gathered, and its ports. schemas: of the rows at
+    its left and its right port; only a join has a right one. schema: of its rows."""
 
     id: StageId
-    node: IntervalJoin | Aggregate | Result
+    node: IntervalJoin | Keyed | Result
     schemas: tuple[Schema, Schema]
     schema: Schema
 
@@ -92,8 +92,9 @@ class Edge:
         return isinstance(self.sender, Stage) and self.sender.gathers
 
     @property
-    def sender_aggregates(self) -> bool:
-        return isinstance(self.sender, Stage) and isinstance(self.sender.node, Aggregate)
+    def sender_is_keyed(self) -> bool:
+        """Whether its sender is an aggregate, or keeps rows."""
+        return isinstance(self.sender, Stage) and isinstance(self.sender.node, Keyed)
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,9 @@ class StagePlan:
 
 
 def cut(plan: LogicalPlan) -> StagePlan:
-    """A stage for every join and aggregate, and for every result but the rows of one of them; an edge for every way from a
-    source or a stage to a port of a stage, or to a result."""
-    nodes = [node for node in plan.ordered if isinstance(node, IntervalJoin | Aggregate)]
+    """A stage for every join, aggregate and node that keeps rows, and for every result but the rows of one of them; an edge for
+    every way from a source or a stage to a port of a stage, or to a result."""
+    nodes = [node for node in plan.ordered if isinstance(node, IntervalJoin | Keyed)]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
     receivers: list[tuple[Stage, tuple[tuple[str, tuple[str, ...]], ...]]] = []
     for i, node in enumerate(nodes):
@@ -149,7 +150,7 @@ def cut(plan: LogicalPlan) -> StagePlan:
 
 
 def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """The sources, joins and aggregates whose rows a node has, and the steps that they pass on the way."""
+    """The sources and the nodes of stages whose rows a node has, and the steps that they pass on the way."""
     node = plan.node(name)
     if not isinstance(node, Union | Filter | Project):
         yield name, ()
@@ -185,10 +186,13 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 
 def describe_stage(stage: Stage) -> str:
     """Its join, keys, time of a row and watermark; its aggregate; or that it gathers rows."""
-    if isinstance(stage.node, Aggregate):
-        time = {"last": "the last microsecond"}.get(stage.node.output_time, f"the {stage.node.output_time}") + " of its window"
-        rule = "that of the first window which ends after its input's"
-        return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time}; watermark: {rule}"
+    if isinstance(stage.node, Keyed):
+        window = "session" if isinstance(stage.node, Sessions) else "window"
+        time = {"last": "the last microsecond"}.get(
+            stage.node.output_time, f"the {stage.node.output_time}"
+        ) + f" of its {window}"
+        rule = "its input's" if isinstance(stage.node, Sessions) else "that of the first window which ends after its input's"
+        return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
         return f"stage {stage.id} {stage.name}: {stage.description}, at any instance; watermark: the least of its inputs"
     join = stage.join

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Keyed, Ranked, Sessions
 from swjoin.plan.logical import IntervalJoin, Node, Result, Source
 
 
@@ -53,7 +54,7 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     """
     if isinstance(node, Source):
         return inputs[0]
-    if isinstance(node, Aggregate):
+    if isinstance(node, Aggregate | Ranked):
         if inputs[0] in (BEGIN_OF_TIME_US, END_OF_TIME_US):
             return inputs[0]
         return max(node.windows.first_after(inputs[0]) + node.ts_after_us, BEGIN_OF_TIME_US)
@@ -64,14 +65,17 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 
 
-def needed_below(node: IntervalJoin | Aggregate | Result, inputs: Sequence[int]) -> tuple[int, int]:
+def needed_below(node: IntervalJoin | Keyed | Result, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
-    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's; END_OF_TIME_US for a stage without state.
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, and for sessions, which may be of any length;
+    END_OF_TIME_US for a stage without state.
     """
-    if isinstance(node, Aggregate) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
+    if isinstance(node, Sessions):
+        return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US, END_OF_TIME_US
+    if isinstance(node, Aggregate | Ranked) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
         return max(node.windows.first_after(inputs[0]), BEGIN_OF_TIME_US), END_OF_TIME_US
-    if isinstance(node, Aggregate):
+    if isinstance(node, Aggregate | Ranked):
         return inputs[0], END_OF_TIME_US
     if not isinstance(node, IntervalJoin):
         return END_OF_TIME_US, END_OF_TIME_US

@@ -27,7 +27,7 @@ from swjoin.core.columns import plain_type_named
 from swjoin.core.errors import UserError
 from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
-from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.plain import plan_from_plain
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ def plan_output(instances: Instances) -> ResultColumns:
         if taken:
             problem = f"its column {taken[0]} has the name that rows' ids have in files"
             raise UserError(problem, subject=result.name, remedy="name it otherwise, or set sink.ids: false")
-        return RowColumns(tuple((name, plain_type_named(kind)) for name, kind in columns), ids)
+        types = tuple((name, plain_type_named(kind)) for name, kind in columns)
+        return RowColumns(types, ids, result.order)
     codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
     return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, how)
 
@@ -220,12 +221,12 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
 
 
 def _outline(plan: logical.LogicalPlan) -> str:
-    """The joins and aggregates of a plan in a line; without them its sources."""
+    """The stages of a plan in a line; without them its sources."""
     said = []
     for node in plan.ordered:
         if isinstance(node, logical.IntervalJoin):
             said.append(f"{node.name}: {node.left} with {node.right}")
-        elif isinstance(node, Aggregate):
+        elif isinstance(node, Keyed):
             said.append(f"{node.name}: {node.description}")
     if not said:
         return f"rows of {', '.join(node.name for node in plan.nodes if isinstance(node, logical.Source))}"

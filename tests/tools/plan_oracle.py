@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
 from tests.tools.plan_expressions import function_of
 
@@ -122,6 +123,60 @@ def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> lis
     return out
 
 
+def _by(row: Row, order: Sequence[tuple[str, bool, bool]], names: Sequence[str]) -> tuple[Any, ...]:
+    """What a row is sorted by: of each column its null, then its value; last its id."""
+    found: list[Any] = []
+    for column, descending, nulls_first in order:
+        value = row.values[names.index(column)]
+        plain = 0 if value is None else value
+        if isinstance(plain, str):
+            plain = tuple(-byte - 1 if descending else byte for byte in plain.encode()) + ((1,) if descending else ())
+        elif descending:
+            plain = -plain
+        found += [(value is None) != nulls_first, plain]
+    return (*found, row.id)
+
+
+def ranked_rows(node: Ranked, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows of a top-n, window by window. parents: of its window, start and end."""
+    names, windows, out = list(schema.types), node.windows, []
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        first = (row.ts - windows.origin_us - windows.size_us) // windows.slide_us + 1
+        for number in range(first, (row.ts - windows.origin_us) // windows.slide_us + 1):
+            start = windows.origin_us + number * windows.slide_us
+            groups.setdefault((start, *(row.values[names.index(name)] for name in node.key)), []).append(row)
+    for (start, *_), mine in groups.items():
+        end = start + windows.size_us
+        ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
+        edges = [us for us, name in ((start, node.start), (end, node.end)) if name]
+        ordered = sorted(mine, key=lambda row: _by(row, node.order, names))
+        for i, row in enumerate(ordered[: node.most]):
+            out.append(Row(mix64(row.id + start * GOLDEN), ts, (*row.values, *edges, i + 1), (start, end)))
+    return out
+
+
+def session_rows(node: Sessions, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows with their sessions. parents: of each one's session, start and end."""
+    names, out = list(schema.types), []
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.values[names.index(name)] for name in node.key), []).append(row)
+    for mine in groups.values():
+        sessions: list[list[Row]] = []
+        for row in sorted(mine, key=lambda row: row.ts):
+            if sessions and row.ts - sessions[-1][-1].ts < node.gap_us:
+                sessions[-1].append(row)
+            else:
+                sessions.append([row])
+        for session in sessions:
+            start, end = session[0].ts, session[-1].ts + node.gap_us
+            for row in session:
+                ts = end if node.output_time == "end" else end - 1
+                out.append(Row(row.id, ts, (*row.values, start, end), (start, end)))
+    return out
+
+
 def _called(function: str, column: str | None, names: Sequence[str], rows: Sequence[Row]) -> Any:
     if column is None:
         return len(rows)
@@ -201,6 +256,10 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = join_rows(node, schemas, found[node.left], found[node.right], most)
             case Aggregate():
                 found[node.name] = aggregated_rows(node, plan.schema(node.input), found[node.input])
+            case Ranked():
+                found[node.name] = ranked_rows(node, plan.schema(node.input), found[node.input])
+            case Sessions():
+                found[node.name] = session_rows(node, plan.schema(node.input), found[node.input])
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
@@ -221,7 +280,7 @@ def emitted(
 
     rows: by `evaluate`, of the whole input. arrived, watermarks: ids of each source's rows until the cut, and its watermark. A
     pair is out when both rows are; a row without a match when the other input's watermark excludes further partners; a row of
-    an aggregate when the watermark has passed its window.
+    an aggregate, a top-n or sessions when the watermark has passed its window.
     """
     out: dict[str, set[int]] = {}
     promised: dict[str, int] = {}
@@ -235,7 +294,7 @@ def emitted(
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
-        elif isinstance(node, Aggregate):
+        elif isinstance(node, Aggregate | Ranked | Sessions):
             out[node.name] = {row.id for row in rows[node.name] if (row.parents[1] or 0) <= inputs[0]}
         elif isinstance(node, Union):
             out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}

@@ -36,6 +36,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, format_digest
 from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
+from swjoin.plan.kept_rows import WHOLE, Ranked, Sessions
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
 from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
@@ -80,6 +81,9 @@ class PlanScenario:
         aggregates = np.random.default_rng([seed, 27])
         if aggregates.random() < 0.3:
             plan = _draw_aggregate(aggregates, plan, span)
+        kept = np.random.default_rng([seed, 28])
+        if kept.random() < 0.25:
+            plan = _draw_kept(kept, plan, span)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
@@ -271,6 +275,47 @@ def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -
         time = str(random.choice(_OUTPUT_TIMES))
         nodes.append(IntervalJoin("j", last, sources[0].name, (keys[0],), ("k",), query, time))  # type: ignore[arg-type]
         last = "j"
+    reached = {last}
+    for node in reversed(nodes):
+        if node.name in reached:
+            reached |= set(node.inputs)
+    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """With one or two top-n or sessions over the rows of the result, or of a source alone; now and then filtered."""
+    (result,) = (node for node in plan.nodes if isinstance(node, Result))
+    nodes: list[Node] = [node for node in plan.nodes if node != result]
+    last = result.input
+    if random.random() < 0.6:
+        nodes = [next(node for node in nodes if isinstance(node, Source))]
+        last = nodes[0].name
+    schemas = {node.name: _schema_with(nodes, node.name) for node in nodes}
+    for index in range(int(random.choice([1, 1, 2]))):
+        name, schema = f"w{index}", schemas[last]
+        key = tuple(n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.6)
+        names = f"wstart{index}", f"wend{index}"
+        if random.random() < 0.5:
+            gap = max(1, int(span // random.choice([2, 20, 200])))
+            end = "end" if random.random() < 0.5 else "last"
+            node: Node = Sessions(name, last, key, gap, *names, end)  # type: ignore[arg-type]
+        else:
+            size, slide = (int(v) for v in random.integers(1, max(2, span // 2), 2))
+            slide = (size, slide, -(-size // int(random.integers(2, 5))))[int(random.integers(0, 3))]
+            slide = max(slide, size // 5)
+            windows = WHOLE if random.random() < 0.1 else TimeWindows(size, slide, int(random.choice([0, 3])))
+            columns = [n for n, kind in schema.columns if kind in ("int64", "string", "double")]
+            by = tuple(
+                (str(c), bool(random.random() < 0.5), bool(random.random() < 0.5)) for c in random.permutation(columns)[:2]
+            )
+            most, time = int(random.choice([1, 2, 5, 1000])), str(random.choice(["last", "start", "end"]))
+            edges = names if random.random() < 0.7 or time != "last" else ("", "")
+            node = Ranked(name, last, key, by, most, windows, f"rank{index}", *edges, time)  # type: ignore[arg-type]
+        nodes.append(node)
+        schemas[name], last = _schema_with(nodes, name), name
+    if random.random() < 0.3:
+        nodes.append(Filter("hw", last, draw_condition(random, schemas[last])))
+        last = "hw"
     reached = {last}
     for node in reversed(nodes):
         if node.name in reached:

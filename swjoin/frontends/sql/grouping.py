@@ -21,7 +21,7 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.conditions import Names
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
-from swjoin.frontends.sql.windows import END, START, Windowed, window_type
+from swjoin.frontends.sql.windows import END, START, Gap, InSessions, Windowed, window_type
 from swjoin.plan.aggregates import NAIVE, Aggregate, AggregateCall, WindowTime
 from swjoin.plan.logical import Project
 
@@ -244,6 +244,8 @@ class Grouping:
         if self._windowed is not None:
             if not self._has_window:
                 raise UserError("groups without their window", remedy=f"write GROUP BY {START}, {END} and what else groups")
+            if isinstance(self._windowed.windows, Gap):
+                return self._of_sessions(self._windowed.windows, self._windowed.time, calls)
             return Aggregated(self._of, self._table, keys, calls, self._windowed.windows, self._windowed.time)
         texts = {quoted(time): time for time in self._of.times}
         instants = tuple((key.field.column, texts[key.text]) for key in keys if key.text in texts)
@@ -251,6 +253,14 @@ class Grouping:
             remedy = f"FROM TUMBLE(table, time, INTERVAL '1' MINUTE) ... GROUP BY {START}, {END}"
             raise UserError("GROUP BY, DISTINCT or an aggregate without a window", remedy=f"give one: {remedy}")
         return Aggregated(self._of, self._table, keys, calls, TimeWindows(1, 1), None, instants)
+
+    def _of_sessions(self, gap: Gap, time: Field, calls: tuple[tuple[str, str, str | None, str], ...]) -> Aggregated:
+        """Groups of rows with their sessions, which are by the other keys, or by those of the table's argument."""
+        texts = [key.text for key in self._keys] if gap.keys is None else [self._names.text(key)[0] for key in gap.keys]
+        rows = InSessions(self._of, self._table, tuple(dict.fromkeys(texts)), time, gap.us)
+        edges = tuple(Key(quoted(f.column), replace(f, column=f.name), True) for f in rows.edges)
+        instants = ((END, rows.edges[1].column),)
+        return Aggregated(rows, self._table, (*self._keys, *edges), calls, TimeWindows(1, 1), None, instants)
 
     def rewritten(self, item: exp.Expr) -> exp.Expr:
         """An expression of SELECT or HAVING over the columns of the groups. UserError for what is not the same in a group."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from swjoin.config.sections import QueryConfig
 from swjoin.core.join_semantics import How
+from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, OutputTime, Project, Result, Source, Union
 
 
@@ -55,8 +56,8 @@ class Nodes:
             self.nodes.append(source)
         return source.name
 
-    def plan(self, last: str) -> LogicalPlan:
-        """The plan of what this node needs, which is its result."""
+    def plan(self, last: str, order: tuple[OrderKey, ...] = ()) -> LogicalPlan:
+        """The plan of what this node needs, which is its result. order: of its rows, see `Result`."""
         found = {node.name: node for node in self.nodes}
         needed, waiting = {last}, [last]
         while waiting:
@@ -67,7 +68,7 @@ class Nodes:
         name = "result"
         while name in needed:
             name += "_"
-        return LogicalPlan((*(node for node in self.nodes if node.name in needed), Result(name, last, of_values=True)))
+        return LogicalPlan((*(node for node in self.nodes if node.name in needed), Result(name, last, True, order)))
 
 
 class Relation(Protocol):
