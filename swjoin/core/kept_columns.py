@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from swjoin.core.aggregate_functions import ordered
-from swjoin.core.arrow_views import booleans_of, decoded
+from swjoin.core.aggregate_functions import order_codes
 from swjoin.core.batch import I64, U64, Bool, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.group_keys import GroupKeys
@@ -85,7 +84,7 @@ class RankColumns(KeptColumns):
         order = []
         for key in self.order:
             assert rows.columns is not None, f"{self.name}: rows without column {key.column}"
-            order += _order_codes(key, rows.columns.column(key.column))
+            order += _codes(key, rows.columns.column(key.column))
         by = np.lexsort((rows.id, *reversed(order), nulls, codes))
         new = np.ones(len(by), np.bool_)
         new[1:] = (codes[by[1:]] != codes[by[:-1]]) | (nulls[by[1:]] != nulls[by[:-1]])
@@ -126,23 +125,9 @@ def sorted_rows(rows: pa.Table, order: Sequence[OrderKey]) -> pa.Table:
     import pyarrow as pa
 
     whole = rows.combine_chunks()
-    codes = [c for key in order for c in _order_codes(key, pa.concat_arrays(whole.column(key.column).chunks))]
+    codes = [c for key in order for c in _codes(key, pa.concat_arrays(whole.column(key.column).chunks))]
     return whole.take(pa.array(np.lexsort(codes[::-1]))) if len(whole) else whole
 
 
-def _order_codes(key: OrderKey, column: pa.Array) -> list[I64]:
-    """Integers, int64 (n,), whose order is that of a column: first of nulls, if there are any, then of values."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    column = decoded(column)
-    kind = column.type
-    if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
-        codes = ordered(column)
-    else:
-        codes = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
-    codes = ~codes if key.descending else codes
-    if not column.null_count:
-        return [codes]
-    missing = booleans_of(column.is_null())
-    return [np.where(missing ^ key.nulls_first, 1, 0), np.where(missing, 0, codes)]
+def _codes(key: OrderKey, column: pa.Array) -> list[I64]:
+    return order_codes(column, descending=key.descending, nulls_first=key.nulls_first)

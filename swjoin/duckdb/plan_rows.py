@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from swjoin.connectors.files.verification import condition_sql, kinds_of
+from swjoin.core.aggregate_functions import PICKS
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
 from swjoin.core.join_semantics import JOIN_KINDS
@@ -26,7 +27,7 @@ from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.kept_rows import Ranked, Sessions
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, join_columns
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Union, join_columns
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             continue
         db.execute(f"CREATE TABLE node{number} AS SELECT row_number() OVER () AS rid, * FROM ({rows})")
         found[node.name] = NodeTable(f"node{number}", columns)
-        if isinstance(node, Aggregate) and any(isinstance(other, Ranked) for other in plan.nodes):
+        if isinstance(node, Aggregate) and any(map(_orders_by_ids, plan.nodes)):
             _set_ids(db, plan, node, found[node.name])
     db.execute(f"CREATE VIEW found AS SELECT id AS l, {NONE} AS r FROM {found[result.input].table}")
     return found[result.input]
@@ -163,14 +164,20 @@ def _exact_sum(values: list[float]) -> float:
             return math.inf if total > 0 else -math.inf
 
 
-def _called(call: AggregateCall, kind: str, column: str) -> str:
-    """A call in DuckDB's SQL. kind: type of the column."""
+def _called(call: AggregateCall, kind: str, column: str, by: str) -> str:
+    """A call in DuckDB's SQL. kind: type of the column. by: the column that is compared."""
+    if call.function in ("first", "last", "arg_min", "arg_max"):
+        how = " DESC" if call.function in ("last", "arg_max") else ""
+        order = f"{by}{how}, ts, id" if call.by is not None else f"ts{how}, id{how}"
+        known = f"{column} IS NOT NULL" + (f" AND {by} IS NOT NULL" if call.by is not None else "")
+        return f"(list({column} ORDER BY {order}) FILTER (WHERE {known}))[1]"
+    of = f"DISTINCT {column}" if call.distinct else column
     if call.function in ("count", "min", "max"):
-        return f"{call.function}({column})"
+        return f"{call.function}({of})"
     if kind in ("double", "float", "halffloat"):
-        total = f"exact_sum(list({column}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
-        return f"{total} / count({column})" if call.function == "avg" else total
-    return f"exact_mean(sum({column})::VARCHAR, count({column}))" if call.function == "avg" else f"sum({column})::BIGINT"
+        total = f"exact_sum(list({of}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
+        return f"{total} / count({of})" if call.function == "avg" else total
+    return f"exact_mean(sum({of})::VARCHAR, count({of}))" if call.function == "avg" else f"sum({of})::BIGINT"
 
 
 def _unrolled(windows: TimeWindows, table: str) -> str:
@@ -198,7 +205,8 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
     calls = []
     for call in node.calls:
         column = "*" if call.column is None else rows.columns[call.column]
-        calls.append(_called(call, "" if call.column is None else types[call.column], column))
+        by = "" if call.by is None else rows.columns[call.by]
+        calls.append(_called(call, "" if call.column is None else types[call.column], column, by))
     names = [*node.key, node.start, node.end, *(call.name for call in node.calls)]
     made = {name: f"c{i}" for i, name in enumerate(names)}
     values = "".join(f", {text} AS {made[name]}" for name, text in zip(names, [*keys, *edges, *calls], strict=True))
@@ -206,8 +214,13 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
     return made, f"SELECT hash({grouped}) AS id, {ts} AS ts{values} FROM ({unrolled}) GROUP BY {grouped}"
 
 
+def _orders_by_ids(node: Node) -> bool:
+    picks = isinstance(node, Aggregate) and any(call.function in PICKS for call in node.calls)
+    return isinstance(node, Ranked) or picks
+
+
 def _set_ids(db: Any, plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> None:
-    """Give an aggregate's rows the ids that they have in a run: a top-n orders by them what is equal."""
+    """Give an aggregate's rows the ids that they have in a run: by them is ordered what is equal."""
     import pyarrow as pa
 
     names = [*node.key, node.start]

@@ -10,10 +10,11 @@ Stays out: types of columns (`core.aggregate_columns`), edges of windows (`core.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
-from swjoin.core.aggregate_columns import AggregateColumns, Totals
+from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, U8, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.data_messages import StateChunk
@@ -21,6 +22,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
 from swjoin.core.time_windows import TimeWindows
+from swjoin.operators.deciding_rows import DecidingRows, totals_of
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.keyed_operator import LeavingState, Limits, WindowOperator
 from swjoin.state.group_table import GroupTable
@@ -36,14 +38,16 @@ class Aggregation(WindowOperator[GroupTable]):
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         super().__init__(windows, limits, name)
         self._columns, self._keys = columns, keys
-        self._kinds = [*(call.accumulation for call in columns.calls), Accumulation.COUNT]
+        self._plain = [i for i, call in enumerate(columns.calls) if call.accumulation != Accumulation.ROWS]
+        self._kinds = [*(columns.calls[i].accumulation for i in self._plain), Accumulation.COUNT]
+        self._deciding = DecidingRows(columns, keys)
         self._running: _Running | None = None
 
     @property
     def _slides(self) -> bool:
-        """Whether the groups of a window are kept for the next one: extremes cannot be taken away."""
+        """Whether the groups of a window are kept for the next one: extremes and rows cannot be taken away."""
         extremes = {Accumulation.LEAST, Accumulation.GREATEST} & set(self._kinds)
-        return self._windows.size_us >= _MANY_PANES * self._windows.pane_us and not extremes
+        return self._windows.size_us >= _MANY_PANES * self._windows.pane_us and not extremes and not self._deciding
 
     # ------------------------------------------------------------ panes
 
@@ -52,7 +56,7 @@ class Aggregation(WindowOperator[GroupTable]):
         if not len(rows):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
-        arguments = [self._columns.argument(call, rows) for call in self._columns.calls]
+        arguments = [self._columns.argument(self._columns.calls[i], rows) for i in self._plain]
         least = int(panes.min())
         whole = least == int(panes.max())
         for pane in [least] if whole else np.unique(panes).tolist():
@@ -65,12 +69,15 @@ class Aggregation(WindowOperator[GroupTable]):
             for call, (values, valid, unsigned) in enumerate(arguments):
                 mine = None if valid is None else valid[part]
                 table.add(call, slots, mine, None if values is None else values[part], unsigned=unsigned)
+            if self._deciding:
+                self._deciding.add(pane, rows if isinstance(part, slice) else rows.take(part), groups[part], table)
         self._check_memory()
 
     def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
         yield from self._pieces(start_us, self._table_of(start_us))
 
     def _left(self, start_us: int, pane: GroupTable) -> None:
+        self._deciding.drop(start_us)
         if self._running is not None:
             self._running.take_away(start_us, pane)
 
@@ -92,9 +99,11 @@ class Aggregation(WindowOperator[GroupTable]):
     def _pieces(self, start_us: int, table: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
         most = max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._kinds))))
         found = table.slots_with(_ROWS)
+        results = self._deciding.results(start_us, start_us + self._windows.size_us, table)
+        results |= {i: partial(totals_of, table, call) for call, i in enumerate(self._plain)}
         for at in range(0, len(found), most):
             slots = found[at : at + most]
-            totals = [_totals(table, call, slots) for call in range(len(self._kinds) - 1)]
+            totals = [results[i](slots) for i in range(len(self._columns.calls))]
             yield self._columns.rows(self._keys, start_us, table.keys[slots], table.nulls[slots], totals), table.groups[slots]
 
     # ------------------------------------------------------------ moves
@@ -116,8 +125,8 @@ class Aggregation(WindowOperator[GroupTable]):
             self._panes[pane] = table.without(move_id.group)
             if not len(self._panes[pane]):
                 del self._panes[pane]
-        tuples = TupleBatch.concat(parts) if parts else TupleBatch.empty()
-        return LeavingState(move_id, tuples, self._next_us, chunk_bytes)
+        some = [TupleBatch.concat(part) for part in (parts, self._deciding.take_out(int(move_id.group))) if part]
+        return LeavingState(move_id, some, self._next_us, chunk_bytes)
 
     def take_chunk(self, chunk: StateChunk) -> None:
         """Groups of a partition-group that comes. RunFailed for another layout, or if other windows are open here."""
@@ -126,14 +135,24 @@ class Aggregation(WindowOperator[GroupTable]):
         if not len(chunk.tuples):
             return
         self._running = None
+        if chunk.tuples.rows is None:
+            return self._take_rows(chunk)
         rows, words = chunk.tuples.rows, GroupTable(self._kinds).row_words
-        if rows is None or rows.fixed.shape[1] != 8 * words:
+        if rows.fixed.shape[1] != 8 * words:
             raise RunFailed(f"{where}: groups of another layout")
         found: I64 = np.ascontiguousarray(rows.fixed).view(np.int64).reshape(len(chunk.tuples), words)
         for pane in np.unique(chunk.tuples.ts).tolist():
             index = np.flatnonzero(chunk.tuples.ts == pane)
             table = self._panes.setdefault(pane, GroupTable(self._kinds))
             table.put(chunk.tuples.key[index], int(chunk.group), found[index])
+        self._check_memory()
+
+    def _take_rows(self, chunk: StateChunk) -> None:
+        """Rows of a partition-group that decide calls; its groups have come before."""
+        panes, groups = self._windows.panes(chunk.tuples.ts), np.full(len(chunk.tuples), int(chunk.group), np.int64)
+        for pane in np.unique(panes).tolist():
+            index = np.flatnonzero(panes == pane)
+            self._deciding.add(pane, chunk.tuples.take(index), groups[index], self._panes[pane])
         self._check_memory()
 
     def group_ids(self) -> list[GroupId]:
@@ -152,7 +171,7 @@ class Aggregation(WindowOperator[GroupTable]):
 
     def window_bytes(self) -> int:
         running = 0 if self._running is None else self._running.table.nbytes
-        return running + sum(table.nbytes for table in self._panes.values())
+        return running + self._deciding.nbytes + sum(table.nbytes for table in self._panes.values())
 
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant."""
@@ -160,6 +179,7 @@ class Aggregation(WindowOperator[GroupTable]):
             assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
             pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)
             assert len(set(pairs)) == len(table) > 0, f"{self._name}: a group occurs twice in a pane, or a pane is empty"
+        self._deciding.validate(self._panes)
 
 
 class _Running:
@@ -184,7 +204,3 @@ class _Running:
         living = self.table.slots_with(_ROWS)
         if len(self.table) > _SPARSE + 2 * len(living):
             self.table = self.table.only(living)
-
-
-def _totals(table: GroupTable, call: int, slots: I64) -> Totals:
-    return Totals(table.words(call, 0, slots), lambda word: table.words(call, word, slots), lambda: table.sums(call, slots))

@@ -66,4 +66,4 @@ class KeptRows:
 def leaving_rows(move_id: MoveId, parts: Sequence[TupleBatch], final_us: int, chunk_bytes: int) -> LeavingState:
     """A partition-group's rows, as they leave. final_us: what was final by this time is out."""
     some = [part for part in parts if len(part)]
-    return LeavingState(move_id, TupleBatch.concat(some) if some else TupleBatch.empty(), final_us, chunk_bytes)
+    return LeavingState(move_id, [TupleBatch.concat(some)] if some else [], final_us, chunk_bytes)

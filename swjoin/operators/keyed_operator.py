@@ -9,7 +9,7 @@ Stays out: what is kept (`operators.aggregation`, `operators.ranking`, `operator
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -225,13 +225,16 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
 
 
 class LeavingState:
-    """A partition-group's state, as it leaves. tuples: key and time of each, with what is kept as row or columns. next_us:
-    the time up to which it is final."""
+    """A partition-group's state, as it leaves, in parts of a layout each: key and time of what is kept, as row or columns.
+    final_us: the time up to which it is final."""
 
-    def __init__(self, move_id: MoveId, tuples: TupleBatch, next_us: int, chunk_bytes: int) -> None:
-        self._move_id, self._all, self._next_us = move_id, tuples, next_us
-        self._most = max(1, chunk_bytes * len(tuples) // max(1, tuples.nbytes))
-        self._index = 0
+    def __init__(self, move_id: MoveId, parts: Sequence[TupleBatch], final_us: int, chunk_bytes: int) -> None:
+        self._move_id, self._final_us, self._index = move_id, final_us, 0
+        self._chunks: list[TupleBatch] = []
+        for part in parts:
+            most = max(1, chunk_bytes * len(part) // max(1, part.nbytes))
+            self._chunks += [part.slice(at, min(len(part), at + most)) for at in range(0, len(part), most)]
+        self._chunks = self._chunks or [TupleBatch.empty()]
         self.tuples = self.nbytes = 0
         self.done = False
 
@@ -240,12 +243,10 @@ class LeavingState:
 
     def next_chunk(self) -> StateChunk:
         """The next chunk; `done` once it is the last one."""
-        start = self._index * self._most
-        stop = min(len(self._all), start + self._most)
-        self.done = stop == len(self._all)
-        part = self._all.slice(start, stop)
+        part = self._chunks[self._index]
+        self.done = self._index == len(self._chunks) - 1
         m, some = self._move_id, min(1, len(part))
-        head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, (self._next_us, 0), 0, False)
+        head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, (self._final_us, 0), 0, False)
         self._index += 1
         self.tuples += len(part)
         self.nbytes += part.nbytes

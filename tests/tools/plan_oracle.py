@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from swjoin.core.join_semantics import JOIN_KINDS
-from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
 from tests.tools.plan_expressions import function_of
@@ -117,7 +117,7 @@ def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> lis
         ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
         for key, mine in groups.items():
             digest = row_hash([words_of(value) for value in (*key, start)])
-            results = [_called(call.function, call.column, names, mine) for call in node.calls]
+            results = [_called(call, names, mine) for call in node.calls]
             out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
         start += windows.slide_us
     return out
@@ -177,10 +177,21 @@ def session_rows(node: Sessions, schema: Schema, rows: Sequence[Row]) -> list[Ro
     return out
 
 
-def _called(function: str, column: str | None, names: Sequence[str], rows: Sequence[Row]) -> Any:
+def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row]) -> Any:
+    function, column = call.function, call.column
     if column is None:
         return len(rows)
-    values = [row.values[names.index(column)] for row in rows if row.values[names.index(column)] is not None]
+    found = [row for row in sorted(rows, key=lambda row: (row.ts, row.id)) if row.values[names.index(column)] is not None]
+    values = [row.values[names.index(column)] for row in found]
+    if call.distinct:
+        values = list(dict.fromkeys(values))
+    if function.startswith("arg_") and call.by is not None:
+        at = names.index(call.by)
+        known = [row for row in found if row.values[at] is not None]
+        best = (min if function == "arg_min" else max)(known, key=lambda row: row.values[at], default=None)
+        return None if best is None else best.values[names.index(column)]
+    if function in ("first", "last"):
+        return values[0 if function == "first" else -1] if values else None
     if function == "count":
         return len(values)
     if not values:

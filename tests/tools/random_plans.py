@@ -259,6 +259,9 @@ def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -
         for i in range(int(random.integers(0, 4)) if numbers else 0):
             function = str(random.choice(["count", "sum", "avg", "min", "max"]))
             calls.append(AggregateCall(f"f{i}", function, str(random.choice(numbers))))
+        if random.random() < 0.4:
+            for i in range(int(random.integers(1, 4))):
+                calls.append(_draw_rows_call(random, f"r{i}", schema))
         windows = TimeWindows(size, slide, int(random.choice([0, 3])))
         names = f"start{index}", f"end{index}"
         time = str(random.choice(["last", "start", "end"]))
@@ -280,6 +283,20 @@ def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -
         if node.name in reached:
             reached |= set(node.inputs)
     return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_rows_call(random: np.random.Generator, name: str, schema: Schema) -> AggregateCall:
+    """A call that rows decide."""
+    columns = [n for n, kind in schema.columns if kind in ("int64", "double", "string")]
+    numbers = [n for n, kind in schema.columns if kind in ("int64", "double")]
+    column, by = str(random.choice(columns)), str(random.choice(columns))
+    choice = random.random()
+    if choice < 0.4 and numbers:
+        function = str(random.choice(["count", "sum", "avg"]))
+        return AggregateCall(name, function, column if function == "count" else str(random.choice(numbers)), distinct=True)
+    if choice < 0.6:
+        return AggregateCall(name, str(random.choice(["arg_min", "arg_max"])), column, by)
+    return AggregateCall(name, str(random.choice(["first", "last", "min", "max"])), column)
 
 
 def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:

@@ -21,7 +21,7 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send
 from swjoin.cluster.slave.merger import Merger, Piece
-from swjoin.cluster.slave.text_keys import NoKeys, TextKeys
+from swjoin.cluster.slave.text_keys import KeysInRows, TextKeys
 from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, Pairs, ResultRows, RowLayout, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
@@ -30,7 +30,6 @@ from swjoin.core.ids import SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.core.row_digests import row_hashes
-from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.watermarks import needed_below, watermark_out
 
 _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
@@ -59,8 +58,7 @@ class StageInstance:
 
     @property
     def text_keys(self) -> TextKeys:
-        keeps_rows = isinstance(self.stage.node, Ranked | Sessions)
-        return (NoKeys if keeps_rows else TextKeys)(self.keys.dictionary)
+        return (TextKeys if self.stage.joins else KeysInRows)(self.keys.dictionary)
 
     @property
     def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:
