@@ -26,6 +26,7 @@ import pyarrow as pa
 from sqlglot import exp, parse_one
 
 from benchmarks import parse
+from benchmarks.duckdb_text import in_duckdb
 from benchmarks.run import turns
 from benchmarks.workloads import nexmark
 from swjoin.config.connectors import StreamConfig
@@ -49,27 +50,6 @@ from swjoin.runtime.in_process import run_local
 
 PART = 16_384  # rows of a delivery to the operator
 RATE_US = 10  # between two rows of the operator's input
-
-
-def in_duckdb(text: str) -> str:
-    """A query in DuckDB's SQL: windows as subqueries. A literal with a point is a double."""
-    tree = parse_one(text, read=Dialect)
-    for node in list(tree.find_all(exp.Table))[::-1]:
-        if isinstance(node.this, exp.Anonymous):
-            source, ts, *lengths = plain_arguments(node.this)
-            micros = [f"(epoch({length.sql('duckdb')}) * 1000000)::BIGINT" for length in lengths]
-            slide, size, at = micros[0], micros[-1], f"epoch_us({ts.sql('duckdb')})"
-            if len(lengths) == 1:
-                start = f"({at} - {at} % {size})"  # all times are positive
-            else:
-                start = f"{slide} * unnest(generate_series(({at} - {size}) // {slide} + 1, {at} // {slide}))"
-            rows = f"SELECT *, make_timestamp({start}) AS window_start FROM {source.sql('duckdb')}"
-            whole = f"SELECT *, window_start + to_microseconds({size}) AS window_end FROM ({rows})"
-            node.replace(exp.Subquery(this=parse_one(whole, read="duckdb"), alias=exp.TableAlias(this=exp.to_identifier("w"))))
-    for literal in list(tree.find_all(exp.Literal)):
-        if not literal.is_string and "." in str(literal.this):
-            literal.replace(exp.cast(literal.copy(), "DOUBLE"))
-    return tree.sql("duckdb")
 
 
 def _connected(paths: dict[str, Path]) -> Any:

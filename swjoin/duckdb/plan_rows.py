@@ -225,7 +225,7 @@ def _set_ids(db: Any, plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> No
 
     names = [*node.key, node.start]
     columns = ", ".join(rows.columns[name] for name in names)
-    found = db.execute(f"SELECT rid, {columns} FROM {rows.table}").to_arrow_table().combine_chunks()
+    found = db.sql(f"SELECT rid, {columns} FROM {rows.table}").to_arrow_table().combine_chunks()
     types = [type_named(plan.schema(node.name).types[name]) for name in names]
     arrays = [found.column(i + 1).combine_chunks().cast(kind) for i, kind in enumerate(types)]
     hashes = row_hashes(pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(names))]))

@@ -187,11 +187,11 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 def describe_stage(stage: Stage) -> str:
     """Its join, keys, time of a row and watermark; its aggregate; or that it gathers rows."""
     if isinstance(stage.node, Keyed):
-        window = "session" if isinstance(stage.node, Sessions) else "window"
-        time = {"last": "the last microsecond"}.get(
-            stage.node.output_time, f"the {stage.node.output_time}"
-        ) + f" of its {window}"
-        rule = "its input's" if isinstance(stage.node, Sessions) else "that of the first window which ends after its input's"
+        if isinstance(stage.node, Sessions):
+            window, rule = "session", "that of its input"
+        else:
+            window, rule = "window", "that of the first window which ends after its input's"
+        time = {"last": "the last microsecond"}.get(stage.node.output_time, f"the {stage.node.output_time}")
         return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
         return f"stage {stage.id} {stage.name}: {stage.description}, at any instance; watermark: the least of its inputs"

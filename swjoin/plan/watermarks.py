@@ -58,6 +58,8 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
         if inputs[0] in (BEGIN_OF_TIME_US, END_OF_TIME_US):
             return inputs[0]
         return max(node.windows.first_after(inputs[0]) + node.ts_after_us, BEGIN_OF_TIME_US)
+    if isinstance(node, Sessions):  # those that are open end later
+        return _shifted(inputs[0], 1 + node.ts_after_us)
     if not isinstance(node, IntervalJoin):
         return min(inputs)
     if node.semantics.bounds.count_windows:  # a partner may be of any age

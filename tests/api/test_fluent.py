@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin
+from benchmarks.duckdb_text import in_duckdb
 from swjoin import col, expr, hop, lit, row_count, stream, tumble
 from swjoin.api.fluent import Stream
-from tests.support.plan_runs import unrolled
 
 
 def _table(seed: int, rows: int = 300) -> pa.Table:
@@ -49,7 +49,7 @@ def _duckdb(text: str) -> Counter[tuple[Any, ...]]:
     with duckdb.connect() as db:
         db.register("a", A)
         db.register("b", B)
-        return Counter(db.execute(unrolled(text)).fetchall())
+        return Counter(db.execute(in_duckdb(text)).fetchall())
 
 
 def test_filters_and_columns(a: Stream) -> None:

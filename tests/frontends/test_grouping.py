@@ -276,12 +276,18 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
         (f"SELECT count(*) FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "column 1, COUNT(*), has no name"),
         (f"SELECT * FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "* of groups is not supported; name the columns"),
         (
-            f"SELECT count(DISTINCT k) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
-            "COUNT(DISTINCT k): DISTINCT is not",
+            f"SELECT count(DISTINCT k, v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
+            "COUNT(DISTINCT k, v) is not supported; name one column behind DISTINCT",
         ),
         (f"SELECT sum(x) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "SUM(x): sum of "),
-        (f"SELECT max(x) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "MAX(x): max of "),
-        (f"SELECT first(v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "FIRST(v) is not supported; use count, sum"),
+        (f"SELECT sum(DISTINCT x) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "SUM(DISTINCT x): sum of "),
+        (
+            f"SELECT median(v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
+            "MEDIAN(v) is not supported; use count, sum",
+        ),
+        (f"SELECT arg_max(v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "ARG_MAX(v)"),
+        (f"SELECT arg_max(v, k, 3) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "ARG_MAX(v, k, 3) is not supported"),
+        (f"SELECT first(v ORDER BY k) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "FIRST(v ORDER BY k"),
         (f"SELECT max(v, 3) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "MAX(v, 3) is not supported"),
         (
             f"SELECT sum(sum(v)) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
@@ -316,7 +322,7 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
             "TUMBLE(5, ts, INTERVAL '5' SECOND): its",
         ),
         (f"SELECT 1 AS n FROM HOP(a, ts, {SECOND}) GROUP BY window_end", "HOP(a, ts, INTERVAL '1' SECOND) is not complete"),
-        (f"SELECT 1 AS n FROM SESSION(a, ts, {SECOND}) GROUP BY window_end", "SESSION is not supported; use TUMBLE or HOP"),
+        (f"SELECT 1 AS n FROM CUMULATE(a, ts, {SECOND}) GROUP BY window_end", "CUMULATE is not supported; use TUMBLE, HOP or"),
         (f"SELECT 1 AS n FROM CUMULATE(a, ts, {SECOND}, {SECOND}) GROUP BY window_end", "CUMULATE(a, ts, INTERVAL '1' SECOND"),
         (f"SELECT 1 AS n FROM TUMBLE(b, ts, {SECOND}) GROUP BY window_end", "table b is unknown; there are a, n"),
         (

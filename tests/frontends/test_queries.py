@@ -17,6 +17,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.duckdb_text import in_duckdb
 from swjoin.config.connectors import StreamConfig
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import format_digest
@@ -25,7 +26,7 @@ from swjoin.duckdb.verify import verify
 from swjoin.frontends.sql.planner import Table, plan_query
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
-from tests.support.plan_runs import duckdb_rows, report_of, rows_of, unrolled, write_streams
+from tests.support.plan_runs import duckdb_rows, report_of, rows_of, write_streams
 from tests.support.queries import query_job, run_query
 from tests.support.ranks import run_jobs
 from tests.tools.plan_oracle import row_hash, words_of
@@ -79,7 +80,7 @@ def expected(inputs: Inputs, text: str) -> Counter[tuple[Any, ...]]:
         for name, config in inputs.items():
             columns = "* REPLACE (make_timestamp(raised * 1000) AS raised)" if name == "alerts" else "*"
             db.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM read_parquet('{config.path}')")
-        found = db.execute(unrolled(text))
+        found = db.execute(in_duckdb(text))
         at = [i for i, column in enumerate(found.description or ()) if column[0] == "raised"]
         rows = found.fetchall()
     micros = lambda value: None if value is None else int(np.datetime64(value, "ms").astype(int))  # noqa: E731
@@ -321,9 +322,16 @@ def test_conditions_of_one_side_are_tested_before_an_inner_join() -> None:
         ("SELECT k FROM a WHERE v", "v is no condition; use a comparison"),
         ("SELECT k FROM a WHERE x + 1 > 2", "x + 1: + of text; cast it, or use another value"),
         ("SELECT k FROM a WHERE k IN (SELECT k FROM b)", "k IN (SELECT k FROM b) is not supported"),
-        ("SELECT sum(v) OVER () AS n FROM a", "SUM(v) OVER (): OVER is not supported; aggregate with GROUP BY"),
-        ("SELECT k FROM a ORDER BY k", "ORDER BY is not supported; leave it out"),
-        ("SELECT k FROM a UNION ALL SELECT k FROM b LIMIT 3", "limit is not supported, in SELECT k FROM a UNION ALL"),
+        (
+            "SELECT sum(v) OVER () AS n FROM a",
+            "SUM(v) OVER () is not supported; number rows with ROW_NUMBER() OVER (PARTITION BY",
+        ),
+        ("SELECT k FROM a ORDER BY v", "ORDER BY v: is no column of the answer; select it, and order by its name"),
+        ("SELECT k FROM a ORDER BY 2", "ORDER BY 2: is no column of the answer"),
+        ("SELECT k FROM a LIMIT 0", "LIMIT 0 is not supported; give a number of rows above zero: LIMIT 10"),
+        ("SELECT k FROM a LIMIT 3 OFFSET 2", "OFFSET is not supported"),
+        ("SELECT q.k FROM (SELECT k FROM a LIMIT 3) q", "LIMIT inside a query"),
+        ("SELECT q.k FROM (SELECT k FROM a ORDER BY k) q", "ORDER BY inside a query; write it at the end, or ROW_NUMBER"),
         ("SELECT k FROM a UNION SELECT k FROM b", "UNION is not supported; write UNION ALL, which keeps rows that are equal"),
         ("SELECT k FROM a EXCEPT SELECT k FROM b", "EXCEPT is not supported; use UNION ALL, or a semi or anti join"),
         ("SELECT k, v FROM a UNION ALL SELECT k FROM b", "UNION ALL of 2 and 1 columns; select as many on both sides"),

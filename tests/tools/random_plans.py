@@ -33,6 +33,7 @@ from swjoin.core.batch import SourceBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
+from swjoin.core.kept_columns import OrderKey
 from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
@@ -322,9 +323,8 @@ def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> Log
             slide = max(slide, size // 5)
             windows = WHOLE if random.random() < 0.1 else TimeWindows(size, slide, int(random.choice([0, 3])))
             columns = [n for n, kind in schema.columns if kind in ("int64", "string", "double")]
-            by = tuple(
-                (str(c), bool(random.random() < 0.5), bool(random.random() < 0.5)) for c in random.permutation(columns)[:2]
-            )
+            drawn = [str(column) for column in random.permutation(columns)[:2]]
+            by = tuple(OrderKey(column, *(bool(random.random() < 0.5) for _ in range(2))) for column in drawn)
             most, time = int(random.choice([1, 2, 5, 1000])), str(random.choice(["last", "start", "end"]))
             edges = names if random.random() < 0.7 or time != "last" else ("", "")
             node = Ranked(name, last, key, by, most, windows, f"rank{index}", *edges, time)  # type: ignore[arg-type]

@@ -70,12 +70,12 @@ def plain_arguments(call: exp.Anonymous) -> list[exp.Expr]:
     found = []
     for part, word in itertools.zip_longest(call.expressions, ("TABLE", "DESCRIPTOR")):
         of = list(part.expressions) if isinstance(part, exp.Anonymous) and str(part.this).upper() == word else []
-        keyed = word == "TABLE" and bool(_partition_by(call))
+        keyed = word == "TABLE" and bool(partition_by(call))
         found.append(of[0] if len(of) == 1 or keyed else part)
     return [part for part in found if part is not None]
 
 
-def _partition_by(call: exp.Anonymous) -> list[exp.Expr]:
+def partition_by(call: exp.Anonymous) -> list[exp.Expr]:
     """What sessions are by, where a table's argument says it."""
     table = call.expressions[0] if call.expressions else None
     given = table.expressions[1:] if isinstance(table, exp.Anonymous) and str(table.this).upper() == "TABLE" else []
@@ -117,7 +117,7 @@ def window_call(node: exp.Expr) -> WindowCall | None:
     if not isinstance(source, exp.Column | exp.Subquery) or (isinstance(source, exp.Column) and source.table):
         raise UserError(f"{shown}: its first argument is no table", remedy=f"write {form}")
     found = dict(zip(lengths, (_length(part, shown, form) for part in given), strict=True))
-    keys = _partition_by(call)
+    keys = partition_by(call)
     if keys and name != "SESSION":
         raise UserError(f"{shown}: PARTITION BY is for sessions", remedy="leave it out, and group by it")
     if name == "SESSION":
