@@ -25,7 +25,7 @@ from swjoin.plan.watermarks import needed_below, watermark_out
 from tests.support.planted import texts
 from tests.tools.random_plans import PlanScenario, simulate
 
-PLANS, ENOUGH = 40, 3
+PLANS, ENOUGH = 16, 2
 Monkey = pytest.MonkeyPatch
 
 
