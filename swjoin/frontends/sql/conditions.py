@@ -32,6 +32,7 @@ from swjoin.plan.stages import cut
 
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 _SIDES = ("left", "right")
+_GRID = 2  # rows and columns of the cells of an inner join without an equality
 
 
 def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
@@ -352,14 +353,6 @@ def joined(conditions: Conditions) -> Relation:
     """The join. UserError for conditions that it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
     conditions.take_times_as_keys()
-    if not conditions.keys:
-        for node in conditions.rest:
-            operands = (node.this, node.expression) if isinstance(node, exp.EQ) else ()
-            if {conditions.side_of(conditions.both.read_by(operand)) for operand in operands} == {LEFT, RIGHT}:
-                shown = one_line(node.sql("duckdb"), 100)
-                remedy = "use integers, text, times or truth values"
-                raise UserError(f"{shown}: decimals, doubles and intervals cannot be keys of a join", remedy=remedy)
-        raise UserError("the join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
     how = conditions.how
     keys: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
     merged: set[str] = set()  # columns of the right side
@@ -376,11 +369,17 @@ def joined(conditions: Conditions) -> Relation:
         if how == "inner" and alike and two is not None and name != f"key {i}" and two.column != right_time:
             merged.add(two.column)
             renamed[two] = name
+    copies: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    if not conditions.keys:
+        cells = _cells(conditions, (left_time, right_time))
+        copies = cells[LEFT][1:], cells[RIGHT][1:]
+        for side in (LEFT, RIGHT):
+            keys[side].append(("cell", cells[side][0]))
     made = []
     for side, time in enumerate((left_time, right_time)):
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
-        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden))
+        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, copies[side]))
 
     def inner_name(f: Field) -> str:
         return renamed.get(f) or column_of(f)
@@ -390,6 +389,26 @@ def joined(conditions: Conditions) -> Relation:
     relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where)  # type: ignore[arg-type]
     names = Names(relation.fields)
     return filtered(relation, [names.text(node)[0] for node in after])
+
+
+def _cells(conditions: Conditions, times: tuple[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys of a join without an equality: cells of a grid, of which a left row is in all of its row, a right row in all of its
+    column, so that each pair meets in one (StreamCloud, the Cartesian product). Where left rows come out alone there is one
+    column, so that each has one place. UserError for a full join, of which no side has one."""
+    if conditions.how == "full":
+        raise UserError("a full join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
+    rows, columns = (_GRID, _GRID) if conditions.how == "inner" else (_GRID * _GRID, 1)
+    spread = []
+    for side, time in zip(conditions.sides, times, strict=True):
+        f = next(f for f in side.fields if f.column == time)
+        parts = ["day"] if f.type.startswith("date") else ["hour", "minute", "microsecond"]
+        found = [f"EXTRACT({part} FROM {instant_text(f)})" for part in parts]
+        if len(parts) > 1:
+            found += [f"{found[-1]} // 1000", f"{found[-1]} // 1000000"]
+        spread.append(f"({' + '.join(found)})")
+    left = tuple(f"{spread[LEFT]} % {rows} * {columns} + {column}" for column in range(columns))
+    right = tuple(f"{spread[RIGHT]} % {columns} + {row * columns}" for row in range(rows))
+    return left, right
 
 
 def _residual(

@@ -181,16 +181,21 @@ class Selected:
 @dataclass(frozen=True)
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
-    equality. merged: its columns whose values are those of a key's column."""
+    equality. merged: its columns whose values are those of a key's column. copies: further expressions for the last key, for
+    each of which the rows are there once more."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
+    copies: tuple[str, ...] = ()
 
     def make(self, nodes: Nodes) -> str:
-        below = self.of.make(nodes, self.time)
-        return nodes.add("select", lambda name: Project(name, below, self.columns))
+        below, made = self.of.make(nodes, self.time), []
+        for text in (self.keys[-1][1], *self.copies):
+            columns = (*self.columns[:-1], (self.keys[-1][0], text))
+            made.append(nodes.add("select", lambda name, columns=columns: Project(name, below, columns)))  # type: ignore[misc]
+        return made[0] if len(made) == 1 else nodes.add("union", lambda name: Union(name, tuple(made)))
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
