@@ -84,14 +84,14 @@ def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, 
     for i in range(draw(st.integers(1, 3))):
         name, names = f"n{i}", sorted(schemas)
         left = draw(st.sampled_from(names))
-        choice = draw(st.integers(0, 6))
+        choice = draw(st.integers(0, 9))
         if choice == 5:
             time_of = draw(st.sampled_from(("last", "end")))
             node: Node = Sessions(name, left, ("k",), draw(st.integers(1, 4)), f"start{i}", f"end{i}", time_of)
         elif choice == 6:
             windows = TimeWindows(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2)))
             time_of, most = draw(st.sampled_from(("last", "start", "end"))), draw(st.integers(1, 2))
-            order = (OrderKey("v", draw(st.booleans()), draw(st.booleans())),)
+            order = (OrderKey(draw(st.sampled_from(list(schemas[left].types))), draw(st.booleans()), draw(st.booleans())),)
             names_of = f"rank{i}", f"start{i}", f"end{i}"
             node = Ranked(name, left, ("k",), order, most, windows, *names_of, time_of)
         elif choice == 1:

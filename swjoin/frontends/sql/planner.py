@@ -40,7 +40,7 @@ from swjoin.frontends.sql.relations import (
     quoted,
     source_of,
 )
-from swjoin.frontends.sql.windows import END, START, Dialect, WindowCall, Windowed, window_call
+from swjoin.frontends.sql.windows import END, START, Dialect, Gap, InWindows, WindowCall, Windowed, window_call
 from swjoin.plan.logical import LogicalPlan
 
 _CLAUSES = {
@@ -56,6 +56,7 @@ _CLAUSES = {
     "match": "MATCH_RECOGNIZE",
     "prewhere": "PREWHERE",
 }
+_MOST_WINDOWS = 100  # of a row that is not grouped
 _INNER = {"": "inner", "INNER": "inner", "CROSS": "inner", "SEMI": "semi", "ANTI": "anti"}
 _JOIN_KINDS = {("", kind): how for kind, how in _INNER.items()}
 _JOIN_KINDS |= {(side, kind): side.lower() for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
@@ -414,7 +415,13 @@ class _Planner:
             _only(alias, "this")
             return self._aliased(self.query(node.this, named), node.alias)
         if (call := window_call(node)) is not None:
-            raise UserError(f"{call.name} without GROUP BY {START}", remedy="select groups, in a subquery beside a join")
+            windowed = self._windowed(node, call, named)
+            if isinstance(windowed.windows, Gap):
+                raise UserError(f"{call.name} without GROUP BY {START}", remedy="select groups, in a subquery beside a join")
+            if windowed.windows.size_us > _MOST_WINDOWS * windowed.windows.slide_us:
+                problem = f"{call.name}: a row is in more than {_MOST_WINDOWS} windows"
+                raise UserError(problem, remedy=f"group by {START}, {END}")
+            return self._aliased(InWindows(windowed), windowed.table)
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
             raise UserError(f"{one_line(node.sql('duckdb'), 60)} is not supported in FROM", remedy="name a table or a subquery")
         _only(node, "this", "alias")

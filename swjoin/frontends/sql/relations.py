@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from sqlglot import exp
+
 from swjoin.config.sections import QueryConfig
 from swjoin.core.join_semantics import How
 from swjoin.core.kept_columns import OrderKey
@@ -33,6 +35,19 @@ class Field:
     column: str
     type: str
     unit_us: float | None = None
+
+
+def instant_of(column: exp.Expr, f: Field) -> exp.Expr:
+    """The timestamp that an integer stands for."""
+    unit_us = f.unit_us
+    if unit_us is None:
+        return column
+    if f.type == "uint64":
+        column = exp.cast(column, "BIGINT")
+    if unit_us < 1:
+        return exp.Anonymous(this="make_timestamp_ns", expressions=[column])
+    micros = column if unit_us == 1 else exp.Mul(this=column, expression=exp.Literal.number(int(unit_us)))
+    return exp.UnixToTime(this=micros, scale=exp.Literal.number(6))
 
 
 class Nodes:

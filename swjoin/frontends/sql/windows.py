@@ -1,7 +1,7 @@
 """Windows in FROM: TUMBLE, HOP and SESSION, in both spellings.
 
-What: `Dialect`, DuckDB's SQL with `TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), ...))`; `window_call`; `Windowed`, their relation, and
-`InSessions`, of rows with their sessions.
+What: `Dialect`, DuckDB's SQL with `TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), ...))`; `window_call`; `Windowed`, their relation;
+`InWindows` and `InSessions`, of rows with windows and sessions; `window_columns`.
 Why: no dialect of sqlglot reads Flink's spelling; RisingWave's, `TUMBLE(t, ts, ...)`, is a function of a table.
 Stays out: GROUP BY (`frontends.sql.grouping`), what a window is (`core.time_windows`).
 """
@@ -23,10 +23,10 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
 from swjoin.expressions.binder import Scope, bind
 from swjoin.expressions.tree import Literal
-from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
+from swjoin.frontends.sql.relations import Aliased, Field, Filtered, Nodes, Relation, Selected, instant_of, quoted
 from swjoin.plan.aggregates import NAIVE
 from swjoin.plan.kept_rows import Sessions
-from swjoin.plan.logical import Project
+from swjoin.plan.logical import Filter, Project, Union
 
 _INTERVALS = {"TUMBLE": ("size",), "HOP": ("slide", "size"), "SESSION": ("gap",)}
 START, END = "window_start", "window_end"
@@ -165,6 +165,57 @@ class Windowed:
 
     def make(self, nodes: Nodes, time: str | None) -> str:
         raise AssertionError("windows are made by the aggregate over them")
+
+
+@dataclass(frozen=True)
+class InWindows:
+    """Rows, once for each window that has them. windowed: their windows, which are none of sessions."""
+
+    windowed: Windowed
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.windowed.fields
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return self.windowed.times
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        of, windows = self.windowed.of, self.windowed.windows
+        assert isinstance(windows, TimeWindows), "sessions have no windows of each row alone"
+        below, size, slide = of.make(nodes, time), windows.size_us, windows.slide_us
+        instant = exp.column(self.windowed.time.column, quoted=True)
+        us = f"epoch_us(date_trunc('microsecond', {instant_of(instant, self.windowed.time).sql('duckdb')}))"
+        plain = tuple((f.column, quoted(f.column)) for f in of.fields)
+        made = []
+        for back in range(-(-size // slide)):  # windows that began so many slides before the newest one
+            start = f"{us} - ({us} % {slide} + {slide}) % {slide} - {back * slide}"
+            edges = tuple((name, f"make_timestamp({text})") for name, text in ((START, start), (END, f"{start} + {size}")))
+            rows = below
+            if (back + 1) * slide > size:
+                inside = f"({us} % {slide} + {slide}) % {slide} + {back * slide} < {size}"
+                rows = nodes.add("filter", lambda name, inside=inside: Filter(name, below, inside))  # type: ignore[misc]
+            made.append(nodes.add("select", lambda name, r=rows, e=edges: Project(name, r, (*plain, *e))))  # type: ignore[misc]
+        return made[0] if len(made) == 1 else nodes.add("union", lambda name: Union(name, tuple(made)))
+
+
+def window_columns(relation: Relation) -> dict[str, tuple[str, TimeWindows, str]]:
+    """Of the columns that are edges of rows' windows: which edge, the windows, and the column of the rows' time."""
+    if isinstance(relation, InWindows) and isinstance(relation.windowed.windows, TimeWindows):
+        windows, time = relation.windowed.windows, relation.windowed.time.column
+        return {f.column: (f.name, windows, time) for f in relation.fields[-2:]}
+    if isinstance(relation, Aliased | Filtered):
+        return window_columns(relation.of)
+    if isinstance(relation, Selected):
+        below = {quoted(column): found for column, found in window_columns(relation.of).items()}
+        shown = {text: f.column for f, text in zip(relation.fields, relation.texts, strict=True)}
+        return {
+            shown[text]: (edge, windows, shown[quoted(time)])
+            for text, (edge, windows, time) in below.items()
+            if text in shown and quoted(time) in shown
+        }
+    return {}
 
 
 @dataclass(frozen=True)
