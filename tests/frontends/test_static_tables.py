@@ -249,6 +249,10 @@ SOON = "b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' SECOND"
             "TUMBLE of static table side",
         ),
         ("SELECT item, count(*) AS n FROM side GROUP BY item", "groups of static table side, whose rows have no time"),
+        (
+            "SELECT w, ROW_NUMBER() OVER (ORDER BY w) AS n FROM side",
+            "ROW_NUMBER() of static table side, whose rows have no time",
+        ),
         ("SELECT DISTINCT item FROM side", "groups of static table side, whose rows have no time"),
         ("SELECT b.v FROM bid b JOIN side s ON b.item = s.x", "b.item = s.x: = of an integer and text; cast one of them"),
         ("SELECT b.v FROM bid b JOIN side s ON b.item = s.item AND s.w", "s.w is no condition; use a comparison"),

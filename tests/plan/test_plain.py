@@ -79,7 +79,8 @@ SPOILED: dict[str, tuple[int, str, Any, str]] = {
         0,
         "kind",
         ...,
-        "plan: a.kind: None is no kind of node; one of: source, filter, project, interval_join, aggregate, lookup, union, result",
+        "plan: a.kind: None is no kind of node; one of: source, filter, project, interval_join, aggregate, ranked, sessions, "
+        "lookup, union, result",
     ),
     "other kind": (
         2,
@@ -91,7 +92,8 @@ SPOILED: dict[str, tuple[int, str, Any, str]] = {
         0,
         "kind",
         [],
-        "plan: a.kind: [] is no kind of node; one of: source, filter, project, interval_join, aggregate, lookup, union, result",
+        "plan: a.kind: [] is no kind of node; one of: source, filter, project, interval_join, aggregate, ranked, sessions, "
+        "lookup, union, result",
     ),
     "no name": (1, "name", ..., "plan: node 1 (counting from 0): name is missing"),
     "name": (1, "name", 5, "plan: node 1 (counting from 0).name: expected str, got 5"),

@@ -248,6 +248,7 @@ class _Planner:
         windowed, edges = self._windows_of(node, named), []
         if windowed is None:
             relation = self._from(node, named, where)
+            refuse_static(relation, "ROW_NUMBER()")
         else:
             below = Names(windowed.of.fields)
             edges = [c for c in where if not below.knows(c)]
