@@ -80,7 +80,7 @@ def _wanted(db: Any, text: str) -> tuple[int, str]:
 
 def _ours(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple[float, tuple[int, str]]:
     """Seconds of a whole run in this process, and its count and digest."""
-    inputs = {name: StreamConfig(str(path), (), "date_time") for name, path in paths.items()}
+    inputs = {name: StreamConfig(str(path), (), nexmark.TIMES[name]) for name, path in paths.items()}
     query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
     config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
     streams = tuple(inputs[name] for name in query.tables)

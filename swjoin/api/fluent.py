@@ -266,10 +266,10 @@ def session(gap: Any) -> Session:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a table of the query is. known: its columns, time and unit."""
+    """What a table of the query is. time: None of a static table. known: its columns, time and unit."""
 
     data: Input
-    time: str
+    time: str | None
     unit: TimeUnit | None
     known: Table
 
@@ -341,7 +341,7 @@ class Stream:
 
     def join(
         self,
-        other: Stream,
+        other: Stream | Input,
         on: str | Sequence[str] | None = None,
         *,
         left_on: str | Sequence[str] | None = None,
@@ -351,7 +351,8 @@ class Stream:
         upper: Any = None,
         how: How = "inner",
     ) -> Stream:
-        """Pairs with equal keys and lower <= right time - left time <= upper; within: lower = -within, upper = within.
+        """Pairs with equal keys and lower <= right time - left time <= upper; within: lower = -within, upper = within. other:
+        another stream, or a static table, as of `stream`, which has neither time nor bounds; all kinds but right and full.
 
         Columns: of the left, then of the right but for keys of the same name; names that the left has, too, end in `_right`.
         The time is the left one's, of a right join the right one's; a full join has none.
@@ -359,8 +360,13 @@ class Stream:
         with spelled("arguments"):
             one_of(how, _HOWS, "how")
             keys = _keys(on, left_on, right_on)
-            bounds = _bounds(within, lower, upper)
-        if self.time is None or other.time is None:
+            bounds = None
+            if isinstance(other, Stream):
+                bounds = _bounds(within, lower, upper)
+            else:
+                _refuse_bounds(how, within, lower, upper)
+                other = _static(other)
+        if bounds is not None and (self.time is None or other.time is None):
             side = "left" if self.time is None else "right"
             raise UserError(f"join: the {side} stream has no time", remedy="keep its time column")
         for left, right in keys:
@@ -377,15 +383,16 @@ class Stream:
                     raise UserError(f"join: two columns are named {shown}", remedy="rename one before")
                 names.append(shown)
                 items.append(exp.alias_(_of("r", name), shown, quoted=True))
-        low, high = (exp.Add(this=_of("l", self.time), expression=_interval(us)) for us in bounds)
         conditions: list[exp.Expr] = [exp.EQ(this=_of("l", left), expression=_of("r", right)) for left, right in keys]
-        conditions.append(exp.Between(this=_of("r", other.time), low=low, high=high))
+        if bounds is not None:
+            low, high = (exp.Add(this=_of("l", str(self.time)), expression=_interval(us)) for us in bounds)
+            conditions.append(exp.Between(this=_of("r", str(other.time)), low=low, high=high))
         right_side = exp.Join(this=_subquery(other._query, "r"), on=exp.and_(*conditions), **_kind(how))
         query = exp.select(*items).from_(_subquery(self._query, "l"))
         query.append("joins", right_side)
         time = None if how == "full" else self.time
         if how == "right":
-            time = merged.get(other.time) or renamed[other.time]
+            time = merged.get(str(other.time)) or renamed[str(other.time)]
         return Stream(tuple(names), time, query, {**self._sources, **other._sources})
 
     def sort(self, *by: str | Expr, descending: bool | Sequence[bool] = False) -> Stream:
@@ -421,7 +428,7 @@ class Stream:
             if name in options:
                 raise UserError(f"{name}: is given to swjoin.stream")
         tables = {name: source.data for name, source in self._sources.items()}
-        times = {name: source.time for name, source in self._sources.items()}
+        times = {name: source.time for name, source in self._sources.items() if source.time is not None}
         units = {name: source.unit for name, source in self._sources.items() if source.unit is not None}
         return sql(self.sql, tables=tables, time=times, time_unit=units or None, **options)
 
@@ -535,19 +542,29 @@ def stream(data: Input, *, time: str, time_unit: TimeUnit | None = None) -> Stre
     time: the time column. time_unit: of a time column of integers: s, ms, us, ns. Nothing is read but the columns' types, until
     the query is run.
     """
-    name = f"stream{next(_numbers)}"
     with spelled("arguments"):
-        if are_paths(data):
-            paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-            given = tuple(os.fspath(Path(each)) for each in paths)
-            columns = describe_columns(StreamConfig(given[0] if len(given) == 1 else given, (), time))
-        else:
-            table = to_table(data, "data", time)
-            data, columns = table, tuple((f.name, str(f.type)) for f in table.schema)
-        try:
-            known = with_time(columns, time, time_unit, "give time_unit")
-        except UserError as error:
-            raise error.prefixed("time") from None
+        return _read("stream", data, time, time_unit)
+
+
+def _static(data: Input) -> Stream:
+    """The rows of a static table."""
+    return _read("table", data, None, None)
+
+
+def _read(what: str, data: Input, time: str | None, time_unit: TimeUnit | None) -> Stream:
+    """All rows of a table. what: begins its name in the query."""
+    name = f"{what}{next(_numbers)}"
+    if are_paths(data):
+        paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+        given = tuple(os.fspath(Path(each)) for each in paths)
+        columns = describe_columns(StreamConfig(given[0] if len(given) == 1 else given, (), time or ""))
+    else:
+        table = to_table(data, "data", time or "")
+        data, columns = table, tuple((f.name, str(f.type)) for f in table.schema)
+    try:
+        known = with_time(columns, time or "", time_unit, "give time_unit")
+    except UserError as error:
+        raise error.prefixed("time") from None
     names = tuple(dict(columns))
     select = exp.select(*(exp.column(each, quoted=True) for each in names)).from_(exp.to_identifier(name, quoted=True))
     return Stream(names, time, select, {name: _Source(data, time, time_unit, known)})
@@ -601,6 +618,16 @@ def _keys(on: Any, left_on: Any, right_on: Any) -> list[tuple[str, str]]:
     if not sides[0] or len(sides[0]) != len(sides[1]):
         raise UserError(f"join: {len(sides[0])} key columns on the left, {len(sides[1])} on the right")
     return list(zip(*sides, strict=True))
+
+
+def _refuse_bounds(how: How, within: Any, lower: Any, upper: Any) -> None:
+    """UserError for what a join with a static table cannot have."""
+    for name, value in (("within", within), ("lower", lower), ("upper", upper)):
+        if value is not None:
+            problem = f"join: {name} is given, and a static table has no time"
+            raise UserError(problem, remedy="make a stream of it: swjoin.stream(table, time=...)")
+    if how in ("right", "full"):
+        raise UserError(f"join: how={how!r} keeps rows of a static table", remedy="use left, which keeps the stream's")
 
 
 def _bounds(within: Any, lower: Any, upper: Any) -> tuple[int, int]:

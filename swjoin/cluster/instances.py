@@ -19,7 +19,7 @@ from swjoin.cluster.role import RoleId, gateway_role, slave_role
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
-from swjoin.plan.columns import PlanColumns, StageColumns, columns_of
+from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
 from swjoin.policy.placement import round_robin
@@ -41,15 +41,20 @@ class Instances:
 
     @staticmethod
     def of(
-        logical: LogicalPlan, config: RunConfig, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()
+        logical: LogicalPlan,
+        config: RunConfig,
+        width: int,
+        first_epoch: int = 0,
+        owners: Sequence[Sequence[int]] = (),
+        tables: StaticTables | None = None,
     ) -> Instances:
-        """owners: of partition-groups, by stage; none: the placement at the start of a run. UserError for a plan or a setting
-        that runs of plans do not have yet."""
+        """owners: of partition-groups, by stage; none: the placement at the start of a run. tables: as of `columns_of`.
+        UserError for a plan or a setting that runs of plans do not have yet."""
         stages = cut(logical)
         _check_plan(stages)
         _check_config(config)
         _check_order(stages, config)
-        columns = columns_of(logical, stages, rows=config.sink.kind != "count")
+        columns = columns_of(logical, stages, rows=config.sink.kind != "count", tables=tables)
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
         active = min(width, config.reorganization.active_slaves) or width

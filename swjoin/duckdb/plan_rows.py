@@ -28,6 +28,7 @@ from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Union, join_columns
+from swjoin.plan.lookups import Lookup, equality
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _ranked(plan, node, found[node.input])
         elif isinstance(node, Sessions):
             columns, rows = _sessions(plan, node, found[node.input])
+        elif isinstance(node, Lookup):
+            columns, rows = _lookup(plan, node, found)
         elif isinstance(node, Union):
             columns, rows = _union(plan, node, found)
         elif isinstance(node, Filter):
@@ -132,6 +135,35 @@ def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict
     made = {name: f"c{i}" for i, name in enumerate(texts)}
     values = "".join(f", {text} AS {made[name]}" for name, text in texts.items())
     return made, f"SELECT id, ts{values} FROM {rows.table}"
+
+
+def _lookup(plan: LogicalPlan, node: Lookup, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:
+    """The columns of a lookup that its inputs have, and a query of its rows."""
+    from swjoin.expressions.duckdb_text import duckdb_text
+
+    sides = [found[name] for name in node.inputs]
+    columns: dict[str, str] = {}
+    for short, rows in zip("st", sides, strict=True):
+        columns |= {name: f"{short}_{column}" for name, column in rows.columns.items()}
+    scope = scope_of([column for name in node.inputs for column in plan.schema(name).columns])
+    tests = [duckdb_text(equality(*pair), scope, columns) for pair in node.keys]
+    if node.where is not None:
+        tests.append(f"TRY({duckdb_text(node.where, scope, columns)})")  # an overflow is null
+    stream, table = (
+        f"(SELECT {', '.join(f'{c} AS {short}_{c}' for c in ('rid', 'id', 'ts', *rows.columns.values()))} FROM {rows.table})"
+        for short, rows in zip("st", sides, strict=True)
+    )
+    kind = "LEFT JOIN" if node.how == "left" else "JOIN"
+    joined = f"{stream} {kind} {table} ON {' AND '.join(f'({test})' for test in tests) or 'true'}"
+    shown = sides[LEFT].columns if not node.widens else columns
+    made = {name: f"c{i}" for i, name in enumerate(shown)}
+    values = "".join(f", {columns[name]} AS {made[name]}" for name in shown)
+    if node.widens:
+        digest = f"pair_digest(s_id, coalesce(t_id, {NONE})) AS id, s_ts AS ts"
+        return made, f"SELECT {digest}{values} FROM {joined}"
+    matched = f"SELECT DISTINCT s_rid FROM {joined}"
+    digest = f"pair_digest(s_id, {NONE}) AS id, s_ts AS ts"
+    return made, f"SELECT {digest}{values} FROM {stream} {node.how.upper()} JOIN ({matched}) USING (s_rid)"
 
 
 def _define_exact(db: Any) -> None:

@@ -1,13 +1,14 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
 What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these, of `Aggregate`s
-(`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), which is checked when it is made; the `Schema` of every node.
+(`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`) and `Lookup`s (`plan.lookups`), which is checked when it is
+made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
 A node names its inputs. Row ids: a source's rows have their own, which filters and projections keep, as they keep times; a
-union's `union_row_ids`; a join's row has the digest of the pair of its inputs' ids (`core.hashing.pair_hash`), MISSING_ID for a
-missing side.
+union's `union_row_ids`; a row of a join or a lookup has the digest of the pair of its inputs' ids (`core.hashing.pair_hash`),
+MISSING_ID for a missing side.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
 from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_types
+from swjoin.plan.lookups import Lookup, lookup_columns
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -58,7 +60,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Source:
-    """A stream from outside. time: the column of the rows' time, or ARRIVAL_TIME; None: the rows have no time."""
+    """A stream from outside. time: the column of the rows' time, or ARRIVAL_TIME; None: a static table."""
 
     name: str
     columns: tuple[Column, ...]
@@ -150,7 +152,7 @@ class Result(_OneInput):
     order: tuple[OrderKey, ...] = ()
 
 
-Node: TypeAlias = Source | Filter | Project | IntervalJoin | Keyed | Union | Result
+Node: TypeAlias = Source | Filter | Project | IntervalJoin | Keyed | Lookup | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -328,6 +330,8 @@ def _check(ok: bool, subject: str, problem: str, remedy: str) -> None:
 def _ports(node: Node) -> Iterator[str]:
     if isinstance(node, IntervalJoin):
         return iter(("left input", "right input"))
+    if isinstance(node, Lookup):
+        return iter(("input", "table"))
     return (f"input {i}" if isinstance(node, Union) else "input" for i in range(len(node.inputs)))
 
 
@@ -348,6 +352,8 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
             return _join_schema(node, *inputs)
         case Aggregate() | Ranked() | Sessions():
             return _keyed_schema(node, inputs[0])
+        case Lookup():
+            return _lookup_schema(node, *inputs)
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])
@@ -394,6 +400,16 @@ def _keyed_schema(node: Keyed, schema: Schema) -> Schema:
         time = "ts"
         while time in dict(columns):
             time += "_"
+    return Schema(columns, time)
+
+
+def _lookup_schema(node: Lookup, stream: Schema, table: Schema) -> Schema:
+    problem = f"its table {node.table} has a time, {table.time}"
+    _check(table.time is None, node.name, problem, "join within bounds of time, or read a static table")
+    columns = tuple(Column(*column) for column in lookup_columns(node, stream.columns, table.columns))
+    time = stream.time
+    while time is not None and time not in stream.types and time in dict(columns):
+        time += "_"  # a column of the table has the name
     return Schema(columns, time)
 
 

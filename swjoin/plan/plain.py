@@ -16,6 +16,7 @@ from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Union
+from swjoin.plan.lookups import Lookup
 
 _KINDS: dict[str, type[Node]] = {
     "source": Source,
@@ -25,6 +26,7 @@ _KINDS: dict[str, type[Node]] = {
     "aggregate": Aggregate,
     "ranked": Ranked,
     "sessions": Sessions,
+    "lookup": Lookup,
     "union": Union,
     "result": Result,
 }

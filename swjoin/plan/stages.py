@@ -1,9 +1,10 @@
 """The stages of a plan, and the edges that join them.
 
-What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of text each.
+What: `cut(plan) -> StagePlan`, `ways_to(plan, node)`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`,
+a line of text each.
 Why: a stage is what instances play: a join with a port per side, an aggregate, or, for a result that is not what one of them
-brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters and projections are
-done on the edges, by the sender, so no row travels that a filter drops.
+brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters, projections and
+lookups are done on the edges, by the sender, so no row travels that a filter drops.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -22,13 +23,14 @@ from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
 from swjoin.plan.kept_rows import Keyed, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Schema, Source, Union, UnionInput
+from swjoin.plan.lookups import Lookup
 from swjoin.plan.watermarks import join_shifts
 
 StageId = NewType("StageId", int)
 EdgeId = NewType("EdgeId", int)
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
-Step: TypeAlias = UnionInput | Filter | Project  # on the way of rows
+Step: TypeAlias = UnionInput | Filter | Project | Lookup  # on the way of rows
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What runtimes run. sources, results: in the order of the plan's nodes."""
+    """What runtimes run. sources, results: in the order of the plan's nodes; static tables are no sources of rows."""
 
     sources: tuple[Source, ...]
     stages: tuple[Stage, ...]
@@ -127,7 +129,7 @@ def cut(plan: LogicalPlan) -> StagePlan:
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, Stage] = {}
     for result in results:
-        ways = list(_ways_to(plan, result.input))
+        ways = list(ways_to(plan, result.input))
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
             continue
         schema = plan.schema(result.name)
@@ -137,26 +139,27 @@ def cut(plan: LogicalPlan) -> StagePlan:
     edges: list[Edge] = []
     for receiver, inputs in receivers:
         for port, (name, key) in enumerate(inputs):
-            for sender, steps in _ways_to(plan, name):
+            for sender, steps in ways_to(plan, name):
                 edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, steps))
     for result in results:
         if result.name in gathering:
             edges.append(Edge(EdgeId(len(edges)), gathering[result.name], result, 0, (), ()))
             continue
-        ((sender, steps),) = _ways_to(plan, result.input)
+        ((sender, steps),) = ways_to(plan, result.input)
         edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
-    sources = tuple(node for node in plan.nodes if isinstance(node, Source))
+    streams = {edge.sender.name for edge in edges}
+    sources = tuple(node for node in plan.nodes if isinstance(node, Source) and node.name in streams)
     return StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
 
 
-def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
+def ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
     """The sources and the nodes of stages whose rows a node has, and the steps that they pass on the way."""
     node = plan.node(name)
-    if not isinstance(node, Union | Filter | Project):
+    if not isinstance(node, Union | Filter | Project | Lookup):
         yield name, ()
         return
-    for i, below in enumerate(node.inputs):
-        for sender, steps in _ways_to(plan, below):
+    for i, below in enumerate(node.inputs if not isinstance(node, Lookup) else (node.input,)):
+        for sender, steps in ways_to(plan, below):
             yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)
 
 
@@ -224,6 +227,8 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
+    if isinstance(step, Lookup):
+        return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 
 

@@ -17,6 +17,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.kept_rows import Keyed, Ranked, Sessions
 from swjoin.plan.logical import IntervalJoin, Node, Result, Source
+from swjoin.plan.lookups import Lookup
 
 
 def join_shifts(join: IntervalJoin) -> tuple[int, int]:
@@ -52,7 +53,7 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
 
     inputs: those of its inputs, in the order of its ports; of a source, the one that its gateway gives.
     """
-    if isinstance(node, Source):
+    if isinstance(node, Source | Lookup):  # a table has no watermark
         return inputs[0]
     if isinstance(node, Aggregate | Ranked):
         if inputs[0] in (BEGIN_OF_TIME_US, END_OF_TIME_US):

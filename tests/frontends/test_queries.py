@@ -26,11 +26,11 @@ from swjoin.duckdb.verify import verify
 from swjoin.frontends.sql.planner import Table, plan_query
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
-from tests.support.plan_runs import duckdb_rows, report_of, rows_of, write_streams
+from tests.support.plan_runs import duckdb_rows, report_of, rows_of
 from tests.support.queries import query_job, run_query
 from tests.support.ranks import run_jobs
 from tests.tools.plan_oracle import row_hash, words_of
-from tests.tools.random_queries import random_query
+from tests.tools.random_queries import random_inputs, random_query
 
 Inputs = dict[str, StreamConfig]
 DOCUMENT = (ROOT / "docs" / "queries.md").read_text()
@@ -62,8 +62,11 @@ def trips(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     }
     tables["trips"]["city"] = some(["Ulm", "Bonn", "Köln"])
     tables["payments"] |= {"eur": np.round(random.exponential(9, n), 2), "method": some(["cash", "card"])}
+    tables["cities"] = {"name": ["Ulm", "Bonn", "Köln", "Köln", None], "country": ["BW", "NW", "NW", "50", "-"]}
+    tables["cities"]["people"] = [126_000, 330_000, 1_085_000, 90_000, None]
     found = {}
-    for name, time, unit in (("trips", "started", None), ("payments", "paid", None), ("alerts", "raised", "ms")):
+    streams = ("trips", "started", None), ("payments", "paid", None), ("alerts", "raised", "ms")
+    for name, time, unit in (*streams, ("cities", "", None)):
         pq.write_table(pa.table(tables[name]), folder / f"{name}.parquet", row_group_size=60)
         found[name] = StreamConfig(str(folder / f"{name}.parquet"), (), time, unit)  # type: ignore[arg-type]
     return found
@@ -71,7 +74,7 @@ def trips(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    return write_streams(tmp_path_factory.mktemp("streams"), "abc", 300, 1, keys=12, null_share=0.05)
+    return random_inputs(tmp_path_factory.mktemp("streams"))
 
 
 def expected(inputs: Inputs, text: str) -> Counter[tuple[Any, ...]]:
@@ -383,7 +386,7 @@ def test_conditions_of_one_side_are_tested_before_an_inner_join() -> None:
         ("SELECT k FROM a EXCEPT SELECT k FROM b", "EXCEPT is not supported; use UNION ALL, or a semi or anti join"),
         ("SELECT k, v FROM a UNION ALL SELECT k FROM b", "UNION ALL of 2 and 1 columns; select as many on both sides"),
         ("SELECT k FROM a UNION ALL SELECT x FROM b", "UNION ALL: column k of an integer and text; cast one of them"),
-        ("SELECT k FROM s", "table s has no time; name its time column: --table s=PATH:TIME"),
+        ("SELECT k FROM s", "a query of static table s, whose rows have no time; name its time column: --table s=PATH:TIME"),
         ("SELECT k FROM generate(a, 3) t", "GENERATE(a, 3) AS t is not supported in FROM"),
         ("SELECT * FROM a NATURAL JOIN b", "NATURAL JOIN is not supported; write JOIN with its conditions"),
         ("SELECT a.k FROM a JOIN a ON a.k = a.k", "two tables are named a; give one an alias: FROM t AS other"),
@@ -449,8 +452,8 @@ def test_one_line_for_what_a_query_cannot_mean(text: str, problem: str) -> None:
 
 
 def test_the_command_writes_rows_and_a_report(trips: Inputs, swjoin: Any, tmp_path: Path) -> None:
-    tables = [f"--table={name}={config.path}:{config.time}" for name, config in trips.items()]
-    tables[-1] += ":ms"
+    tables = [f"--table={name}={config.path}{config.time and f':{config.time}'}" for name, config in trips.items()]
+    tables[-2] += ":ms"
     (tmp_path / "q.sql").write_text(EXAMPLES[-1])
     done = swjoin("query", tmp_path / "q.sql", *tables, "-o", tmp_path / "out.parquet", "--report", tmp_path / "r.json")
     assert done.code == 0, done.err
@@ -479,7 +482,7 @@ def _table(trips: Inputs, name: str = "trips", rest: str = ":started") -> str:
         (lambda trips: ["SELECT user FROM t", _table(trips, "t", ":when")], "--table t: no column when; columns are user, "),
         (lambda trips: ["SELECT user FROM t", _table(trips, "t", ":user")], "--table t: user is a number without a unit"),
         (lambda trips: ["SELECT user FROM T", _table(trips, "t"), _table(trips, "T")], "T is given twice"),
-        (lambda trips: ["SELECT user FROM t", _table(trips, "t", "")], "table t has no time"),
+        (lambda trips: ["SELECT user FROM t", _table(trips, "t", "")], "a query of static table t, whose rows have no time"),
         (lambda trips: ["none.sql", _table(trips)], "none.sql: cannot be read (No such file or directory)"),
         (lambda trips: ["SELECT user FROM u", _table(trips)], "table u is unknown; there are trips"),
     ],

@@ -16,6 +16,7 @@ from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
+from swjoin.plan.lookups import Lookup
 from tests.tools.plan_expressions import function_of
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -100,6 +101,31 @@ def projected_rows(node: Project, schema: Schema, rows: Sequence[Row]) -> list[R
     read = [function_of(text) for _, text in node.columns]
     at = [list(schema.types).index(name) for name, _ in read]
     return [Row(row.id, row.ts, tuple(f(row.values[i]) for i, (_, f) in zip(at, read, strict=True))) for row in rows]
+
+
+def looked_up_rows(node: Lookup, schemas: Sequence[Schema], stream: Sequence[Row], table: Sequence[Row]) -> list[Row]:
+    """Rows of a stream with those of a table that match. parents: of the row of the stream, and of the table. Keys are columns,
+    and the condition, if there is one, is of two integer columns: the stream's is less than the table's."""
+    places = [list(schema.types) for schema in schemas]
+    keys = [[places[side].index(pair[side].strip('"')) for pair in node.keys] for side in (0, 1)]
+    less = [] if node.where is None else [name.strip('"') for name in node.where.split(" < ")]
+    out = []
+    for row in stream:
+        mine, found = [row.values[at] for at in keys[0]], []
+        for other in table:
+            equal = None not in mine and mine == [other.values[at] for at in keys[1]]
+            if equal and less:
+                one, two = row.values[places[0].index(less[0])], other.values[places[1].index(less[1])]
+                equal = one is not None and two is not None and one < two
+            if equal:
+                found.append(other)
+        alone = {"left": not found, "semi": bool(found), "anti": not found}.get(node.how, False)
+        for other in found if node.how in ("inner", "left") else []:
+            out.append(Row(pair_id(row.id, other.id), row.ts, (*row.values, *other.values), (row.id, other.id)))
+        if alone:
+            nothing = [None] * (len(places[1]) if node.how == "left" else 0)
+            out.append(Row(pair_id(row.id, MISSING), row.ts, (*row.values, *nothing), (row.id, None)))
+    return out
 
 
 def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> list[Row]:
@@ -265,6 +291,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
             case IntervalJoin():
                 schemas = [plan.schema(name) for name in node.inputs]
                 found[node.name] = join_rows(node, schemas, found[node.left], found[node.right], most)
+            case Lookup():
+                found[node.name] = looked_up_rows(node, [plan.schema(n) for n in node.inputs], *(found[n] for n in node.inputs))
             case Aggregate():
                 found[node.name] = aggregated_rows(node, plan.schema(node.input), found[node.input])
             case Ranked():
@@ -301,7 +329,9 @@ def emitted(
             continue
         inputs = [promised[name] for name in node.inputs]
         promised[node.name] = rule(node, inputs)
-        if isinstance(node, Result | Project):
+        if isinstance(node, Lookup):
+            out[node.name] = {row.id for row in rows[node.name] if row.parents[0] in out[node.input]}
+        elif isinstance(node, Result | Project):
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}

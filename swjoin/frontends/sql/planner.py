@@ -27,6 +27,7 @@ from swjoin.expressions.tree import can_fail
 from swjoin.expressions.types import common, read_as
 from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, instant_text, instant_type, joined
 from swjoin.frontends.sql.grouping import Grouping, checked_where, is_grouped
+from swjoin.frontends.sql.lookups import has_static, is_static, looked_up, refuse_static
 from swjoin.frontends.sql.ranking import NumberCall, first_rows, limit_of, limited, number_call, numbered, ordered_by
 from swjoin.frontends.sql.relations import (
     Aliased,
@@ -64,7 +65,7 @@ _JOIN_KINDS |= {(side, kind): side.lower() for side in ("LEFT", "RIGHT", "FULL")
 
 @dataclass(frozen=True)
 class Table:
-    """A table that queries may name. columns: names and types, as Arrow writes them. time: its time column; None: it has none.
+    """A table that queries may name. columns: names and types, as Arrow writes them. time: its time column; None: it is static.
     unit_us: of times that are integers, microseconds of one; below 1 for nanoseconds."""
 
     columns: tuple[tuple[str, str], ...]
@@ -101,6 +102,7 @@ def plan_query(text: str, tables: Mapping[str, Table]) -> Query:
         raise UserError("the query is too deeply nested") from None
     except UserError as error:
         raise (UserError(one_line(error, 2_000)) if "\n" in str(error) else error) from None
+    refuse_static(relation, "a query")
     names = [f.name for f in relation.fields]
     if "" in names:
         shown = relation.fields[names.index("")].column
@@ -194,6 +196,8 @@ class _Planner:
         if node.args.get("distinct"):
             raise UserError("UNION is not supported", remedy="write UNION ALL, which keeps rows that are equal")
         parts = [self.query(part, named) for part in (node.this, node.expression)]
+        if is_static(parts[0]) != is_static(parts[1]):
+            refuse_static(parts[is_static(parts[1])], "UNION ALL, with a stream,")
         counts = [len(part.fields) for part in parts]
         if counts[0] != counts[1]:
             raise UserError(f"UNION ALL of {counts[0]} and {counts[1]} columns", remedy="select as many on both sides")
@@ -245,6 +249,7 @@ class _Planner:
         windowed, edges = self._windows_of(node, named), []
         if windowed is None:
             relation = self._from(node, named, where)
+            refuse_static(relation, "ROW_NUMBER()")
         else:
             below = Names(windowed.of.fields)
             edges = [c for c in where if not below.knows(c)]
@@ -269,6 +274,7 @@ class _Planner:
         windowed, edges = self._windows_of(node, named), []
         if windowed is None:
             relation = self._from(node, named, where)
+            refuse_static(relation, "groups")
             grouping = Grouping(node, relation, None, "")
         else:
             below = Names(windowed.of.fields)
@@ -311,6 +317,7 @@ class _Planner:
         else:
             table = node.alias or call.name.lower()
             relation = self._aliased(self.query(source, named), table)
+        refuse_static(relation, call.name)
         of = Aliased(relation, table)
         time = Names(of.fields).field(call.time)
         if time.column not in of.times:
@@ -387,7 +394,7 @@ class _Planner:
                 conditions.add_all(conjuncts(join.args["on"]))
             if how == "inner":
                 where = conditions.take(where, pushed=_keep_rows(hows[i + 1 :]))
-            relation = joined(conditions)
+            relation = looked_up(conditions) if has_static(conditions) else joined(conditions)
             relation, where = _tested(relation, where, hows[i + 1 :])
         return _filtered(relation, where)
 
@@ -435,8 +442,6 @@ class _Planner:
             if known is named:
                 return self._aliased(named[spelled], alias)
             table = self._tables[spelled]
-            if table.time is None:
-                raise UserError(f"table {spelled} has no time", remedy=f"name its time column: --table {spelled}=PATH:TIME")
             return TableRelation(source_of(spelled, table.columns, table.time), alias, table.unit_us)
         raise UserError(f"table {name} is unknown", remedy=_near(name, {*named, *self._tables}))
 

@@ -277,5 +277,5 @@ class United:
         return nodes.add("union", lambda name: Union(name, made))
 
 
-def source_of(name: str, columns: Sequence[tuple[str, str]], time: str) -> Source:
+def source_of(name: str, columns: Sequence[tuple[str, str]], time: str | None) -> Source:
     return Source(name, tuple(Column(*column) for column in columns), time)
