@@ -160,7 +160,7 @@ class Outlet:
                 until = instances.first_epoch + EPOCHS_AHEAD - 1
                 self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
             group_map = instances.group_maps[edge.receiver.id]
-            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, instances.width))
+            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, len(slaves)))
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         """Rows of the sender for this edge, of the epoch of `header`."""

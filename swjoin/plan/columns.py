@@ -25,7 +25,7 @@ from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, UnionInput, join_columns
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, UnionInput, join_columns
 from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
-            travels[edge.id] = tuple(edge.receiver.schema.types) if rows else ()
+            through = _through(plan, edge.receiver.node, needed[edge.receiver.name], rows=rows)
+            travels[edge.id] = tuple(name for name in edge.receiver.schemas[0].types if name in through)
         elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Aggregate):
             travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in edge.receiver.node.reads)
         elif isinstance(edge.receiver, Stage):
@@ -148,24 +149,28 @@ def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
     needed: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     for node in reversed(plan.ordered):
         match node:
-            case Result() if rows:
-                needed[node.input] |= set(plan.schema(node.input).types)
-            case Union():
-                for name in node.inputs:
-                    needed[name] |= needed[node.name]
-            case Filter():
-                read = columns_read_by(node.condition, plan.schema(node.input).columns, node.name)
-                needed[node.input] |= needed[node.name] | set(read)
-            case Project():
-                needed[node.input] |= _read_by(node, plan.schema(node.input).columns, needed[node.name])
             case IntervalJoin():
                 for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
                     needed[node.inputs[side]] |= names | set(node.keys[side])
             case Aggregate():
                 needed[node.input] |= node.reads
             case _:
-                pass
+                for name in node.inputs:
+                    needed[name] |= _through(plan, node, needed[node.name], rows=rows)
     return needed
+
+
+def _through(plan: LogicalPlan, node: Node, wanted: set[str], *, rows: bool) -> set[str]:
+    """Columns that a node without state, or a result, reads of its inputs for these columns of its rows."""
+    match node:
+        case Result():
+            return set(plan.schema(node.input).types) if rows else set()
+        case Filter():
+            return wanted | set(columns_read_by(node.condition, plan.schema(node.input).columns, node.name))
+        case Project():
+            return _read_by(node, plan.schema(node.input).columns, wanted)
+        case _:
+            return wanted
 
 
 def _of_sides(plan: LogicalPlan, join: IntervalJoin, wanted: set[str]) -> tuple[set[str], set[str]]:

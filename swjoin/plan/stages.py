@@ -1,9 +1,11 @@
 """The stages of a plan, and the edges that join them.
 
-What: `cut(plan) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of text each.
+What: `cut(plan, strategy) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of
+text each.
 Why: a stage is what instances play: a join with a port per side, an aggregate, or, for a result that is not what one of them
 brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters and projections are
-done on the edges, by the sender, so no row travels that a filter drops.
+done on the edges, by the sender, so no row travels that a filter drops. With the strategy `operator` each of these is a stage
+that gathers rows, and does what it is for as their sender.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -17,11 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
+from swjoin.config.options import Strategy
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Schema, Source, Union, UnionInput
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, UnionInput
 from swjoin.plan.watermarks import join_shifts
 
 StageId = NewType("StageId", int)
@@ -29,15 +32,17 @@ EdgeId = NewType("EdgeId", int)
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
 Step: TypeAlias = UnionInput | Filter | Project  # on the way of rows
+_Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
+Stateless: TypeAlias = Filter | Project | Union
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A join, an aggregate, or a result whose rows are gathered, and its ports. schemas: of the rows at its left and its right
-    port; only a join has a right one. schema: of its rows."""
+    """A join, an aggregate, or what gathers rows: a result, or an operator without state, which is a step of the edges from
+    here on. schemas: of the rows at its left and its right port; only a join has a right one. schema: of its node's rows."""
 
     id: StageId
-    node: IntervalJoin | Aggregate | Result
+    node: IntervalJoin | Aggregate | Stateless | Result
     schemas: tuple[Schema, Schema]
     schema: Schema
 
@@ -47,7 +52,7 @@ class Stage:
 
     @property
     def gathers(self) -> bool:
-        return isinstance(self.node, Result)
+        return isinstance(self.node, Stateless | Result)
 
     @property
     def joins(self) -> bool:
@@ -62,13 +67,15 @@ class Stage:
     @property
     def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Columns by which rows find their instance, by port; none where any may take them."""
-        return ((), ()) if isinstance(self.node, Result) else self.node.keys
+        return ((), ()) if isinstance(self.node, Stateless | Result) else self.node.keys
 
     @property
     def description(self) -> str:
         if isinstance(self.node, IntervalJoin):
             return self.node.semantics.description
-        return "rows as they come" if isinstance(self.node, Result) else self.node.description
+        if isinstance(self.node, Filter | Project):
+            return "a filter" if isinstance(self.node, Filter) else "a projection"
+        return "rows as they come" if isinstance(self.node, Union | Result) else self.node.description
 
 
 @dataclass(frozen=True)
@@ -112,51 +119,65 @@ class StagePlan:
         return tuple(edge for edge in self.edges if edge.receiver == receiver and edge.port == port)
 
 
-def cut(plan: LogicalPlan) -> StagePlan:
+def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     """A stage for every join and aggregate, and for every result but the rows of one of them; an edge for every way from a
-    source or a stage to a port of a stage, or to a result."""
-    nodes = [node for node in plan.ordered if isinstance(node, IntervalJoin | Aggregate)]
+    source or a stage to a port of a stage, or to a result. strategy: with `operator`, a stage for every node between source and
+    result; with the others the stages are the same."""
+    kinds = IntervalJoin | Aggregate | Stateless if strategy == "operator" else IntervalJoin | Aggregate
+    nodes = [node for node in plan.ordered if isinstance(node, kinds)]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
-    receivers: list[tuple[Stage, tuple[tuple[str, tuple[str, ...]], ...]]] = []
+    receivers: list[tuple[Stage, tuple[_Port, ...]]] = []
     for i, node in enumerate(nodes):
-        ports = [*(plan.schema(name) for name in node.inputs), Schema((), None)]
+        stateful = isinstance(node, IntervalJoin | Aggregate)
+        names = node.inputs if stateful else node.inputs[:1]
+        ports = [*(plan.schema(name) for name in names), Schema((), None)]
         stage = Stage(StageId(i), node, (ports[0], ports[1]), plan.schema(node.name))
         senders[node.name] = stage
-        receivers.append((stage, tuple(zip(node.inputs, node.keys, strict=False))))
+        receivers.append((stage, tuple(_ports(node))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, Stage] = {}
     for result in results:
-        ways = list(_ways_to(plan, result.input))
+        ways = list(_ways_to(plan, result.input, senders))
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
             continue
         schema = plan.schema(result.name)
         stage = Stage(StageId(len(receivers)), result, (schema, Schema((), None)), schema)
         gathering[result.name] = stage
-        receivers.append((stage, ((result.input, ()),)))
+        receivers.append((stage, ((0, result.input, (), ()),)))
     edges: list[Edge] = []
     for receiver, inputs in receivers:
-        for port, (name, key) in enumerate(inputs):
-            for sender, steps in _ways_to(plan, name):
-                edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, steps))
+        for port, name, key, last in inputs:
+            for sender, steps in _ways_to(plan, name, senders):
+                edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, (*steps, *last)))
     for result in results:
         if result.name in gathering:
             edges.append(Edge(EdgeId(len(edges)), gathering[result.name], result, 0, (), ()))
             continue
-        ((sender, steps),) = _ways_to(plan, result.input)
+        ((sender, steps),) = _ways_to(plan, result.input, senders)
         edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
     sources = tuple(node for node in plan.nodes if isinstance(node, Source))
     return StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
 
 
-def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """The sources, joins and aggregates whose rows a node has, and the steps that they pass on the way."""
+def _ports(node: Node) -> Iterator[_Port]:
+    """What comes to the ports of a node's stage."""
+    if isinstance(node, IntervalJoin | Aggregate):
+        for port, (name, key) in enumerate(zip(node.inputs, node.keys, strict=False)):
+            yield port, name, key, ()
+    else:
+        for i, name in enumerate(node.inputs):
+            yield 0, name, (), (UnionInput(i),) if isinstance(node, Union) else ()
+
+
+def _ways_to(plan: LogicalPlan, name: str, senders: Mapping[str, Sender]) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """The sources and stages, of `senders`, whose rows a node has, and the steps that they pass on the way."""
     node = plan.node(name)
-    if not isinstance(node, Union | Filter | Project):
-        yield name, ()
+    if name in senders:
+        yield name, (node,) if isinstance(node, Filter | Project) else ()
         return
     for i, below in enumerate(node.inputs):
-        for sender, steps in _ways_to(plan, below):
-            yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)
+        for sender, steps in _ways_to(plan, below, senders):
+            yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)  # type: ignore[arg-type]
 
 
 def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId, int]:
@@ -190,7 +211,8 @@ def describe_stage(stage: Stage) -> str:
         rule = "that of the first window which ends after its input's"
         return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time}; watermark: {rule}"
     if stage.gathers:
-        return f"stage {stage.id} {stage.name}: {stage.description}, at any instance; watermark: the least of its inputs"
+        what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"
+        return f"stage {stage.id} {stage.name}: {what}, at any instance; watermark: the least of its inputs"
     join = stage.join
     kind = "inner join, " if join.semantics.how == "inner" else ""
     keys = ", ".join(f"{left} = {right}" for left, right in zip(*join.keys, strict=True))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.logical import IntervalJoin, Node, Result, Source
+from swjoin.plan.logical import IntervalJoin, Node, Source
 
 
 def join_shifts(join: IntervalJoin) -> tuple[int, int]:
@@ -64,7 +64,7 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 
 
-def needed_below(node: IntervalJoin | Aggregate | Result, inputs: Sequence[int]) -> tuple[int, int]:
+def needed_below(node: Node, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
     BEGIN_OF_TIME_US for count windows, whose rule is the gateway's; END_OF_TIME_US for a stage without state.

@@ -266,16 +266,22 @@ def _check_all(job: Job, expected: Rows) -> dict[str, Any]:
 # ---------------------------------------------------------------- in this process
 
 
-@pytest.mark.parametrize("slaves", [2, 3])
+def _by(strategy: str, **cluster: Any) -> dict[str, Any]:
+    """The section `cluster` with this strategy."""
+    return {"cluster": {**SECTIONS["cluster"], "strategy": strategy, **cluster}}
+
+
+@pytest.mark.parametrize(("slaves", "strategy"), [(2, "query"), (3, "query"), (4, "subquery"), (9, "operator")])
 @pytest.mark.parametrize("name", CASES)
-def test_rows_of_a_plan_are_those_of_duckdb(name: str, slaves: int, streams: Streams, tmp_path: Path) -> None:
+def test_rows_of_a_plan_are_those_of_duckdb(name: str, slaves: int, strategy: str, streams: Streams, tmp_path: Path) -> None:
     case = CASES[name]
     expected = streams.expected(case)
-    job = streams.job(case, tmp_path / "run")
+    job = streams.job(case, tmp_path / "run", **_by(strategy))
     assert run_local(job, False, slaves)["results"] == report_of(job)["results"]
     counted = streams.job(case, tmp_path / "counted", "count")
     report = _check_all(job, expected)
-    assert len(report["stages"][0]["slaves"]) == slaves
+    stages = [stage["slaves"] for stage in report["stages"]]
+    assert len(stages[0] if strategy == "query" else [slave for of_stage in stages for slave in of_stage]) == slaves
     found = run_local(counted, False, slaves)
     _check(found, expected)
     assert found["results"]["digest"] == report["results"]["digest"]
@@ -360,6 +366,28 @@ def test_ranks_give_the_rows_of_duckdb(streams: Streams, tmp_path: Path) -> None
     for name, job in jobs.items():
         assert len(_check_all(job, streams.expected(CASES[name]))["stages"][0]["slaves"]) == 3
     assert _check_all(realtime, paced.expected(CASES["two joins"]))["epochs"] > 1
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+def test_ranks_give_the_same_rows_by_any_strategy(streams: Streams, tmp_path: Path) -> None:
+    """Three slave ranks: some plans have more operators, and their stages share ranks. The last one moves partition-groups."""
+    names = {"subquery": ["two joins", "diamond"], "operator": ["one source alone", "filters and projections"]}
+    jobs = {
+        (strategy, name): streams.job(CASES[name], tmp_path / f"{strategy} {name}", **_by(strategy))
+        for strategy, of_strategy in names.items()
+        for name in of_strategy
+    }
+    reorganization = {"policy": "random", "epoch": "100ms", "random_moves": 2}
+    sections = _by("subquery", distribution_epoch="50ms", instances=[2, 1]) | {"reorganization": reorganization}
+    moving = streams.job(CASES["two joins"], tmp_path / "moving", **sections)
+    run_jobs(5, [*jobs.values(), moving], tmp_path)
+    for (strategy, name), job in jobs.items():
+        stages = _check_all(job, streams.expected(CASES[name]))["stages"]
+        assert sum(len(stage["slaves"]) for stage in stages) == (3 if len(stages) <= 3 else 3 * len(stages))
+    moved, unmoved = _check_all(moving, streams.expected(CASES["two joins"]))["stages"]
+    assert (moved["slaves"], unmoved["slaves"]) == ([0, 1], [2])
+    assert moved["moves"] > 0 == unmoved["moves"]
 
 
 @pytest.mark.mpi
@@ -612,16 +640,17 @@ def _resumed(job: Job, ranks: int, folder: Path) -> None:
     assert run.end(PROCESS_S) == 0, run.said()
 
 
-def _dies_and_recovers(name: str, folder: Path, seed: int, ranks: list[int]) -> None:
+def _dies_and_recovers(name: str, folder: Path, seed: int, ranks: list[int], strategy: str = "query") -> dict[str, Any]:
     case, streams = CASES[name], _streams(folder, 3000, seed)
-    job = streams.job(case, folder / "run", **SLOWED)
+    job = streams.job(case, folder / "run", **(SLOWED | {"cluster": {**SLOWED["cluster"], "strategy": strategy}}))
     run = _launched(job, 5, folder)
     run.kill(ranks)
     assert run.end(PROCESS_S) == 0, run.said()
     report = _check_all(job, streams.expected(case))
     assert report["checkpoints"]["recoveries"]
-    assert len(report["stages"][0]["slaves"]) == 3 - len(ranks)
+    assert strategy != "query" or len(report["stages"][0]["slaves"]) == 3 - len(ranks)
     _no_row_is_left_over(job)
+    return report
 
 
 def _dies_and_is_resumed(name: str, folder: Path, seed: int, again: int, number: int = signal.SIGKILL) -> None:
@@ -661,6 +690,14 @@ def test_all_ranks_die_and_others_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_slaves_and_the_collector_of_every_plan_die(name: str, ranks: list[int], tmp_path: Path) -> None:
     _dies_and_recovers(name, tmp_path, 7, ranks)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+def test_a_subcluster_loses_a_rank(tmp_path: Path) -> None:
+    """Three stages on a rank each; with two left every rank plays every stage."""
+    stages = _dies_and_recovers("diamond", tmp_path, 10, [3], "subquery")["stages"]
+    assert [stage["slaves"] for stage in stages] == [[0, 1], [2, 3], [4, 5]]
 
 
 @pytest.mark.mpi

@@ -31,8 +31,7 @@ from swjoin.runtime.simulator.storage import BatchSource
 
 
 class PlanSimulation(Simulation):
-    """One run of a plan in virtual time. sources: batches of each of the plan's sources, with columns. width: instances of each
-    stage."""
+    """One run of a plan in virtual time. sources: batches of each of the plan's sources, with columns. width: slave ranks."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class PlanSimulation(Simulation):
         folder: Path | None = None,
         crashes: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """folder, crashes: as of `Simulation`; the crashes say how many instances each stage has from then on."""
+        """folder, crashes: as of `Simulation`; the crashes say how many slave ranks are left from then on."""
         self._plan = plan
         super().__init__(config, sources, width, seed, folder=folder, crashes=crashes)
 
@@ -52,16 +51,16 @@ class PlanSimulation(Simulation):
         return tuple(self.SOURCE(batches, None) for batches in sources)
 
     def _actor_count(self, slave_count: int) -> int:
-        return ACTORS + slave_count * len(cut(self._plan).stages)
+        return ACTORS + slave_count * len(cut(self._plan, self.config.cluster.strategy).stages)
 
     def _new_roles(self, slave_count: int) -> None:
         fitted = self.config.fitted_to(slave_count)
         store = self._master_checkpointer
         manifest = None if store is None else store.folder.newest()
-        owners = owners_of(manifest, fitted, slave_count)
+        owners = owners_of(manifest, fitted, self._plan, slave_count)
         self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch_of(manifest), owners)
         config, count = instances.config_of_gateway, instances.slave_count
-        self.master = Master(config, count, len(instances.stages.stages), self._new_dealer(config))
+        self.master = Master(config, count, instances.subclusters, self._new_dealer(config))
         self.gateways = [
             Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share) for share in self._shares()
         ]

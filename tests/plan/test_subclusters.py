@@ -1,0 +1,107 @@
+"""Subclusters: which ranks play which stage by strategy, what this costs, and the stages of the strategy operator."""
+
+from __future__ import annotations
+
+import pytest
+
+from swjoin.config.options import Strategy
+from swjoin.config.sections import QueryConfig
+from swjoin.core.errors import UserError
+from swjoin.core.time_windows import TimeWindows
+from swjoin.plan.aggregates import Aggregate, AggregateCall
+from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Project, Result, Source, Union
+from swjoin.plan.stages import cut, describe_edge, describe_stage
+from swjoin.plan.subclusters import Communication, Subclusters, estimated_work
+
+COLUMNS = (Column("k", "int64"), Column("v", "int64"), Column("ts", "timestamp[us]"))
+# The example of seed 004: map, filter, join, filter, aggregate, map
+EXAMPLE = LogicalPlan(
+    (
+        Source("a", COLUMNS, "ts"),
+        Source("b", COLUMNS, "ts"),
+        Project("map", "a", (("k", "k"), ("v", "v + 1"), ("ts", "ts"))),
+        Filter("filter", "map", "v > 3"),
+        IntervalJoin("join", "filter", "b", ("k",), ("k",), QueryConfig(0, 10)),
+        Filter("again", "join", "left_v < 9"),
+        Aggregate(
+            "count", "again", ("left_v",), TimeWindows(10, 10, 0), (AggregateCall("n", "count"),), "start", "end", "last"
+        ),
+        Project("last", "count", (("n", "n * 2"),)),
+        Result("out", "last"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "width", "gateways", "counts", "expected"),
+    [
+        ("query", 90, 90, (90, 90), (2, 16_200, 180)),  # every node has its part of the prefix
+        ("operator", 90, 1, (15,) * 6, (5, 1_125, 15)),
+        ("subquery", 60, 30, (30, 30), (2, 1_800, 30)),  # 30 gateways are the subcluster of the prefix
+    ],
+)
+def test_the_numbers_of_the_paper(
+    strategy: Strategy, width: int, gateways: int, counts: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
+    stages = cut(EXAMPLE, strategy)
+    of = Subclusters.of(stages, width, strategy, (1,) * len(counts))
+    assert of.counts == counts
+    costs = Communication.of(stages, of, gateways, strategy)
+    assert (costs.steps, costs.channels, costs.most_out) == expected
+    assert costs.of_inputs == (30 if strategy == "operator" else 0)  # one gateway to the map, and to the join
+
+
+@pytest.mark.parametrize("strategy", ["query", "subquery", "operator"])
+@pytest.mark.parametrize("width", range(1, 10))
+def test_every_slave_has_a_rank_and_a_stage(strategy: Strategy, width: int) -> None:
+    stages = cut(EXAMPLE, strategy)
+    of = Subclusters.of(stages, width, strategy)
+    count = len(stages.stages)
+    assert count == (6 if strategy == "operator" else 2)
+    assert of.apart == (strategy != "query" and width >= count)
+    assert sum(map(len, map(of.slaves_on, range(width)))) == of.slave_count == (width if of.apart else width * count)
+    for rank in range(width):
+        for slave in of.slaves_on(rank):
+            assert slave % width == rank  # as `RankMap` places slaves
+            assert slave in of.slaves_of(of.stage_of(slave))
+            assert rank == of.ranks_of(of.stage_of(slave))[of.index_of(slave)]
+
+
+def test_shares_of_the_ranks() -> None:
+    stages = cut(EXAMPLE, "subquery")
+    assert Subclusters.of(stages, 4, "subquery", (3, 1)).counts == (3, 1)
+    assert Subclusters.of(stages, 3, "subquery", (3, 1)).counts == (2, 1)  # one has died
+    assert Subclusters.of(stages, 6, "subquery").counts == (5, 1)
+    assert Subclusters.of(stages, 1, "subquery", (3, 1)).counts == (1, 1)
+    assert estimated_work(stages) == (8.0, 2.0)
+    with pytest.raises(UserError, match=r"3 numbers for 2 stages \(join, count\)"):
+        Subclusters.of(stages, 4, "subquery", (1, 1, 1))
+
+
+def test_every_operator_is_a_stage() -> None:
+    stages = cut(EXAMPLE, "operator")
+    assert [describe_edge(edge).split(": ", 1)[1] for edge in stages.edges] == [
+        "source a -> stage 0, hash of the row's id",
+        "stage 0, projection map -> stage 1, hash of the row's id",
+        "stage 1, filter v > 3 -> stage 2 left, hash of k",
+        "source b -> stage 2 right, hash of k",
+        "stage 2 -> stage 3, hash of the row's id",
+        "stage 3, filter left_v < 9 -> stage 4, hash of left_v",
+        "stage 4 -> stage 5, hash of the row's id",
+        "stage 5, projection last -> result out, any sink",
+    ]
+    assert describe_stage(stages.stages[1]) == (
+        "stage 1 filter: a filter, as the rows go on, at any instance; watermark: the least of its inputs"
+    )
+
+
+def test_a_union_is_a_stage() -> None:
+    nodes = (Source("a", COLUMNS, "ts"), Filter("f", "a", "v > 3"), Union("u", ("a", "f")), Result("out", "u"))
+    plan = LogicalPlan(nodes)
+    assert len(cut(plan).stages) == 1
+    assert [describe_edge(edge).split(": ", 1)[1] for edge in cut(plan, "operator").edges] == [
+        "source a -> stage 0, hash of the row's id",
+        "source a, union input 0 -> stage 1, hash of the row's id",
+        "stage 0, filter v > 3, union input 1 -> stage 1, hash of the row's id",
+        "stage 1 -> result out, any sink",
+    ]
