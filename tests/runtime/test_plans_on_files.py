@@ -382,7 +382,7 @@ def test_ranks_give_the_same_rows_by_any_strategy(streams: Streams, tmp_path: Pa
     sections = _by("subquery", distribution_epoch="50ms", instances=[2, 1]) | {"reorganization": reorganization}
     moving = streams.job(CASES["two joins"], tmp_path / "moving", **sections)
     run_jobs(5, [*jobs.values(), moving], tmp_path)
-    for (strategy, name), job in jobs.items():
+    for (_, name), job in jobs.items():
         stages = _check_all(job, streams.expected(CASES[name]))["stages"]
         assert sum(len(stage["slaves"]) for stage in stages) == (3 if len(stages) <= 3 else 3 * len(stages))
     moved, unmoved = _check_all(moving, streams.expected(CASES["two joins"]))["stages"]
