@@ -45,7 +45,7 @@ def _sender(edge: Edge) -> str:
 
 def _played(instances: Instances, stage: int, *, in_process: bool) -> str:
     """The ranks, or threads, that play a stage."""
-    numbers = instances.subclusters.ranks_of(stage)
+    numbers = instances.subclusters.ranks[stage]
     first, last = (number + (0 if in_process else FIRST_SLAVE) for number in (numbers[0], numbers[-1]))
     what = "thread" if in_process else "rank"
     return f"{what} {first}" if first == last else f"{what}s {first} to {last}"
@@ -139,14 +139,15 @@ def strategies(instances: Instances) -> list[str]:
         stages = cut(instances.logical, name)
         of = Subclusters.of(stages, width, name, cluster.instances if name == cluster.strategy else ())
         costs = Communication.of(stages, of, instances.config.gateway_count, name)
-        sizes = " + ".join(map(str, of.counts)) if of.apart else f"all {width} for each"
-        stage_count = f"{len(of.counts)} stages, slaves: " if len(of.counts) > 1 else "1 stage, slaves: "
-        shared = "" if of.apart or name == "query" else " (stages share slaves: there are fewer)"
+        sizes = [len(ranks) for ranks in dict.fromkeys(of.ranks)]
+        stages_text = "1 stage" if len(of.counts) == 1 else f"{len(of.counts)} stages"
+        shared = " (fewer than stages)" if width < len({*stages.subqueries}) and name != "query" else ""
+        clusters = f"on {sizes[0]}" if len(sizes) == 1 else f"in {len(sizes)} subclusters of {' + '.join(map(str, sizes))}"
         exchanges = "1 exchange" if costs.steps == 1 else f"{costs.steps} exchanges"
         reads = f"; {costs.of_inputs:,} more from the gateways" if costs.of_inputs else ""
         out.append(
-            f"{'*' if name == cluster.strategy else ' '} {name}: {stage_count}{sizes}{shared}; {exchanges} on the longest way, "
-            f"{costs.channels:,} channels, {costs.most_out:,} out of a rank{reads}."
+            f"{'*' if name == cluster.strategy else ' '} {name}: {stages_text} {clusters} slaves{shared}; {exchanges} on the "
+            f"longest way, {costs.channels:,} channels, {costs.most_out:,} out of a rank{reads}."
         )
     return [f"{cluster.strategy}, marked * (set cluster.strategy).", *out]
 
@@ -207,10 +208,10 @@ def roles(instances: Instances, ranks: RankMap | None) -> list[str]:
     if ranks is None:
         count = "a thread" if width == 1 else f"{width} threads"
         main, others = threads(instances.config, "master and gateway")
-        with_what = f"with an instance each: {', '.join(each)};" if apart else "with an instance of every stage,"
+        with_what = f"with instances: {', '.join(each)};" if apart else "with an instance of every stage,"
         return [f"One process: {main} in its main thread, {count} {with_what} {others}."]
     if apart:
-        plays = f"Every stage has ranks of its own, {', '.join(each)} (slave i is on rank 2 + i)"
+        plays = f"Every rank plays the stages of its subcluster, {', '.join(each)}"
     elif width == 1:
         plays = "Rank 2 plays the instance of every stage"
     else:

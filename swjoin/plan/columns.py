@@ -89,7 +89,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
             travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in edge.receiver.node.reads)
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
-            codec, key = columns.codecs[edge.port], edge.key if not columns.new_keys().native else ()
+            codec, key = columns.codecs[edge.port], () if columns.new_keys().native else edge.receiver.keys[edge.port]
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
@@ -97,7 +97,8 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
             continue  # pairs of a join, or gathered rows
-        steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *edge.key})
+        keys = edge.receiver.keys[edge.port] if isinstance(edge.receiver, Stage) else ()
+        steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *keys})
         sent[edge.sender.name] |= of_sender
     read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)

@@ -84,7 +84,8 @@ class Edge:
 
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
     of a gathering stage, by the hash of the row's id, or of a result; of an aggregate without groups all go to one instance.
-    steps: what the sender does to the rows, in this order.
+    steps: what the sender does to the rows, in this order. origin: of rows that are routed as those of an earlier stage are:
+    that stage, by whose hash the key, a part of the receiver's, is hashed.
     """
 
     id: EdgeId
@@ -93,6 +94,7 @@ class Edge:
     port: int
     key: tuple[str, ...]
     steps: tuple[Step, ...]
+    origin: StageId | None = None
 
     @property
     def sender_gathers(self) -> bool:
@@ -112,6 +114,12 @@ class StagePlan:
     results: tuple[Result, ...]
     edges: tuple[Edge, ...]
 
+    @property
+    def subqueries(self) -> tuple[StageId, ...]:
+        """By stage, the first one of those that partition alike."""
+        origins = {edge.receiver.id: edge.origin for edge in self.edges if isinstance(edge.receiver, Stage)}
+        return tuple(stage.id if (origin := origins[stage.id]) is None else origin for stage in self.stages)
+
     def edges_from(self, sender: Sender) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.sender == sender)
 
@@ -122,7 +130,8 @@ class StagePlan:
 def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     """A stage for every join and aggregate, and for every result but the rows of one of them; an edge for every way from a
     source or a stage to a port of a stage, or to a result. strategy: with `operator`, a stage for every node between source and
-    result; with the others the stages are the same."""
+    result; with the others the stages are the same, and with `subquery` edges between stages that partition alike
+    (`plan.alike`) need no exchange."""
     kinds = IntervalJoin | Aggregate | Stateless if strategy == "operator" else IntervalJoin | Aggregate
     nodes = [node for node in plan.ordered if isinstance(node, kinds)]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
@@ -156,7 +165,12 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
         ((sender, steps),) = _ways_to(plan, result.input, senders)
         edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
     sources = tuple(node for node in plan.nodes if isinstance(node, Source))
-    return StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
+    found = StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
+    if strategy != "subquery":
+        return found
+    from swjoin.plan.alike import aligned
+
+    return aligned(found)
 
 
 def _ports(node: Node) -> Iterator[_Port]:
@@ -253,8 +267,8 @@ def describe_edge(edge: Edge) -> str:
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     if edge.receiver.gathers:
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, hash of the row's id"
+    how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
+    how += "" if edge.origin is None else f", as stage {edge.origin}"
     if not edge.receiver.joins:
-        how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, {how}"
-    port = f"stage {edge.receiver.id} {STREAM_NAMES[edge.port]}"
-    return f"edge {edge.id}: {sender}{way} -> {port}, hash of {', '.join(edge.key)}"
+    return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id} {STREAM_NAMES[edge.port]}, {how}"

@@ -5,8 +5,8 @@ Why: gateway, master, slaves, runtimes and forecasts derive the same placement f
 Stays out: ranks of gateways and sinks (`cluster.ranks`), owners of partition-groups (`policy.placement`).
 
 query: every rank plays an instance of every stage. subquery, operator: every stage has ranks of its own, as many as its share
-of the work says; with fewer ranks than stages they are played as with query. Slaves are numbered stage by stage, so slave s is
-on rank `s % width` either way.
+of the work says; with subquery, stages that partition alike share theirs, so that rows stay on a rank. With fewer ranks than
+subclusters stages are played as with query. Slaves are numbered stage by stage.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ROWS_OF_AGGREGATE = 0.1  # per row that it takes
 
 @dataclass(frozen=True)
 class Subclusters:
-    """width: slave ranks. counts: instances of each stage. apart: the stages have ranks of their own."""
+    """width: slave ranks. ranks: by stage, the numbers of those that play it. apart: not all stages are on all ranks."""
 
     width: int
-    counts: tuple[int, ...]
+    ranks: tuple[range, ...]
     apart: bool
 
     @staticmethod
@@ -40,15 +40,25 @@ class Subclusters:
         if shares and len(shares) != count:
             problem = f"{len(shares)} numbers for {count} stages ({', '.join(stage.name for stage in stages.stages)})"
             raise UserError(problem, subject="cluster: instances", remedy="give one for every stage, or leave it out")
-        if strategy == "query" or width < count:
-            return Subclusters(width, (width,) * count, apart=False)
-        work = dict(zip((stage.id for stage in stages.stages), shares or estimated_work(stages), strict=True))
-        return Subclusters(width, tuple(allocate(work, width)[stage.id] for stage in stages.stages), apart=True)
+        work: dict[StageId, float] = {}  # of each subcluster, by its first stage
+        for first, amount in zip(stages.subqueries, shares or estimated_work(stages), strict=True):
+            work[first] = work.get(first, 0.0) + amount
+        if strategy == "query" or width < len(work):
+            return Subclusters(width, (range(width),) * count, apart=False)
+        ends, counts = {}, allocate(work, width)
+        for first, end in zip(counts, accumulate(counts.values()), strict=True):
+            ends[first] = range(end - counts[first], end)
+        return Subclusters(width, tuple(ends[first] for first in stages.subqueries), apart=len(work) > 1)
 
     @staticmethod
     def alone(width: int) -> Subclusters:
         """Of the join of two streams."""
-        return Subclusters(width, (width,), apart=False)
+        return Subclusters(width, (range(width),), apart=False)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Instances of each stage."""
+        return tuple(map(len, self.ranks))
 
     @cached_property
     def first(self) -> tuple[int, ...]:
@@ -69,14 +79,14 @@ class Subclusters:
     def slaves_of(self, stage: int) -> range:
         return range(self.first[stage], self.first[stage + 1])
 
-    def ranks_of(self, stage: int) -> range:
-        """Numbers of the slave ranks that play a stage."""
-        first = self.first[stage] if self.apart else 0
-        return range(first, first + self.counts[stage])
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """By slave, the number of its rank."""
+        return tuple(rank for ranks in self.ranks for rank in ranks)
 
-    def slaves_on(self, rank: int) -> range:
+    def slaves_on(self, rank: int) -> list[int]:
         """Those that a slave rank plays. rank: its number, from 0 on."""
-        return range(rank, self.slave_count, self.width)
+        return [slave for slave, place in enumerate(self.places) if place == rank]
 
 
 def estimated_work(stages: StagePlan) -> tuple[float, ...]:
@@ -96,7 +106,8 @@ def estimated_work(stages: StagePlan) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Communication:
-    """What a placement costs, as seed 004 counts it. steps: exchanges on the longest way of a row between operators.
+    """What a placement costs, as seed 004 counts it. steps: exchanges on the longest way of a row between operators; between
+    stages that partition alike there are none, but as partition-groups may move, there are channels.
     channels: pairs of a sender and a receiver of any exchange. most_out: receivers of one rank's senders at most, if it plays
     all of them. of_inputs: further channels, from gateways that only read."""
 
@@ -117,7 +128,8 @@ class Communication:
                 continue
             sender = edge.sender.id if isinstance(edge.sender, Stage) else None
             receivers.setdefault(sender, set()).add(edge.receiver.id)
-            step = 0 if sender is None and reads else 1
+            local = edge.origin is not None and sender is not None and stages.subqueries[sender] == edge.origin
+            step = 0 if local or (sender is None and reads) else 1
             steps[edge.receiver.name] = max(steps.get(edge.receiver.name, 0), steps.get(edge.sender.name, 0) + step)
         out = {sender: sum(subclusters.counts[stage] for stage in found) for sender, found in receivers.items()}
         held = {sender: count * (gateways if sender is None else subclusters.counts[sender]) for sender, count in out.items()}

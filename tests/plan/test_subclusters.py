@@ -9,8 +9,8 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.errors import UserError
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
-from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Project, Result, Source, Union
-from swjoin.plan.stages import cut, describe_edge, describe_stage
+from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Union
+from swjoin.plan.stages import StagePlan, cut, describe_edge, describe_stage
 from swjoin.plan.subclusters import Communication, Subclusters, estimated_work
 
 COLUMNS = (Column("k", "int64"), Column("v", "int64"), Column("ts", "timestamp[us]"))
@@ -62,9 +62,9 @@ def test_every_slave_has_a_rank_and_a_stage(strategy: Strategy, width: int) -> N
     assert sum(map(len, map(of.slaves_on, range(width)))) == of.slave_count == (width if of.apart else width * count)
     for rank in range(width):
         for slave in of.slaves_on(rank):
-            assert slave % width == rank  # as `RankMap` places slaves
+            assert of.places[slave] == rank
             assert slave in of.slaves_of(of.stage_of(slave))
-            assert rank == of.ranks_of(of.stage_of(slave))[of.index_of(slave)]
+            assert rank == of.ranks[of.stage_of(slave)][of.index_of(slave)]
 
 
 def test_shares_of_the_ranks() -> None:
@@ -105,3 +105,51 @@ def test_a_union_is_a_stage() -> None:
         "stage 0, filter v > 3, union input 1 -> stage 1, hash of the row's id",
         "stage 1 -> result out, any sink",
     ]
+
+
+def _alike(*nodes: Node) -> StagePlan:
+    return cut(LogicalPlan((Source("a", COLUMNS, "ts"), Source("b", COLUMNS, "ts"), *nodes)), "subquery")
+
+
+JOIN = IntervalJoin("join", "a", "b", ("k",), ("k",), QueryConfig(0, 10))
+WINDOWS, CALLS = TimeWindows(10, 10, 0), (AggregateCall("n", "count"),)
+
+
+def test_groups_within_the_keys_of_a_join_need_no_exchange() -> None:
+    renamed = Project("p", "join", (("g", "k"), ("v", "left_v"), ("k", "left_v + 1")))
+    stages = _alike(JOIN, renamed, Aggregate("count", "p", ("v", "g"), WINDOWS, CALLS), Result("out", "count"))
+    edge = stages.edges[2]
+    assert (edge.key, edge.origin, stages.subqueries) == (("g",), 0, (0, 0))
+    assert describe_edge(edge) == "edge 2: stage 0, projection p -> stage 1, hash of g, as stage 0"
+    of = Subclusters.of(stages, 3, "subquery")
+    assert (of.counts, of.apart, of.places) == ((3, 3), False, (0, 1, 2, 0, 1, 2))
+
+
+def test_a_chain_is_routed_as_its_first_stage() -> None:
+    """The other input of the last join comes by the columns that its left side has instead."""
+    count = Aggregate("count", "join", ("k", "left_v"), WINDOWS, CALLS)
+    last = IntervalJoin("last", "count", "b", ("left_v", "k"), ("v", "k"), QueryConfig(0, 10))
+    other = IntervalJoin("other", "last", "a", ("left_v",), ("v",), QueryConfig(0, 10))
+    stages = _alike(JOIN, count, last, other, Result("out", "other"))
+    found = {(edge.sender.name, edge.receiver.name, edge.port): (edge.key, edge.origin) for edge in stages.edges}
+    assert found["join", "count", 0] == (("k",), 0)
+    assert found["count", "last", 0] == found["b", "last", 1] == (("k",), 0)
+    assert found["last", "other", 0] == (("left_v",), None)
+    assert stages.subqueries == (0, 0, 0, 3)
+    of = Subclusters.of(stages, 4, "subquery", (1, 1, 1, 1))
+    assert of.ranks == (range(3), range(3), range(3), range(3, 4))
+    assert [of.slaves_on(rank) for rank in range(4)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8], [9]]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        Project("p", "join", (("k", "k + 0"), ("v", "left_v"))),  # another value
+        Union("p", ("join", "join")),  # several ways
+        Project("p", "join", (("v", "k"), ("k", "left_v"))),  # the names are exchanged
+    ],
+)
+def test_stages_that_do_not_partition_alike(between: Node) -> None:
+    stages = _alike(JOIN, between, Aggregate("count", "p", ("k",), WINDOWS, CALLS), Result("out", "count"))
+    assert stages.subqueries == (0, 1)
+    assert not any(edge.origin is not None for edge in stages.edges)

@@ -140,9 +140,11 @@ class Master:
                 if not self.phases.in_prefill:
                     controller, slave = self._stage_of(slave_of(sender))
                     controller.loads.sample(slave, occupancy_ratio, loads)
-                    if loads is not None and not self.subclusters.apart:
-                        for other in self.controllers:
-                            if other is not controller:
+                    if loads is not None:
+                        ranks = self.subclusters.ranks
+                        mine = ranks[self.controllers.index(controller)]
+                        for other, of_other in zip(self.controllers, ranks, strict=True):
+                            if other is not controller and of_other == mine:
                                 other.loads.worked_elsewhere(slave, loads.busy_us)
                 return []
             case EpochWanted():

@@ -90,7 +90,7 @@ class PlanSimulation:
         self.collector = Team(0, [Role(rank, 1e6 * work.collector_s) for rank in sinks])
         self.stages = [Team(count - s) for s in range(count)]  # a later stage first, so that epochs come to their end
         for s, (team, stage) in enumerate(zip(self.stages, work.stages, strict=True)):
-            ranks = (self.ranks[FIRST_SLAVE + number] for number in capacity.subclusters.ranks_of(s))
+            ranks = (self.ranks[FIRST_SLAVE + number] for number in capacity.subclusters.ranks[s])
             team.roles = [
                 Role(rank, 1e6 * stage.of(share)) for rank, share in zip(ranks, stage.shares, strict=True) if share > 0
             ]

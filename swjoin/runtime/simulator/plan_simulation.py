@@ -8,6 +8,7 @@ Stays out: virtual time, messages and hosts (`runtime.simulator.simulator`), the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swjoin.checkpoint.checkpointers import owners_of
@@ -17,6 +18,7 @@ from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import Message
+from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import SourceBatch
@@ -96,6 +98,10 @@ class PlanSimulation(Simulation):
     @property
     def _width(self) -> int:
         return self.instances.width
+
+    @property
+    def _rank_map(self) -> RankMap:
+        return replace(super()._rank_map, places=self.instances.subclusters.places)
 
     def _result(self, steps: int) -> SimulationResult:
         for role in (*(gateway.feeds for gateway in self.gateways), *(slave.stage for slave in self.slaves)):
