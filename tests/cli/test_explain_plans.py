@@ -46,7 +46,7 @@ def read_by(nodes: tuple[Node, ...], inputs: dict[str, StreamConfig]) -> dict[st
 @pytest.fixture(scope="module")
 def a_run(inputs: dict[str, StreamConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    run_local(plan_job(PLANS["two joins"], inputs, folder, cluster={"partition_count": 6}), False, 1)
+    run_local(plan_job(PLANS["two joins"], inputs, folder, cluster={"partition_count": 6, "strategy": "query"}), False, 1)
     return folder
 
 

@@ -307,8 +307,8 @@ def test_resting_instances_of_every_stage_are_activated(streams: Streams, tmp_pa
     """Each stage begins with one active instance; the other slaves were started with the run, and rest."""
     case = CASES["diamond"]
     reorganization = {"policy": "random", "declustering": "adaptive", "active_slaves": 1, "epoch": "100ms", "random_moves": 2}
-    cluster = {**SECTIONS["cluster"], "distribution_epoch": "50ms", "gateways": 2, "sinks": 2}
-    job = streams.job(case, tmp_path / "run", cluster=cluster, reorganization=reorganization)
+    sections = _by("query", distribution_epoch="50ms", gateways=2, sinks=2)
+    job = streams.job(case, tmp_path / "run", **sections, reorganization=reorganization)
     run_local(job, False, 3)
     stages = _check_all(job, streams.expected(case))["stages"]
     assert len(stages) == 3
@@ -759,11 +759,12 @@ def test_a_death_of_the_master_ends_the_run(name: str, recovering: bool, tmp_pat
 @pytest.mark.parametrize("sink", ["parquet", "count"])
 def test_commands_on_the_run_of_a_plan(sink: str, streams: Streams, swjoin: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run_local(streams.job(CASES["diamond"], folder, sink), False, 2)
+    strategy, joins = {"parquet": ("query", ("j", "j", "i", "i", "top", "top")), "count": ("subquery", ("j", "i", "top"))}[sink]
+    run_local(streams.job(CASES["diamond"], folder, sink, **_by(strategy)), False, 2)
     done = swjoin("report", folder)
     assert (done.code, done.err) == (0, [])
     page = (folder / "report.html").read_text()
-    assert all(f"slave {slave}, {join}<" in page for slave, join in enumerate(("j", "j", "i", "i", "top", "top")))
+    assert all(f"slave {slave}, {join}<" in page for slave, join in enumerate(joins))
     assert "Complete, and the ledger balances" in page
     assert "edge 6: stage 2 -&gt; result out, any sink" in page
     assert f"Not verified: swjoin verify {folder} recomputes the result" in page
