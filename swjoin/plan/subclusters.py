@@ -21,7 +21,7 @@ from swjoin.config.options import Strategy
 from swjoin.core.errors import UserError
 from swjoin.plan.stages import Stage, StageId, StagePlan, allocate
 
-_JOIN_WORK, _AGGREGATE_WORK, _STATELESS_WORK = 4.0, 2.0, 1.0  # of a row, relative to each other
+_JOIN_WORK, _AGGREGATE_WORK, _STATELESS_WORK = 8.0, 16.0, 1.0  # of a row, about; measured, but it depends on windows and data
 _ROWS_OF_AGGREGATE = 0.1  # per row that it takes
 
 

@@ -71,9 +71,9 @@ def test_shares_of_the_ranks() -> None:
     stages = cut(EXAMPLE, "subquery")
     assert Subclusters.of(stages, 4, "subquery", (3, 1)).counts == (3, 1)
     assert Subclusters.of(stages, 3, "subquery", (3, 1)).counts == (2, 1)  # one has died
-    assert Subclusters.of(stages, 6, "subquery").counts == (5, 1)
+    assert Subclusters.of(stages, 6, "subquery").counts == (3, 3)
     assert Subclusters.of(stages, 1, "subquery", (3, 1)).counts == (1, 1)
-    assert estimated_work(stages) == (8.0, 2.0)
+    assert estimated_work(stages) == (16.0, 16.0)
     with pytest.raises(UserError, match=r"3 numbers for 2 stages \(join, count\)"):
         Subclusters.of(stages, 4, "subquery", (1, 1, 1))
 
