@@ -26,6 +26,7 @@ import pyarrow as pa
 from sqlglot import exp, parse_one
 
 from benchmarks import parse
+from benchmarks.duckdb_text import in_duckdb
 from benchmarks.run import turns
 from benchmarks.workloads import nexmark
 from swjoin.config.connectors import StreamConfig
@@ -41,34 +42,14 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.frontends.sql.windows import Dialect, plain_arguments
-from swjoin.operators.aggregation import Aggregation, Limits
+from swjoin.operators.aggregation import Aggregation
+from swjoin.operators.keyed_operator import Limits
 from swjoin.plan.aggregates import Aggregate, AggregateCall, aggregate_columns_of, aggregate_types
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local
 
 PART = 16_384  # rows of a delivery to the operator
 RATE_US = 10  # between two rows of the operator's input
-
-
-def in_duckdb(text: str) -> str:
-    """A query in DuckDB's SQL: windows as subqueries. A literal with a point is a double."""
-    tree = parse_one(text, read=Dialect)
-    for node in list(tree.find_all(exp.Table))[::-1]:
-        if isinstance(node.this, exp.Anonymous):
-            source, ts, *lengths = plain_arguments(node.this)
-            micros = [f"(epoch({length.sql('duckdb')}) * 1000000)::BIGINT" for length in lengths]
-            slide, size, at = micros[0], micros[-1], f"epoch_us({ts.sql('duckdb')})"
-            if len(lengths) == 1:
-                start = f"({at} - {at} % {size})"  # all times are positive
-            else:
-                start = f"{slide} * unnest(generate_series(({at} - {size}) // {slide} + 1, {at} // {slide}))"
-            rows = f"SELECT *, make_timestamp({start}) AS window_start FROM {source.sql('duckdb')}"
-            whole = f"SELECT *, window_start + to_microseconds({size}) AS window_end FROM ({rows})"
-            node.replace(exp.Subquery(this=parse_one(whole, read="duckdb"), alias=exp.TableAlias(this=exp.to_identifier("w"))))
-    for literal in list(tree.find_all(exp.Literal)):
-        if not literal.is_string and "." in str(literal.this):
-            literal.replace(exp.cast(literal.copy(), "DOUBLE"))
-    return tree.sql("duckdb")
 
 
 def _connected(paths: dict[str, Path]) -> Any:
@@ -99,7 +80,7 @@ def _wanted(db: Any, text: str) -> tuple[int, str]:
 
 def _ours(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple[float, tuple[int, str]]:
     """Seconds of a whole run in this process, and its count and digest."""
-    inputs = {name: StreamConfig(str(path), (), "date_time") for name, path in paths.items()}
+    inputs = {name: StreamConfig(str(path), (), nexmark.TIMES[name]) for name, path in paths.items()}
     query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
     config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
     streams = tuple(inputs[name] for name in query.tables)

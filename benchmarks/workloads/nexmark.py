@@ -1,6 +1,7 @@
-"""Nexmark's auction: persons, auctions and bids, as a function of the number of an event.
+"""Nexmark's auction: persons, auctions and bids, as a function of the number of an event; and the side input.
 
-What: `tables(first, count, seed)`, three Arrow tables; `QUERIES`, the files of `examples/nexmark`; `write(folder, events)`.
+What: `tables(first, count, seed)`, three Arrow tables; `side_input`; `TIMES`, their time columns; `QUERIES`, the files of
+`examples/nexmark`; `write(folder, events)`.
 Why: any part of the input can be made by itself, here or on another machine, and is the same; no state goes from one event to
 the next.
 Stays out: running queries (`benchmarks.nexmark`).
@@ -31,6 +32,7 @@ BEGIN_US = 1_436_918_400_000_000  # 2015-07-15 00:00 UTC, as in the reference
 GAP_US = 100  # between two events: 10,000 a second
 FIRST_ID = 1_000
 HOT_AUCTION, HOT_BIDDER, HOT_SELLER = 100, 100, 4
+TIMES = {"person": "date_time", "auction": "date_time", "bid": "date_time", "side_input": ""}
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "nexmark"
 QUERIES = {path.stem: path for path in sorted(FOLDER.glob("q*.sql"), key=lambda path: int(re.findall(r"\d+", path.stem)[0]))}
 _CITIES = ("Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent", "Cheyenne")
@@ -143,11 +145,18 @@ def tables(first: int, count: int, seed: int = 1) -> dict[str, pa.Table]:
     }
 
 
+def side_input() -> pa.Table:
+    """The static table of q13, as in the reference: a text for each of 10,000 numbers."""
+    keys = np.arange(10_000)
+    return pa.table({"key": keys, "value": _texts("", keys)})
+
+
 def write(folder: Path, events: int, seed: int = 1, part: int = 1 << 20) -> dict[str, Path]:
     """A Parquet file of each table, made in parts."""
-    paths = {name: folder / f"{name}.parquet" for name in ("person", "auction", "bid")}
+    paths = {name: folder / f"{name}.parquet" for name in TIMES}
+    pq.write_table(side_input(), paths["side_input"])
     schemas = {name: table.schema for name, table in tables(0, OF, seed).items()}
-    writers = {name: pq.ParquetWriter(path, schemas[name]) for name, path in paths.items()}
+    writers = {name: pq.ParquetWriter(paths[name], schema) for name, schema in schemas.items()}
     try:
         for first in range(0, events, part):
             for name, table in tables(first, min(part, events - first), seed).items():

@@ -1,6 +1,6 @@
 """Queries in Python: `swjoin.stream`, with Polars' verbs.
 
-What: `Stream`, lazy; `Expr` with `col`, `lit`, `expr`, `row_count`; windows `tumble` and `hop`.
+What: `Stream`, lazy; `Expr` with `col`, `lit`, `expr`, `row_count`; windows `tumble`, `hop` and `session`.
 Why: a query that a program puts together is easier to read as calls than as text. Every verb makes an SQL query of the query
 before, so both have one meaning, one plan and one set of errors.
 Stays out: what SQL means (`frontends.sql`), running it (`api.queries`).
@@ -183,6 +183,26 @@ class Expr:
         """How many values are not null."""
         return self._called(exp.Count)
 
+    def n_unique(self) -> Expr:
+        """How many different values there are; null is none of them."""
+        return Expr(exp.Count(this=exp.Distinct(expressions=[self.node.copy()])), self.name)
+
+    def first(self) -> Expr:
+        """The value of the earliest row that has one."""
+        return self._called(exp.First)
+
+    def last(self) -> Expr:
+        """The value of the latest row that has one."""
+        return self._called(exp.Last)
+
+    def arg_min(self, by: Expr) -> Expr:
+        """The value of the row whose `by` is the least; of several rows the earliest."""
+        return Expr(exp.ArgMin(this=self.node.copy(), expression=_node(by)), self.name)
+
+    def arg_max(self, by: Expr) -> Expr:
+        """The value of the row whose `by` is the greatest; of several rows the earliest."""
+        return Expr(exp.ArgMax(this=self.node.copy(), expression=_node(by)), self.name)
+
     def where(self, condition: Expr) -> Expr:
         """An aggregate over the rows that satisfy a condition."""
         return replace(self, node=exp.Filter(this=self.node.copy(), expression=exp.Where(this=_node(condition))))
@@ -229,15 +249,27 @@ def hop(size: Any, *, every: Any) -> Window:
     return Window(duration_us(size, "size"), duration_us(every, "every"))
 
 
+@dataclass(frozen=True)
+class Session:
+    """gap_us: microseconds."""
+
+    gap_us: int
+
+
+def session(gap: Any) -> Session:
+    """Sessions of a group's rows, which end with a pause of at least the gap, such as "30s"."""
+    return Session(duration_us(gap, "gap"))
+
+
 # ---------------------------------------------------------------- streams
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a table of the query is. known: its columns, time and unit."""
+    """What a table of the query is. time: None of a static table. known: its columns, time and unit."""
 
     data: Input
-    time: str
+    time: str | None
     unit: TimeUnit | None
     known: Table
 
@@ -309,7 +341,7 @@ class Stream:
 
     def join(
         self,
-        other: Stream,
+        other: Stream | Input,
         on: str | Sequence[str] | None = None,
         *,
         left_on: str | Sequence[str] | None = None,
@@ -319,7 +351,8 @@ class Stream:
         upper: Any = None,
         how: How = "inner",
     ) -> Stream:
-        """Pairs with equal keys and lower <= right time - left time <= upper; within: lower = -within, upper = within.
+        """Pairs with equal keys and lower <= right time - left time <= upper; within: lower = -within, upper = within. other:
+        another stream, or a static table, as of `stream`, which has neither time nor bounds; all kinds but right and full.
 
         Columns: of the left, then of the right but for keys of the same name; names that the left has, too, end in `_right`.
         The time is the left one's, of a right join the right one's; a full join has none.
@@ -327,8 +360,13 @@ class Stream:
         with spelled("arguments"):
             one_of(how, _HOWS, "how")
             keys = _keys(on, left_on, right_on)
-            bounds = _bounds(within, lower, upper)
-        if self.time is None or other.time is None:
+            bounds = None
+            if isinstance(other, Stream):
+                bounds = _bounds(within, lower, upper)
+            else:
+                _refuse_bounds(how, within, lower, upper)
+                other = _static(other)
+        if bounds is not None and (self.time is None or other.time is None):
             side = "left" if self.time is None else "right"
             raise UserError(f"join: the {side} stream has no time", remedy="keep its time column")
         for left, right in keys:
@@ -345,16 +383,38 @@ class Stream:
                     raise UserError(f"join: two columns are named {shown}", remedy="rename one before")
                 names.append(shown)
                 items.append(exp.alias_(_of("r", name), shown, quoted=True))
-        low, high = (exp.Add(this=_of("l", self.time), expression=_interval(us)) for us in bounds)
         conditions: list[exp.Expr] = [exp.EQ(this=_of("l", left), expression=_of("r", right)) for left, right in keys]
-        conditions.append(exp.Between(this=_of("r", other.time), low=low, high=high))
+        if bounds is not None:
+            low, high = (exp.Add(this=_of("l", str(self.time)), expression=_interval(us)) for us in bounds)
+            conditions.append(exp.Between(this=_of("r", str(other.time)), low=low, high=high))
         right_side = exp.Join(this=_subquery(other._query, "r"), on=exp.and_(*conditions), **_kind(how))
         query = exp.select(*items).from_(_subquery(self._query, "l"))
         query.append("joins", right_side)
         time = None if how == "full" else self.time
         if how == "right":
-            time = merged.get(other.time) or renamed[other.time]
+            time = merged.get(str(other.time)) or renamed[str(other.time)]
         return Stream(tuple(names), time, query, {**self._sources, **other._sources})
+
+    def sort(self, *by: str | Expr, descending: bool | Sequence[bool] = False) -> Stream:
+        """The rows in this order, nulls last: at the end of a query alone, but for `head`. by: columns of it."""
+        items = _items(by, {})
+        down = [descending] * len(items) if isinstance(descending, bool) else list(descending)
+        if not items or len(down) != len(items):
+            raise UserError(f"sort: {len(items)} columns, {len(down)} of descending", remedy="give as many of both")
+        for _, value in items:
+            self._check(value.node.name if isinstance(value.node, exp.Column) else value.node.sql("duckdb"), "sort")
+        selected = self._selected([(name, col(name)) for name in self.columns])
+        order = [
+            exp.Ordered(this=_node(value), desc=each, nulls_first=False) for (_, value), each in zip(items, down, strict=True)
+        ]
+        return replace(self, _query=selected.order_by(*order))
+
+    def head(self, n: int = 5) -> Stream:
+        """The first rows, at the end of a query alone: of those that `sort` gives, or in the order of their ids."""
+        selected = (
+            self._query if self._query.args.get("order") else self._selected([(name, col(name)) for name in self.columns])
+        )
+        return replace(self, _query=selected.copy().limit(n))
 
     def group_by(self, *keys: str | Expr, **named: Value) -> Groups:
         """Rows by these columns and, with `window`, by windows."""
@@ -368,7 +428,7 @@ class Stream:
             if name in options:
                 raise UserError(f"{name}: is given to swjoin.stream")
         tables = {name: source.data for name, source in self._sources.items()}
-        times = {name: source.time for name, source in self._sources.items()}
+        times = {name: source.time for name, source in self._sources.items() if source.time is not None}
         units = {name: source.unit for name, source in self._sources.items() if source.unit is not None}
         return sql(self.sql, tables=tables, time=times, time_unit=units or None, **options)
 
@@ -414,13 +474,50 @@ class Groups:
 
     _of: Stream
     _keys: Sequence[tuple[str, Expr]]
-    _window: Window | None = None
+    _window: Window | Session | None = None
 
-    def window(self, window: Window) -> Groups:
+    def window(self, window: Window | Session) -> Groups:
         """By windows of time, too."""
-        if not isinstance(window, Window):
-            raise UserError(f"window: {window!r:.60} is no window", remedy="give tumble('10s') or hop('10s', every='2s')")
+        if not isinstance(window, Window | Session):
+            remedy = "give tumble('10s'), hop('10s', every='2s') or session('30s')"
+            raise UserError(f"window: {window!r:.60} is no window", remedy=remedy)
         return replace(self, _window=window)
+
+    def head(self, n: int, *by: str | Expr, descending: bool = False, rank: str = "rank") -> Stream:
+        """The first rows of each group, all columns of them, with their numbers from 1 on in the column `rank`.
+
+        by: columns and expressions with a name, nulls last; rows that are equal in them are in the order of their ids. The
+        groups have windows, or the stream's time among their keys.
+        """
+        of, edges = self._of, [] if self._window is None else [(START, col(START)), (END, col(END))]
+        names = [*of.columns, *(name for name, _ in edges), rank]
+        if len(set(names)) < len(names):
+            raise UserError("head: two columns have one name", remedy="name the column of numbers: rank='number'")
+        order = [exp.Ordered(this=_node(value), desc=descending, nulls_first=False) for _, value in _items(by, {})]
+        keys = [_node(value) for _, value in [*self._keys, *edges]]
+        number = exp.Window(this=exp.RowNumber(), partition_by=keys, order=exp.Order(expressions=order) if order else None)
+        columns = [exp.column(name, quoted=True) for name in names[:-1]]
+        query = exp.select(*columns, exp.alias_(number, rank, quoted=True)).from_(self._from)
+        query.set("qualify", exp.Qualify(this=exp.LTE(this=number.copy(), expression=exp.Literal.number(n))))
+        return Stream(tuple(names), of.time if self._window is None else END, query, of._sources)
+
+    @property
+    def _from(self) -> exp.Expr:
+        """The rows, with their windows."""
+        of, window = self._of, self._window
+        if window is None:
+            return _subquery(of._query, "q")
+        if of.time is None:
+            raise UserError("window: the stream has no time", remedy="keep its time column")
+        if isinstance(window, Session):
+            name, sizes = "SESSION", [window.gap_us]
+        elif window.size_us == window.slide_us:
+            name, sizes = "TUMBLE", [window.size_us]
+        else:
+            name, sizes = "HOP", [window.slide_us, window.size_us]
+        arguments = [exp.Subquery(this=of._query.copy()), exp.column(of.time, quoted=True), *map(_interval, sizes)]
+        call = exp.Anonymous(this=name, expressions=arguments)
+        return exp.Table(this=call, alias=exp.TableAlias(this=exp.to_identifier("q")))
 
     def agg(self, *columns: Expr, **named: Expr) -> Stream:
         """A row for each group: keys, `window_start` and `window_end` if there is a window, and these aggregates."""
@@ -431,19 +528,10 @@ class Groups:
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise UserError(f"agg: two columns are named {twice[0]}", remedy="give one an alias")
-        select = exp.select(*(exp.alias_(_node(value), name, quoted=True) for name, value in items))
+        query = exp.select(*(exp.alias_(_node(value), name, quoted=True) for name, value in items)).from_(self._from)
+        time: str | None = END
         if self._window is None:
-            query, time = select.from_(_subquery(of._query, "q")), None
             time = next((name for name, value in self._keys if value.node == exp.column(of.time or "", quoted=True)), None)
-        else:
-            if of.time is None:
-                raise UserError("window: the stream has no time", remedy="keep its time column")
-            sizes = [self._window.size_us] if self._window.size_us == self._window.slide_us else []
-            sizes = sizes or [self._window.slide_us, self._window.size_us]
-            inner = exp.Subquery(this=of._query.copy())
-            arguments = [inner, exp.column(of.time, quoted=True), *map(_interval, sizes)]
-            call = exp.Anonymous(this="TUMBLE" if len(sizes) == 1 else "HOP", expressions=arguments)
-            query, time = select.from_(exp.Table(this=call, alias=exp.TableAlias(this=exp.to_identifier("q")))), END
         grouped = [_node(value) for _, value in [*self._keys, *edges]]
         return Stream(tuple(names), time, query.group_by(*grouped, copy=False), of._sources)
 
@@ -454,19 +542,29 @@ def stream(data: Input, *, time: str, time_unit: TimeUnit | None = None) -> Stre
     time: the time column. time_unit: of a time column of integers: s, ms, us, ns. Nothing is read but the columns' types, until
     the query is run.
     """
-    name = f"stream{next(_numbers)}"
     with spelled("arguments"):
-        if are_paths(data):
-            paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-            given = tuple(os.fspath(Path(each)) for each in paths)
-            columns = describe_columns(StreamConfig(given[0] if len(given) == 1 else given, (), time))
-        else:
-            table = to_table(data, "data", time)
-            data, columns = table, tuple((f.name, str(f.type)) for f in table.schema)
-        try:
-            known = with_time(columns, time, time_unit, "give time_unit")
-        except UserError as error:
-            raise error.prefixed("time") from None
+        return _read("stream", data, time, time_unit)
+
+
+def _static(data: Input) -> Stream:
+    """The rows of a static table."""
+    return _read("table", data, None, None)
+
+
+def _read(what: str, data: Input, time: str | None, time_unit: TimeUnit | None) -> Stream:
+    """All rows of a table. what: begins its name in the query."""
+    name = f"{what}{next(_numbers)}"
+    if are_paths(data):
+        paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+        given = tuple(os.fspath(Path(each)) for each in paths)
+        columns = describe_columns(StreamConfig(given[0] if len(given) == 1 else given, (), time or ""))
+    else:
+        table = to_table(data, "data", time or "")
+        data, columns = table, tuple((f.name, str(f.type)) for f in table.schema)
+    try:
+        known = with_time(columns, time or "", time_unit, "give time_unit")
+    except UserError as error:
+        raise error.prefixed("time") from None
     names = tuple(dict(columns))
     select = exp.select(*(exp.column(each, quoted=True) for each in names)).from_(exp.to_identifier(name, quoted=True))
     return Stream(names, time, select, {name: _Source(data, time, time_unit, known)})
@@ -520,6 +618,16 @@ def _keys(on: Any, left_on: Any, right_on: Any) -> list[tuple[str, str]]:
     if not sides[0] or len(sides[0]) != len(sides[1]):
         raise UserError(f"join: {len(sides[0])} key columns on the left, {len(sides[1])} on the right")
     return list(zip(*sides, strict=True))
+
+
+def _refuse_bounds(how: How, within: Any, lower: Any, upper: Any) -> None:
+    """UserError for what a join with a static table cannot have."""
+    for name, value in (("within", within), ("lower", lower), ("upper", upper)):
+        if value is not None:
+            problem = f"join: {name} is given, and a static table has no time"
+            raise UserError(problem, remedy="make a stream of it: swjoin.stream(table, time=...)")
+    if how in ("right", "full"):
+        raise UserError(f"join: how={how!r} keeps rows of a static table", remedy="use left, which keeps the stream's")
 
 
 def _bounds(within: Any, lower: Any, upper: Any) -> tuple[int, int]:

@@ -50,7 +50,8 @@ def sql(query: str, /, **given: Any) -> Any:
 
     named: the tables by the names that the query has for them, as `swjoin.join` takes its inputs: Arrow tables, pandas, polars,
     anything with `__arrow_c_stream__`, or paths. tables: the same as a mapping, for names that are arguments here. time: the
-    time column of all tables, or of each by its name. time_unit: likewise, of time columns of integers: s, ms, us, ns.
+    time column of all tables, or of each by its name; a table without one is static. time_unit: likewise, of time
+    columns of integers: s, ms, us, ns.
     max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever the order); late:
     "error" or "drop". memory: limit of the window state of a thread or rank, such as "4GB". threads: in this process (default:
     one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3. strategy: which of
@@ -157,20 +158,20 @@ def _streams(given: Mapping[str, Input], time: object, unit: object, folder: Pat
     found = {}
     for number, (name, value) in enumerate(given.items()):
         column, its_unit = _of_each(time, name), _of_each(unit, name)
-        if not isinstance(column, str) or not column:
-            raise UserError(f"time: the time column of {name} is missing", remedy=f"give time={{{name!r}: COLUMN}}")
+        if column is not None and (not isinstance(column, str) or not column):
+            raise UserError(f"time: {column!r:.60} is no column of {name}", remedy=f"give time={{{name!r}: COLUMN}}, or none")
         if its_unit is not None:
             one_of(its_unit, get_args(TimeUnit), "time_unit")
         if are_paths(value):
             paths = [value] if isinstance(value, (str, os.PathLike)) else list(value)
             path: str | tuple[str, ...] = tuple(os.fspath(each) for each in paths)
-            found[name] = StreamConfig(path[0] if len(path) == 1 else path, (), column, its_unit)
+            found[name] = StreamConfig(path[0] if len(path) == 1 else path, (), column or "", its_unit)
             continue
-        table = to_table(value, name, column)
+        table = to_table(value, name, column or "")
         file = folder / f"table{number}.arrow"
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-        found[name] = StreamConfig(str(file), (), column, its_unit)
+        found[name] = StreamConfig(str(file), (), column or "", its_unit)
     return found
 
 

@@ -101,7 +101,5 @@ def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
         stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
         if stream.live or stream.path is None:
             raise UserError(f"inputs.{name}: give a path; queries read no live streams yet")
-        if not stream.time:
-            raise UserError(f"inputs.{name}: time is missing; name the time column")
         found[name] = stream
     return found

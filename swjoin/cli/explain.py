@@ -37,6 +37,7 @@ from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
 from swjoin.core.resources import find_resource
+from swjoin.plan.logical import Source as PlanSource
 from swjoin.policy.placement import round_robin
 
 _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
@@ -74,10 +75,22 @@ class Setting:
 
     @property
     def streams(self) -> dict[str, StreamConfig]:
-        """The inputs by name."""
+        """The streams by name."""
         if self.plan is None:
             return {name: getattr(self.config, name) for name in STREAM_NAMES}
-        return {source.name: config for source, config in zip(self.plan.stages.sources, self.inputs, strict=True)}
+        streams = {source.name for source in self.plan.stages.sources}
+        return {name: config for name, config in self._named_inputs if name in streams}
+
+    @property
+    def tables(self) -> dict[str, StreamConfig]:
+        """Static tables by name."""
+        streams = self.streams
+        return {name: config for name, config in self._named_inputs if name not in streams}
+
+    @property
+    def _named_inputs(self) -> list[tuple[str, StreamConfig]]:
+        nodes = [] if self.plan is None else [node for node in self.plan.logical.nodes if isinstance(node, PlanSource)]
+        return [(node.name, config) for node, config in zip(nodes, self.inputs, strict=self.plan is not None)]
 
     @property
     def in_process(self) -> bool:
@@ -159,6 +172,8 @@ def _inputs(s: Setting) -> list[str]:
             key = f"Key {', '.join(stream.key)}; time" if s.plan is None else "Time"
             text += f" {key} {stream.time}{unit}; {ids}."
         out.append(text)
+    for name, table in s.tables.items():
+        out.append(f"{name}: {_source(s.config, table)[1]}. A static table: every process that needs it reads it whole.")
     out += s.reading
     if s.config.pace == "asap":
         out.append("Pace asap: streams are replayed as fast as the slaves join; the source waits for them.")

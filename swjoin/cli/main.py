@@ -157,9 +157,10 @@ def _add_query(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--table",
         dest="tables",
-        metavar="NAME=PATH:TIME[:UNIT]",
+        metavar="NAME=PATH[:TIME[:UNIT]]",
         action="append",
-        help="a table: a file, a directory or a pattern, and its time column; of integers with their unit (s, ms, us, ns)",
+        help="a table: a file, a directory or a pattern, and its time column; of integers with their unit (s, ms, us, ns); "
+        "without a time a static table, which is read whole",
     )
     p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
     _add_disorder(p, "all tables")

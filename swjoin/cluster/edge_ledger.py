@@ -23,7 +23,7 @@ def _entries() -> defaultdict[int, Entry]:
 
 class EdgeLedger:
     """sent, received: by edge, [rows, digest, bytes]. null_keys, filtered: by edge, rows that the sender drops, as they match
-    nothing, and by the edge's filters."""
+    nothing, and by the edge's filters, less those that its lookups add: it may be negative."""
 
     def __init__(self) -> None:
         self.sent, self.received = _entries(), _entries()
@@ -51,7 +51,9 @@ def summed(ledgers: Iterable[Mapping[str, Mapping[str, Sequence[int]]]]) -> dict
             for edge, entry in by.items():
                 found = total[side].setdefault(edge, [0] * len(entry))
                 for i, value in enumerate(entry):
-                    found[i] = (found[i] + value) & (1 << 64) - 1
+                    found[i] += value
+                if len(found) > 1:
+                    found[1] &= (1 << 64) - 1
     return total
 
 

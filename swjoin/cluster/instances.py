@@ -20,7 +20,7 @@ from swjoin.cluster.role import RoleId, gateway_role, slave_role
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
-from swjoin.plan.columns import PlanColumns, StageColumns, columns_of
+from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
 from swjoin.plan.subclusters import Subclusters
@@ -43,14 +43,20 @@ class Instances:
 
     @staticmethod
     def of(
-        logical: LogicalPlan, config: RunConfig, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()
+        logical: LogicalPlan,
+        config: RunConfig,
+        width: int,
+        first_epoch: int = 0,
+        owners: Sequence[Sequence[int]] = (),
+        tables: StaticTables | None = None,
     ) -> Instances:
-        """owners: of partition-groups, by stage; none: the placement at the start of a run. UserError for a plan or a setting
-        that runs of plans do not have yet."""
+        """owners: of partition-groups, by stage; none: the placement at the start of a run. tables: as of `columns_of`.
+        UserError for a plan or a setting that runs of plans do not have yet."""
         stages = cut(logical, config.cluster.strategy)
         _check_plan(stages)
         _check_config(config)
-        columns = columns_of(logical, stages, rows=config.sink.kind != "count")
+        _check_order(stages, config)
+        columns = columns_of(logical, stages, rows=config.sink.kind != "count", tables=tables)
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
         subclusters = Subclusters.of(stages, width, config.cluster.strategy, config.cluster.instances)
@@ -139,6 +145,17 @@ def _check_plan(stages: StagePlan) -> None:
     for stage in stages.stages:
         if stage.joins and stage.join.semantics.bounds.count_windows:
             raise UserError("count windows", subject=stage.name, remedy="runs of plans join within bounds of time for now")
+
+
+def _check_order(stages: StagePlan, config: RunConfig) -> None:
+    """Rows are sorted by one sink, at the end."""
+    if not stages.results[0].order or config.sink.kind == "count":
+        return
+    apart = {"several sinks": config.sink_count > 1, "checkpoints": config.checkpoint.enabled}
+    apart[f"sink {config.sink.kind}"] = config.sink.kind not in ("parquet", "csv")
+    for name, given in apart.items():
+        if given:
+            raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
 
 
 def _check_config(config: RunConfig) -> None:

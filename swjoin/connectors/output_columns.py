@@ -23,6 +23,7 @@ from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Pairs, ResultRows, empty_pairs
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.core.kept_columns import OrderKey
 from swjoin.core.pair_columns import PairColumn, PairColumns, as_type
 from swjoin.core.row_codec import RowCodec, StreamCodec
 
@@ -37,6 +38,7 @@ class OutputColumns:
     """left, right: codecs of both streams. ids: whether the id and time columns come first."""
 
     of_pairs: ClassVar = True
+    order: ClassVar[tuple[OrderKey, ...]] = ()
     left: StreamCodec
     right: StreamCodec
     ids: bool
@@ -145,12 +147,14 @@ class OutputColumns:
 
 @dataclass(frozen=True)
 class RowColumns:
-    """Columns of a plan's rows. types: of every column, without dictionaries. ids: as in `OutputColumns`."""
+    """Columns of a plan's rows. types: of every column, without dictionaries. ids: as in `OutputColumns`. order: of the rows in
+    a file."""
 
     of_pairs: ClassVar = False
     key_names: ClassVar[tuple[str, ...]] = ()
     types: tuple[tuple[str, pa.DataType], ...]
     ids: bool
+    order: tuple[OrderKey, ...] = ()
 
     @property
     def id_columns(self) -> list[tuple[str, str, int]]:
@@ -187,7 +191,7 @@ class RowColumns:
         import pyarrow as pa
 
         schema = base64.b64encode(bytes(pa.schema(self.types).serialize())).decode()
-        return json.dumps({"rows": schema, "ids": self.ids}).encode()
+        return json.dumps({"rows": schema, "ids": self.ids, "order": self.order}).encode()
 
 
 ResultColumns: TypeAlias = OutputColumns | RowColumns
@@ -201,7 +205,8 @@ def columns_from_bytes(data: bytes) -> ResultColumns:
     if "rows" not in plain:
         return OutputColumns(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["rows"])))
-    return RowColumns(tuple((field.name, field.type) for field in schema), plain["ids"])
+    order = tuple(OrderKey(*key) for key in plain["order"])
+    return RowColumns(tuple((field.name, field.type) for field in schema), plain["ids"], order)
 
 
 def check_text(schema: pa.Schema) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.core.aggregate_functions import Accumulation, from_ordered, ordered
+from swjoin.core.aggregate_functions import Accumulation, from_ordered, order_codes, ordered
 from swjoin.core.arrow_views import booleans_of, decoded
 from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
@@ -30,13 +30,21 @@ _EXACT = 1 << 53
 
 
 class Call(NamedTuple):
-    """A column that an aggregate computes. column: of its input; None for count(*). type: of the results."""
+    """A column that an aggregate computes. column: of its input; None for count(*). type: of the results. by: the column whose
+    least or greatest value says the row. of_distinct: what is accumulated of a call of different values."""
 
     name: str
     function: str
     column: str | None
     accumulation: Accumulation
     type: pa.DataType
+    by: str | None = None
+    of_distinct: Accumulation | None = None
+
+    @property
+    def accumulated(self) -> Accumulation:
+        """Of the rows, or of those that decide."""
+        return self.accumulation if self.of_distinct is None else self.of_distinct
 
 
 class Argument(NamedTuple):
@@ -87,27 +95,65 @@ class AggregateColumns:
         assert rows.columns is not None, f"{self.name}: rows without columns"
         column = decoded(rows.columns.column(call.column))
         valid = booleans_of(column.is_valid()) if column.null_count else None
-        if call.accumulation == Accumulation.COUNT:
+        accumulation = call.accumulated
+        if accumulation == Accumulation.COUNT:
             return Argument(None, valid)
-        if call.accumulation == Accumulation.DOUBLES:
+        if accumulation == Accumulation.DOUBLES:
             doubles: F64 = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
             return Argument(doubles, valid)
-        if call.accumulation == Accumulation.INTEGERS:
+        if accumulation == Accumulation.INTEGERS:
             filled = column.fill_null(0) if column.null_count else column
             unsigned = pa.types.is_uint64(column.type)
             values = filled.to_numpy(zero_copy_only=False)
             return Argument(values.view(np.int64) if unsigned else values.astype(np.int64, copy=False), valid, unsigned)
         return Argument(ordered(column), valid)
 
-    def rows(self, keys: GroupKeys, start_us: int, codes: I64, nulls: Bool, totals: list[Totals]) -> ResultRows:
-        """The rows of a window's groups. totals: by call."""
+    def deciding(self, call: Call, slots: I64, rows: TupleBatch) -> I64:
+        """Positions of the rows that decide a call: one of each group, or of each group and value; rows with null decide
+        nothing. slots: of the rows' groups. Of rows that are alike the first by time and id is taken, `last` takes the last."""
+        assert rows.columns is not None, f"{self.name}: rows without columns"
+        assert call.column is not None, f"{call.name}: rows that decide a count of rows"
+        column, after = decoded(rows.columns.column(call.column)), [rows.ts, rows.id]
+        valid, more = booleans_of(column.is_valid()), []
+        if call.of_distinct is not None:
+            more = order_codes(column)[-1:]
+        elif call.function == "last":
+            after = [~rows.ts, ~rows.id]
+        elif call.function != "first":
+            by = column if call.by is None else decoded(rows.columns.column(call.by))
+            valid = valid & booleans_of(by.is_valid())
+            more = order_codes(by, descending=call.function in ("max", "arg_max"))[-1:]
+        at = np.flatnonzero(valid)
+        by_slot = at[np.lexsort([part[at] for part in (*reversed(after), *more, slots)])]
+        new = np.ones(len(by_slot), np.bool_)
+        for i, part in enumerate((slots, *(more if call.of_distinct is not None else ()))):
+            changes = part[by_slot[1:]] != part[by_slot[:-1]]
+            new[1:] = changes if i == 0 else new[1:] | changes
+        out: I64 = by_slot[new]
+        return out
+
+    def picked(self, call: Call, slots: I64, rows: TupleBatch, count: int) -> pa.Array:
+        """The value of each group's deciding row, of so many groups; null without one."""
+        import pyarrow as pa
+
+        at = self.deciding(call, slots, rows)
+        index = np.full(count, -1, np.int64)
+        index[slots[at]] = at
+        assert rows.columns is not None, f"{self.name}: rows without columns"
+        column = decoded(rows.columns.column(str(call.column)))
+        found = column.take(pa.array(index, mask=index < 0))
+        return found if found.type == call.type else found.cast(call.type)
+
+    def rows(self, keys: GroupKeys, start_us: int, codes: I64, nulls: Bool, totals: list[Totals | pa.Array]) -> ResultRows:
+        """The rows of a window's groups. totals: by call; of calls that rows decide their values."""
         import pyarrow as pa
 
         n = len(codes)
         groups = keys.columns_of(codes, nulls)
         edges = [pa.array(np.full(n, us, np.int64)).view(self.time) for us in (start_us, start_us + self.size_us)]
         of_group = pa.RecordBatch.from_arrays([*groups, edges[0]], [*self.key, self.start])
-        values = [self._values(call, total) for call, total in zip(self.calls, totals, strict=True)]
+        pairs = zip(self.calls, totals, strict=True)
+        values = [self._values(call, total) if isinstance(total, Totals) else total for call, total in pairs]
         names = [*self.key, self.start, self.end, *(call.name for call in self.calls)]
         columns = Columns(pa.RecordBatch.from_arrays([*groups, *edges, *values], names))
         return ResultRows(row_hashes(of_group), np.full(n, start_us + self.ts_after_us, np.int64), columns)
@@ -119,10 +165,11 @@ class AggregateColumns:
         if call.function == "count":
             return pa.array(counts)
         missing = counts == 0
-        if call.accumulation == Accumulation.DOUBLES:
+        accumulation = call.accumulated
+        if accumulation == Accumulation.DOUBLES:
             sums = totals.sums()
             return pa.array(sums / np.maximum(counts, 1) if call.function == "avg" else sums, mask=missing)
-        if call.accumulation != Accumulation.INTEGERS:
+        if accumulation != Accumulation.INTEGERS:
             return from_ordered(totals.word(1), missing, call.type)
         low, high = totals.word(1), totals.word(2)
         fits = high == low >> np.int64(63)

@@ -1,6 +1,6 @@
 """The functions of aggregates: what they take, give and accumulate.
 
-What: `FUNCTIONS`, `Accumulation`, `result_type`, `accumulation_of`; `ordered` and `from_ordered`.
+What: `FUNCTIONS`, `PICKS`, `Accumulation`, `result_type`, `accumulation_of`; `ordered` and `from_ordered`; `order_codes`.
 Why: the plan needs the type of a result, the operator what it accumulates, and both the same list of functions.
 Stays out: accumulators (`state.group_table`), columns in and out (`core.aggregate_columns`), SQL.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from swjoin.core.arrow_views import bits_of, integers_of, of_words
+from swjoin.core.arrow_views import bits_of, booleans_of, decoded, integers_of, of_words
 from swjoin.core.batch import I64, Bool
 from swjoin.core.columns import plain_type_named
 from swjoin.core.errors import UserError
@@ -20,7 +20,8 @@ from swjoin.core.errors import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FUNCTIONS: Final = ("count", "sum", "avg", "min", "max")
+FUNCTIONS: Final = ("count", "sum", "avg", "min", "max", "first", "last", "arg_min", "arg_max")
+PICKS: Final = ("first", "last", "arg_min", "arg_max")  # the value of one row
 _SIGN: Final = np.int64(-(1 << 63))
 
 
@@ -32,6 +33,7 @@ class Accumulation(IntEnum):
     DOUBLES = 2  # their sum, exact
     LEAST = 3  # the least of their ordered codes
     GREATEST = 4
+    ROWS = 5  # the rows that decide it, not an accumulator
 
     @property
     def words(self) -> int:
@@ -39,12 +41,27 @@ class Accumulation(IntEnum):
         return {Accumulation.INTEGERS: 3, Accumulation.LEAST: 2, Accumulation.GREATEST: 2}.get(self, 1)
 
 
-def accumulation_of(function: str, argument: str | None) -> Accumulation:
-    """argument: type of the column, as Arrow writes it; None for count(*). UserError where the function takes none such."""
+def accumulation_of(function: str, argument: str | None, by: str | None = None, *, distinct: bool = False) -> Accumulation:
+    """argument: type of the column, as Arrow writes it; None for count(*). by: type of the column whose least or greatest value
+    says the row. distinct: of different values alone. UserError where the function takes none such."""
     import pyarrow as pa
 
     if function not in FUNCTIONS:
         raise UserError(f"no aggregate function {function}", remedy=f"use {', '.join(FUNCTIONS)}")
+    if distinct:
+        accumulation_of(function, argument)
+        if argument is None or function not in ("count", "sum", "avg"):
+            raise UserError(f"{function}(DISTINCT ...) is not supported", remedy="leave DISTINCT out")
+        return Accumulation.ROWS
+    if (by is not None) != function.startswith("arg_"):
+        raise UserError(
+            f"{function} {'needs' if by is None else 'takes no'} column to compare", remedy="name one for arg_min, arg_max"
+        )
+    for kind in (argument, by):
+        if function in PICKS and kind is not None and pa.types.is_interval(plain_type_named(kind)):
+            raise UserError(f"{function} of {kind} is not supported", remedy="cast it to text")
+    if function in PICKS and argument is not None:
+        return Accumulation.ROWS
     if argument is None:
         if function != "count":
             raise UserError(f"{function} needs a column", remedy="name one")
@@ -58,16 +75,20 @@ def accumulation_of(function: str, argument: str | None) -> Accumulation:
             raise UserError(f"{function} of {argument}", remedy="cast it to BIGINT or DOUBLE")
         return Accumulation.DOUBLES if floating else Accumulation.INTEGERS
     temporal = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    if pa.types.is_interval(kind) or pa.types.is_null(kind):
+        raise UserError(f"{function} of {argument} is not supported", remedy="take it of numbers, times or text")
     if not (floating or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or temporal):
-        raise UserError(f"{function} of {argument} is not supported", remedy="take it of numbers or times")
+        return Accumulation.ROWS
     return Accumulation.LEAST if function == "min" else Accumulation.GREATEST
 
 
-def result_type(function: str, argument: str | None) -> str:
-    """Type of a call's result, as Arrow writes it."""
+def result_type(function: str, argument: str | None, by: str | None = None, *, distinct: bool = False) -> str:
+    """Type of a call's result, as Arrow writes it. Arguments as of `accumulation_of`."""
     import pyarrow as pa
 
-    accumulation = accumulation_of(function, argument)
+    accumulation = accumulation_of(function, argument, by, distinct=distinct)
+    if distinct:
+        accumulation = accumulation_of(function, argument)
     if function == "count":
         return "int64"
     if function == "avg" or accumulation == Accumulation.DOUBLES:
@@ -91,6 +112,24 @@ def ordered(values: pa.Array) -> I64:
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     plain = integers_of(values)
     return plain.view(np.int64) ^ _SIGN if plain.dtype == np.uint64 else plain.astype(np.int64)
+
+
+def order_codes(column: pa.Array, *, descending: bool = False, nulls_first: bool = False) -> list[I64]:
+    """Integers, int64 (n,), whose order is that of a column: first of nulls, if there are any, then of values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = decoded(column)
+    kind = column.type
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+        codes = ordered(column)
+    else:
+        codes = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+    codes = ~codes if descending else codes
+    if not column.null_count:
+        return [codes]
+    missing = booleans_of(column.is_null())
+    return [np.where(missing ^ nulls_first, 1, 0), np.where(missing, 0, codes)]
 
 
 def from_ordered(codes: I64, missing: Bool, kind: pa.DataType) -> pa.Array:

@@ -288,6 +288,17 @@ class KeyEncoder:
             return _integers(columns[0]), valid
         return self.dictionary.encode(*self._strings(columns), valid), valid
 
+    def find(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
+        """As `encode`, but a key that has no code yet gets none, and -1 stands for it."""
+        columns, valid = _valid(columns)
+        if self.native:
+            return _integers(columns[0]), valid
+        data, offsets = self._strings(columns)
+        check_offsets(offsets, len(data), "keys", UserError)
+        out = np.full(len(offsets) - 1, -1, np.int64)
+        self.dictionary.find(data, offsets, out)
+        return out, valid
+
     def hashed(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """As `encode`, but a key that is not its own code is a hash: equal for equal keys, and needs no dictionary. A known key
         keeps its code, by which it has been routed so far."""

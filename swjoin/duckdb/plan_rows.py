@@ -17,13 +17,18 @@ from fractions import Fraction
 from typing import Any
 
 from swjoin.connectors.files.verification import condition_sql, kinds_of
+from swjoin.core.aggregate_functions import PICKS
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
 from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.row_digests import row_hashes
+from swjoin.core.time_windows import TimeWindows
 from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Union, join_columns
+from swjoin.plan.kept_rows import Ranked, Sessions
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Union, join_columns
+from swjoin.plan.lookups import Lookup, equality
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,12 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             rows = _rows(db, plan, node, found, selected)
         elif isinstance(node, Aggregate):
             columns, rows = _aggregate(plan, node, found[node.input])
+        elif isinstance(node, Ranked):
+            columns, rows = _ranked(plan, node, found[node.input])
+        elif isinstance(node, Sessions):
+            columns, rows = _sessions(plan, node, found[node.input])
+        elif isinstance(node, Lookup):
+            columns, rows = _lookup(plan, node, found)
         elif isinstance(node, Union):
             columns, rows = _union(plan, node, found)
         elif isinstance(node, Filter):
@@ -60,6 +71,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             continue
         db.execute(f"CREATE TABLE node{number} AS SELECT row_number() OVER () AS rid, * FROM ({rows})")
         found[node.name] = NodeTable(f"node{number}", columns)
+        if isinstance(node, Aggregate) and any(map(_orders_by_ids, plan.nodes)):
+            _set_ids(db, plan, node, found[node.name])
     db.execute(f"CREATE VIEW found AS SELECT id AS l, {NONE} AS r FROM {found[result.input].table}")
     return found[result.input]
 
@@ -124,6 +137,35 @@ def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict
     return made, f"SELECT id, ts{values} FROM {rows.table}"
 
 
+def _lookup(plan: LogicalPlan, node: Lookup, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:
+    """The columns of a lookup that its inputs have, and a query of its rows."""
+    from swjoin.expressions.duckdb_text import duckdb_text
+
+    sides = [found[name] for name in node.inputs]
+    columns: dict[str, str] = {}
+    for short, rows in zip("st", sides, strict=True):
+        columns |= {name: f"{short}_{column}" for name, column in rows.columns.items()}
+    scope = scope_of([column for name in node.inputs for column in plan.schema(name).columns])
+    tests = [duckdb_text(equality(*pair), scope, columns) for pair in node.keys]
+    if node.where is not None:
+        tests.append(f"TRY({duckdb_text(node.where, scope, columns)})")  # an overflow is null
+    stream, table = (
+        f"(SELECT {', '.join(f'{c} AS {short}_{c}' for c in ('rid', 'id', 'ts', *rows.columns.values()))} FROM {rows.table})"
+        for short, rows in zip("st", sides, strict=True)
+    )
+    kind = "LEFT JOIN" if node.how == "left" else "JOIN"
+    joined = f"{stream} {kind} {table} ON {' AND '.join(f'({test})' for test in tests) or 'true'}"
+    shown = sides[LEFT].columns if not node.widens else columns
+    made = {name: f"c{i}" for i, name in enumerate(shown)}
+    values = "".join(f", {columns[name]} AS {made[name]}" for name in shown)
+    if node.widens:
+        digest = f"pair_digest(s_id, coalesce(t_id, {NONE})) AS id, s_ts AS ts"
+        return made, f"SELECT {digest}{values} FROM {joined}"
+    matched = f"SELECT DISTINCT s_rid FROM {joined}"
+    digest = f"pair_digest(s_id, {NONE}) AS id, s_ts AS ts"
+    return made, f"SELECT {digest}{values} FROM {stream} {node.how.upper()} JOIN ({matched}) USING (s_rid)"
+
+
 def _define_exact(db: Any) -> None:
     """exact_sum(DOUBLE[]) and exact_mean(total as text, BIGINT), over arrays: a NaN that Python returns would become null."""
     import pyarrow as pa
@@ -154,38 +196,111 @@ def _exact_sum(values: list[float]) -> float:
             return math.inf if total > 0 else -math.inf
 
 
-def _called(call: AggregateCall, kind: str, column: str) -> str:
-    """A call in DuckDB's SQL. kind: type of the column."""
+def _called(call: AggregateCall, kind: str, column: str, by: str) -> str:
+    """A call in DuckDB's SQL. kind: type of the column. by: the column that is compared."""
+    if call.function in ("first", "last", "arg_min", "arg_max"):
+        how = " DESC" if call.function in ("last", "arg_max") else ""
+        order = f"{by}{how}, ts, id" if call.by is not None else f"ts{how}, id{how}"
+        known = f"{column} IS NOT NULL" + (f" AND {by} IS NOT NULL" if call.by is not None else "")
+        return f"(list({column} ORDER BY {order}) FILTER (WHERE {known}))[1]"
+    of = f"DISTINCT {column}" if call.distinct else column
     if call.function in ("count", "min", "max"):
-        return f"{call.function}({column})"
+        return f"{call.function}({of})"
     if kind in ("double", "float", "halffloat"):
-        total = f"exact_sum(list({column}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
-        return f"{total} / count({column})" if call.function == "avg" else total
-    return f"exact_mean(sum({column})::VARCHAR, count({column}))" if call.function == "avg" else f"sum({column})::BIGINT"
+        total = f"exact_sum(list({of}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
+        return f"{total} / count({of})" if call.function == "avg" else total
+    return f"exact_mean(sum({of})::VARCHAR, count({of}))" if call.function == "avg" else f"sum({of})::BIGINT"
 
 
-def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dict[str, str], str]:
-    """The columns of an aggregate, and a query of its rows: every row once for each window that it is in. Their ids differ, as
-    those of the run do, but are others: the digest of a result with aggregates is of values."""
-    types, size, slide, origin = plan.schema(node.input).types, *astuple(node.windows)
+def _unrolled(windows: TimeWindows, table: str) -> str:
+    """A query of every row, once for each window that it is in, with the window's start."""
+    size, slide, origin = astuple(windows)
 
     def floor(value: str) -> str:
         return f"({value} - (({value}) % {slide} + {slide}) % {slide}) // {slide}"
 
     numbers = f"generate_series({floor(f'(ts - {origin + size})')} + 1, {floor(f'(ts - {origin})')})"
-    unrolled = f"SELECT *, {origin} + {slide} * unnest({numbers}) AS start_us FROM {rows.table}"
+    return f"SELECT *, {origin} + {slide} * unnest({numbers}) AS start_us FROM {table}"
+
+
+def _instant(us: str, kind: str) -> str:
+    """A timestamp of this type from microseconds."""
+    return f"make_timestamp({us}){' AT TIME ZONE ' + repr('UTC') if 'tz=' in kind else ''}"
+
+
+def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of an aggregate, and a query of its rows. Their ids differ, as those of the run do, but are others: the
+    digest of a result with aggregates is of values."""
+    types, unrolled = plan.schema(node.input).types, _unrolled(node.windows, rows.table)
     keys = [rows.columns[name] for name in node.key]
-    zone = " AT TIME ZONE 'UTC'" if "tz=" in plan.schema(node.name).types[node.start] else ""
-    edges = [f"make_timestamp(start_us + {us}){zone}" for us in (0, size)]
+    edges = [_instant(f"start_us + {us}", node.time_type) for us in (0, node.windows.size_us)]
     calls = []
     for call in node.calls:
         column = "*" if call.column is None else rows.columns[call.column]
-        calls.append(_called(call, "" if call.column is None else types[call.column], column))
+        by = "" if call.by is None else rows.columns[call.by]
+        calls.append(_called(call, "" if call.column is None else types[call.column], column, by))
     names = [*node.key, node.start, node.end, *(call.name for call in node.calls)]
     made = {name: f"c{i}" for i, name in enumerate(names)}
     values = "".join(f", {text} AS {made[name]}" for name, text in zip(names, [*keys, *edges, *calls], strict=True))
     grouped, ts = ", ".join([*keys, "start_us"]), f"start_us + {node.ts_after_us}"
     return made, f"SELECT hash({grouped}) AS id, {ts} AS ts{values} FROM ({unrolled}) GROUP BY {grouped}"
+
+
+def _orders_by_ids(node: Node) -> bool:
+    picks = isinstance(node, Aggregate) and any(call.function in PICKS for call in node.calls)
+    return isinstance(node, Ranked) or picks
+
+
+def _set_ids(db: Any, plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> None:
+    """Give an aggregate's rows the ids that they have in a run: by them is ordered what is equal."""
+    import pyarrow as pa
+
+    names = [*node.key, node.start]
+    columns = ", ".join(rows.columns[name] for name in names)
+    found = db.sql(f"SELECT rid, {columns} FROM {rows.table}").to_arrow_table().combine_chunks()
+    types = [type_named(plan.schema(node.name).types[name]) for name in names]
+    arrays = [found.column(i + 1).combine_chunks().cast(kind) for i, kind in enumerate(types)]
+    hashes = row_hashes(pa.RecordBatch.from_arrays(arrays, [str(i) for i in range(len(names))]))
+    db.register("given_ids", pa.table({"rid": found.column("rid"), "given": hashes}))
+    given = f"SELECT node.* REPLACE (given AS id) FROM {rows.table} AS node JOIN given_ids USING (rid)"
+    db.execute(f"CREATE OR REPLACE TABLE {rows.table} AS {given}")
+    db.unregister("given_ids")
+
+
+def _ranked(plan: LogicalPlan, node: Ranked, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of a top-n, and a query of its rows."""
+    names = [name for name in plan.schema(node.input).types if name in rows.columns]
+    values = [rows.columns[name] for name in names]
+    for name, us in ((node.start, 0), (node.end, node.windows.size_us)):
+        if name:
+            names.append(name)
+            values.append(_instant(f"start_us + {us}", node.time_type))
+    made = {name: f"c{i}" for i, name in enumerate([*names, node.rank])}
+    shown = "".join(f", {value} AS {made[name]}" for name, value in zip([*names, node.rank], [*values, "number"], strict=True))
+    order = "".join(
+        f"{rows.columns[column]} {'DESC' if down else 'ASC'} NULLS {'FIRST' if first else 'LAST'}, "
+        for column, down, first in node.order
+    )
+    groups = ", ".join(["start_us", *(rows.columns[name] for name in node.key)])
+    numbered = f"SELECT *, row_number() OVER (PARTITION BY {groups} ORDER BY {order}id) AS number"
+    start = f"(start_us::HUGEINT + {1 << 64}) % {1 << 64}"
+    of_windows = f"SELECT union_id({start}, id) AS id, start_us + {node.ts_after_us} AS ts{shown}"
+    return made, f"{of_windows} FROM ({numbered} FROM ({_unrolled(node.windows, rows.table)})) WHERE number <= {node.most}"
+
+
+def _sessions(plan: LogicalPlan, node: Sessions, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of sessions, and a query of their rows."""
+    names = [name for name in plan.schema(node.input).types if name in rows.columns]
+    made = {name: f"c{i}" for i, name in enumerate([*names, node.start, node.end])}
+    edges = _instant("start_us", node.time_type), _instant("end_us", node.time_type)
+    values = [*(rows.columns[name] for name in names), *edges]
+    shown = "".join(f", {value} AS {name}" for name, value in zip(made.values(), values, strict=True))
+    keys = ", ".join(rows.columns[name] for name in node.key)
+    by, of_key = ("PARTITION BY " + keys if keys else ""), ("PARTITION BY session, " + keys if keys else "PARTITION BY session")
+    apart = f"SELECT *, coalesce(ts - lag(ts) OVER ({by} ORDER BY ts) >= {node.gap_us}, true) AS first FROM {rows.table}"
+    numbered = f"SELECT *, sum(first::BIGINT) OVER ({by} ORDER BY ts) AS session FROM ({apart})"
+    ends = f"min(ts) OVER ({of_key}) AS start_us, max(ts) OVER ({of_key}) + {node.gap_us} AS end_us"
+    return made, f"SELECT id, end_us + {node.ts_after_us} AS ts{shown} FROM (SELECT *, {ends} FROM ({numbered}))"
 
 
 def _union(plan: LogicalPlan, union: Union, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:

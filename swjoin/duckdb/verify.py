@@ -103,7 +103,7 @@ def _refuse_unreadable(stream: StreamConfig, schema: pa.Schema, compared: Sequen
     import pyarrow.types as t
 
     remedy = "; swjoin verify --engine spark may read it"
-    for column in (*stream.key, stream.time, *([stream.id] if stream.id else []), *compared):
+    for column in (*stream.key, *([stream.time] if stream.time else []), *([stream.id] if stream.id else []), *compared):
         alike = [other for other in schema.names if other.lower() == column.lower() and other != column]
         if alike:
             raise UserError(f"{stream.path}: DuckDB takes columns {column} and {alike[0]} for one; rename one of them")
@@ -229,11 +229,12 @@ def _time_us(stream: StreamConfig, kind: pa.DataType) -> str:
 def _load_files(db: Any, stream: StreamConfig, schema: pa.Schema, compared: list[str], target: str, folder: Path) -> None:
     """The table of a stream from files."""
     _refuse_unreadable(stream, schema, compared)
-    columns = list(dict.fromkeys((*stream.key, stream.time, *([stream.id] if stream.id else []), *compared)))
+    more = [column for column in (stream.time, stream.id) if column]  # a static table has no time
+    columns = list(dict.fromkeys((*stream.key, *more, *compared)))
     typed = {column: _typed(column, schema.field(column).type, stream.csv) for column in columns}
     wanted = [
         f"{_ROW if stream.id is None else typed[stream.id]}::UBIGINT AS id",
-        f"{_time_us(stream, schema.field(stream.time).type)} AS ts",
+        f"{_time_us(stream, schema.field(stream.time).type) if stream.time else '0::BIGINT'} AS ts",
         *(f"{typed[column]} AS k{i}" for i, column in enumerate(stream.key)),
         *(f"{typed[column]} AS c{i}" for i, column in enumerate(compared)),
     ]
@@ -407,7 +408,7 @@ def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Pa
     for i, (source, stream) in enumerate(zip(sources, job.inputs, strict=True)):
         table, columns, types = f"source{i}", list(read[source.name]), dict(source.columns)
         schema = common_schema(list_files(stream.path or "", stream.csv)).schema
-        for column in {*columns, stream.time}:
+        for column in {*columns, *([stream.time] if stream.time else [])}:
             at = schema.get_field_index(column)
             if at < 0 or column not in types:
                 raise UserError(
@@ -415,7 +416,8 @@ def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Pa
                 )
             schema = schema.set(at, schema.field(at).with_type(type_named(types[column])))  # also where the file has no values
         _load_files(db, stream, schema, columns, table, folder)
-        _drop_late(db, table, job.config.time)
+        if stream.time:
+            _drop_late(db, table, job.config.time)
         found[source.name] = NodeTable(table, {column: f"c{j}" for j, column in enumerate(columns)})
     if job.config.time.idle_timeout_us:
         _leave_out(db, run_dir, [(name, rows.table) for name, rows in found.items()])

@@ -525,6 +525,8 @@ class _Binder:
         match node.name.lower(), node.expressions:
             case ("make_timestamp_ns", [value]):
                 return self._call(node, "make_timestamp", (value,), ("ns",))
+            case ("epoch_us", [value]):
+                return self._call(node, "epoch_us", (value,))
             case ("suffix", [value, pattern]):
                 return self._call(node, "ends_with", (value,), (self._constant(node, pattern, str),))
             case ("date_part", [part, value]):

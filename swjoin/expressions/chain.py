@@ -1,6 +1,6 @@
 """Steps of a chain of stateless operators: filters and projections of tuples with columns.
 
-What: `Selection`, `Projection`, functions of a batch of tuples.
+What: `Selection`, `Projection`, functions of a batch of tuples; `batch_of`, their columns.
 Why: what stands between two stages is done to whole batches, where the rows are sent. Times and ids of rows stay.
 Stays out: plans, which have steps, and exchanges, which do them.
 """
@@ -18,7 +18,7 @@ from swjoin.expressions.evaluator import EvaluationFailed, evaluate_all, satisfi
 from swjoin.expressions.tree import Column, Expr
 
 
-def _batch(rows: TupleBatch) -> pa.RecordBatch:
+def batch_of(rows: TupleBatch) -> pa.RecordBatch:
     """The columns; of tuples that need none, as many rows."""
     return pa.record_batch({"": pa.nulls(len(rows))}) if rows.columns is None else rows.columns.batch
 
@@ -33,7 +33,7 @@ class Selection:
     def __call__(self, rows: TupleBatch) -> TupleBatch:
         """RunFailed, with the id of the row, where the condition has no value."""
         try:
-            mask = satisfied(self.condition, _batch(rows))
+            mask = satisfied(self.condition, batch_of(rows))
         except EvaluationFailed as error:
             raise error.prefixed(f"{self.name}, row {rows.id[error.row]}") from None
         return rows if bool(mask.all()) else rows.take(np.flatnonzero(mask))
@@ -48,7 +48,7 @@ class Projection:
 
     def __call__(self, rows: TupleBatch) -> TupleBatch:
         """RunFailed, with the id of the row, where an expression has no value."""
-        batch = _batch(rows)
+        batch = batch_of(rows)
         exprs = tuple(dict.fromkeys(expr for _, expr, _ in self.columns if not isinstance(expr, Column)))
         try:
             values = dict(zip(exprs, evaluate_all(exprs, batch), strict=True))

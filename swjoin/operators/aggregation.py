@@ -10,130 +10,53 @@ Stays out: types of columns (`core.aggregate_columns`), edges of windows (`core.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from functools import partial
 
 import numpy as np
 
-from swjoin.core.aggregate_columns import AggregateColumns, Totals
+from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.aggregate_functions import Accumulation
-from swjoin.core.batch import I64, U8, U64, PayloadRows, ResultRows, TupleBatch
-from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
+from swjoin.core.batch import I64, U8, PayloadRows, ResultRows, TupleBatch
+from swjoin.core.data_messages import StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
+from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
 from swjoin.core.time_windows import TimeWindows
+from swjoin.operators.deciding_rows import DecidingRows, totals_of
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import Step, WindowMemory, Work, check_columns
-from swjoin.state.delay_histogram import record_delays
+from swjoin.operators.keyed_operator import LeavingState, Limits, WindowOperator
 from swjoin.state.group_table import GroupTable
 
-if TYPE_CHECKING:
-    from swjoin.state.arrays import Inputs
-
-_NO_GROUPS: I64 = np.empty(0, np.int64)
 _ROWS = -1  # the call that counts all rows of a group, after those of the aggregate
 _MANY_PANES = 4  # of a window, from which on its groups are kept from one window to the next
 _SPARSE = 1_000  # groups without rows beside as many again as have some
 
 
-class Limits(NamedTuple):
-    """result_bytes: most bytes of rows per step, about. window_bytes: most of the state."""
-
-    result_bytes: int
-    window_bytes: int
-
-
-class Aggregation:
+class Aggregation(WindowOperator[GroupTable]):
     """keys: the encoder of this instance. name: owner, for messages."""
 
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
-        self._windows, self._columns, self._keys, self._limits, self._name = windows, columns, keys, limits, name
-        self._kinds = [*(call.accumulation for call in columns.calls), Accumulation.COUNT]
+        super().__init__(windows, limits, name)
+        self._columns, self._keys = columns, keys
+        self._plain = [i for i, call in enumerate(columns.calls) if call.accumulation != Accumulation.ROWS]
+        self._kinds = [*(columns.calls[i].accumulation for i in self._plain), Accumulation.COUNT]
+        self._deciding = DecidingRows(columns, keys)
         self._running: _Running | None = None
-        self._panes: dict[int, GroupTable] = {}  # by start
-        self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
-        self._open: Work | None = None
-        self._at = 0  # rows of the open delivery that are accumulated
-        self._groups: I64 = np.empty(0, np.int64)  # partition-groups of its rows
-        self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
-        self._came_us: int | None = None  # arrival of the newest row of the open delivery
-        self._peak_bytes = 0
 
     @property
     def _slides(self) -> bool:
-        """Whether the groups of a window are kept for the next one: extremes cannot be taken away."""
+        """Whether the groups of a window are kept for the next one: extremes and rows cannot be taken away."""
         extremes = {Accumulation.LEAST, Accumulation.GREATEST} & set(self._kinds)
-        return self._windows.size_us >= _MANY_PANES * self._windows.pane_us and not extremes
-
-    def check_rows(self, delivery: Delivery, where: str) -> None:
-        check_columns(delivery, where)
-
-    def open(self, delivery: Delivery) -> Work:
-        """Start a delivery: rows of the left side."""
-        assert self._open is None, "the delivery before is not done"
-        nothing: U64 = np.zeros(len(delivery.groups), np.uint64)
-        results = GroupResults(delivery.groups, np.zeros(len(delivery.groups), np.int64), nothing)
-        self._open, self._at = Work(delivery, cast("Inputs", None), results), 0
-        self._groups = np.repeat(delivery.groups, delivery.left_counts)
-        self._came_us = int(delivery.left.arrival_us.max()) if len(delivery.left) else None
-        return self._open
-
-    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step[ResultRows]:
-        """Accumulate some rows; after the last one of an epoch, the next rows of windows that close, in pieces of bounded
-        size. now_us: their production time."""
-        assert work is self._open, "step on a delivery that is not open"
-        delivery, start = work.delivery, self._at
-        if start < len(delivery.left):
-            self._at = stop = min(len(delivery.left), start + tuple_budget)
-            self._accumulate(delivery.left.slice(start, stop), self._groups[start:stop], f"epoch {delivery.epoch}")
-            return Step(None, self._ends_here(delivery), stop - start)
-        if not delivery.final:
-            self._open = None
-            return Step(None, True, 0)
-        if self._out is None:
-            self._out = self._closed(delivery.left_time_us)
-        for rows, groups in self._out:
-            self._count(work, rows, groups)
-            if self._came_us is not None:
-                record_delays(now_us, np.full(len(rows), self._came_us, np.int64), work.stats, work.delay_histogram)
-            return Step(rows, False, 0)
-        self._open = self._out = None
-        return Step(None, True, 0)
-
-    def _ends_here(self, delivery: Delivery) -> bool:
-        """Whether the delivery is done: nothing closes before the end of an epoch."""
-        if self._at < len(delivery.left) or delivery.final:
-            return False
-        self._open = None
-        return True
-
-    def _count(self, work: Work, rows: ResultRows, groups: I64) -> None:
-        """Rows that came out, by partition-group."""
-        before = work.unmatched or GroupResults(_NO_GROUPS, _NO_GROUPS, _NO_GROUPS.astype(np.uint64))
-        which, inverse = np.unique(np.concatenate([before.groups, groups]), return_inverse=True)
-        counts, digests = np.zeros(len(which), np.int64), np.zeros(len(which), np.uint64)
-        np.add.at(counts, inverse, np.concatenate([before.counts, np.ones(len(rows), np.int64)]))
-        np.add.at(digests, inverse, np.concatenate([before.digests, rows.id]))
-        work.unmatched = GroupResults(which, counts, digests)
+        return self._windows.size_us >= _MANY_PANES * self._windows.pane_us and not extremes and not self._deciding
 
     # ------------------------------------------------------------ panes
 
     def _accumulate(self, rows: TupleBatch, groups: I64, where: str = "") -> None:
-        """groups: partition-groups of the rows. where: of rows that no closed window may have; "": those are left out."""
-        if (inside := self._windows.inside(rows.ts)) is not None and not inside.all():
-            index = np.flatnonzero(inside)
-            rows, groups = rows.take(index), groups[index]
-        panes = self._windows.panes(rows.ts)
-        if len(rows) and int(panes.min()) < self._next_us:
-            if where:
-                late_us = int(rows.ts.min())
-                raise RunFailed(f"{self._name}, {where}: a row of time {late_us} us came after its windows had closed")
-            index = np.flatnonzero(panes >= self._next_us)
-            rows, groups, panes = rows.take(index), groups[index], panes[index]
+        rows, groups, panes = self._in_open_panes(rows, groups, where)
         if not len(rows):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
-        arguments = [self._columns.argument(call, rows) for call in self._columns.calls]
+        arguments = [self._columns.argument(self._columns.calls[i], rows) for i in self._plain]
         least = int(panes.min())
         whole = least == int(panes.max())
         for pane in [least] if whole else np.unique(panes).tolist():
@@ -146,37 +69,17 @@ class Aggregation:
             for call, (values, valid, unsigned) in enumerate(arguments):
                 mine = None if valid is None else valid[part]
                 table.add(call, slots, mine, None if values is None else values[part], unsigned=unsigned)
+            if self._deciding:
+                self._deciding.add(pane, rows if isinstance(part, slice) else rows.take(part), groups[part], table)
         self._check_memory()
 
-    def _check_memory(self) -> None:
-        held = self.window_bytes()
-        self._peak_bytes = max(self._peak_bytes, held)
-        if held > self._limits.window_bytes:
-            text = f"{self._name}: windows hold {held} bytes, above the limit of {self._limits.window_bytes}"
-            raise RunFailed(f"{text} (module.window_bytes)")
+    def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        yield from self._pieces(start_us, self._table_of(start_us))
 
-    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
-        """Rows of the windows that end by this time, oldest first, in pieces; of each row its partition-group."""
-        windows = self._windows
-        while self._panes:
-            start = max(windows.first_with(min(self._panes)), self._next_us)
-            if start + windows.size_us > watermark_us:
-                break
-            yield from self._pieces(start, self._table_of(start))
-            self._next_us = start + windows.slide_us
-            self._forget()
-        self._pass(watermark_us)
-
-    def _pass(self, watermark_us: int) -> None:
-        """Windows that end by this time are closed."""
-        self._next_us = min(max(self._next_us, self._windows.first_after(watermark_us)), END_OF_TIME_US)
-        self._forget()
-
-    def _forget(self) -> None:
-        for pane in [pane for pane in self._panes if pane < self._next_us]:
-            table = self._panes.pop(pane)
-            if self._running is not None:
-                self._running.take_away(pane, table)
+    def _left(self, start_us: int, pane: GroupTable) -> None:
+        self._deciding.drop(start_us)
+        if self._running is not None:
+            self._running.take_away(start_us, pane)
 
     def _table_of(self, start_us: int) -> GroupTable:
         """The groups of a window."""
@@ -196,28 +99,18 @@ class Aggregation:
     def _pieces(self, start_us: int, table: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
         most = max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._kinds))))
         found = table.slots_with(_ROWS)
+        results = self._deciding.results(start_us, start_us + self._windows.size_us, table)
+        results |= {i: partial(totals_of, table, call) for call, i in enumerate(self._plain)}
         for at in range(0, len(found), most):
             slots = found[at : at + most]
-            totals = [_totals(table, call, slots) for call in range(len(self._kinds) - 1)]
+            totals = [results[i](slots) for i in range(len(self._columns.calls))]
             yield self._columns.rows(self._keys, start_us, table.keys[slots], table.nulls[slots], totals), table.groups[slots]
 
-    # ------------------------------------------------------------ restore, moves
+    # ------------------------------------------------------------ moves
 
-    def restore(self, delivery: Delivery) -> None:
-        """Accumulate rows that were accumulated before a crash; those of closed windows are left out."""
-        self._accumulate(delivery.left, np.repeat(delivery.groups, delivery.left_counts))
-
-    def restored_until(self, times_us: tuple[int, int]) -> None:
-        """Nothing: `restored` has the last watermark."""
-
-    def restored(self, times_us: I64) -> None:
-        """The windows that had been closed by these watermarks, which are the same for all partition-groups, are out."""
-        self._pass(int(times_us[:, 0].min()))
-
-    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingPanes:
+    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingState:
         """A partition-group leaves with its part of every pane. Between two deliveries only."""
-        assert self._open is None, "a partition-group leaves between deliveries"
-        assert not any(map(len, pending)), "delivered rows of a partition-group that leaves"
+        self._leaves(pending)
         parts = []
         self._running = None
         for pane, table in list(self._panes.items()):
@@ -232,22 +125,20 @@ class Aggregation:
             self._panes[pane] = table.without(move_id.group)
             if not len(self._panes[pane]):
                 del self._panes[pane]
-        tuples = TupleBatch.concat(parts) if parts else TupleBatch.empty()
-        return LeavingPanes(move_id, tuples, self._next_us, chunk_bytes)
-
-    def import_group(self, first: StateChunk) -> ComingPanes:
-        return ComingPanes(self)
+        some = [TupleBatch.concat(part) for part in (parts, self._deciding.take_out(int(move_id.group))) if part]
+        return LeavingState(move_id, some, self._next_us, chunk_bytes)
 
     def take_chunk(self, chunk: StateChunk) -> None:
         """Groups of a partition-group that comes. RunFailed for another layout, or if other windows are open here."""
         where = f"{self._name}: partition-group {chunk.group}"
-        if chunk.times_us[0] != self._next_us:
-            raise RunFailed(f"{where}: its windows are open from {chunk.times_us[0]} us on, those here from {self._next_us} us")
+        self._check_open(chunk)
         if not len(chunk.tuples):
             return
         self._running = None
+        if chunk.tuples.rows is None:
+            return self._take_rows(chunk)
         rows, words = chunk.tuples.rows, GroupTable(self._kinds).row_words
-        if rows is None or rows.fixed.shape[1] != 8 * words:
+        if rows.fixed.shape[1] != 8 * words:
             raise RunFailed(f"{where}: groups of another layout")
         found: I64 = np.ascontiguousarray(rows.fixed).view(np.int64).reshape(len(chunk.tuples), words)
         for pane in np.unique(chunk.tuples.ts).tolist():
@@ -256,9 +147,13 @@ class Aggregation:
             table.put(chunk.tuples.key[index], int(chunk.group), found[index])
         self._check_memory()
 
-    @property
-    def may_append(self) -> bool:
-        return self._open is None
+    def _take_rows(self, chunk: StateChunk) -> None:
+        """Rows of a partition-group that decide calls; its groups have come before."""
+        panes, groups = self._windows.panes(chunk.tuples.ts), np.full(len(chunk.tuples), int(chunk.group), np.int64)
+        for pane in np.unique(panes).tolist():
+            index = np.flatnonzero(panes == pane)
+            self._deciding.add(pane, chunk.tuples.take(index), groups[index], self._panes[pane])
+        self._check_memory()
 
     def group_ids(self) -> list[GroupId]:
         found = [np.unique(table.groups) for table in self._panes.values()]
@@ -276,16 +171,7 @@ class Aggregation:
 
     def window_bytes(self) -> int:
         running = 0 if self._running is None else self._running.table.nbytes
-        return running + sum(table.nbytes for table in self._panes.values())
-
-    def window_memory(self) -> WindowMemory:
-        return WindowMemory(self._peak_bytes, self._peak_bytes, 0, self.window_bytes(), self.window_tuples()[0])
-
-    def mini_group_count(self) -> int:
-        return 0
-
-    def block_count(self) -> int:
-        return 0
+        return running + self._deciding.nbytes + sum(table.nbytes for table in self._panes.values())
 
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant."""
@@ -293,6 +179,7 @@ class Aggregation:
             assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
             pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)
             assert len(set(pairs)) == len(table) > 0, f"{self._name}: a group occurs twice in a pane, or a pane is empty"
+        self._deciding.validate(self._panes)
 
 
 class _Running:
@@ -317,59 +204,3 @@ class _Running:
         living = self.table.slots_with(_ROWS)
         if len(self.table) > _SPARSE + 2 * len(living):
             self.table = self.table.only(living)
-
-
-def _totals(table: GroupTable, call: int, slots: I64) -> Totals:
-    return Totals(table.words(call, 0, slots), lambda word: table.words(call, word, slots), lambda: table.sums(call, slots))
-
-
-class LeavingPanes:
-    """A partition-group's groups, as they leave. tuples: key and pane of each, with its accumulators as row."""
-
-    def __init__(self, move_id: MoveId, tuples: TupleBatch, next_us: int, chunk_bytes: int) -> None:
-        self._move_id, self._all, self._next_us = move_id, tuples, next_us
-        self._most = max(1, chunk_bytes * len(tuples) // max(1, tuples.nbytes))
-        self._index = 0
-        self.tuples = self.nbytes = 0
-        self.done = False
-
-    def waiting_tuples(self, stream: int) -> int:
-        return 0
-
-    def next_chunk(self) -> StateChunk:
-        """The next chunk; `done` once it is the last one."""
-        start = self._index * self._most
-        stop = min(len(self._all), start + self._most)
-        self.done = stop == len(self._all)
-        part = self._all.slice(start, stop)
-        m, some = self._move_id, min(1, len(part))
-        head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, (self._next_us, 0), 0, False)
-        self._index += 1
-        self.tuples += len(part)
-        self.nbytes += part.nbytes
-        return StateChunk(*head, np.zeros(some, np.int64), np.full(some, len(part), np.int64), part)
-
-
-class ComingPanes:
-    """The other end of a `LeavingPanes`."""
-
-    def __init__(self, operator: Aggregation) -> None:
-        self._operator, self._next = operator, 0
-        self.tuples = self.nbytes = 0
-        self.complete = False
-
-    def add(self, chunk: StateChunk) -> None:
-        """Install the next chunk. RunFailed when it does not fit."""
-        if chunk.index != self._next or self.complete:
-            raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
-        self._operator.take_chunk(chunk)
-        self._next += 1
-        self.tuples += len(chunk.tuples)
-        self.nbytes += chunk.nbytes
-        self.complete = chunk.last
-
-    def waiting_tuples(self, stream: int) -> int:
-        return 0
-
-    def settle(self, epoch: EpochIndex) -> Work | None:
-        return None

@@ -11,12 +11,12 @@ the group's values and the window's start (`core.row_digests`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.aggregate_columns import Call as CallColumns
-from swjoin.core.aggregate_functions import accumulation_of, result_type
+from swjoin.core.aggregate_functions import Accumulation, accumulation_of, result_type
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
@@ -29,13 +29,35 @@ NAIVE = "timestamp[us]"
 _AFTER = {"last": -1, "end": 0}  # of the window's end, microseconds
 
 
+def ts_after(windows: TimeWindows, output_time: WindowTime) -> int:
+    """Time of a row, microseconds from its window's start."""
+    return 0 if output_time == "start" else windows.size_us + _AFTER[output_time]
+
+
 @dataclass(frozen=True)
 class AggregateCall:
-    """A column that is computed. column: of the input; None for count(*)."""
+    """A column that is computed. column: of the input; None for count(*). by: of arg_min and arg_max, the column that is
+    compared. distinct: of different values alone."""
 
     name: str
     function: str
     column: str | None = None
+    by: str | None = None
+    distinct: bool = False
+
+    @property
+    def description(self) -> str:
+        return f"{self.function}{' distinct' if self.distinct else ''}"
+
+    def accumulation(self, types: Mapping[str, str]) -> Accumulation:
+        """types: of the input. UserError where the function takes none such."""
+        return accumulation_of(self.function, *self._arguments(types), distinct=self.distinct)
+
+    def result_type(self, types: Mapping[str, str]) -> str:
+        return result_type(self.function, *self._arguments(types), distinct=self.distinct)
+
+    def _arguments(self, types: Mapping[str, str]) -> tuple[str | None, str | None]:
+        return None if self.column is None else types[self.column], None if self.by is None else types[self.by]
 
 
 @dataclass(frozen=True)
@@ -66,28 +88,27 @@ class Aggregate:
         """By port."""
         return self.key, ()
 
-    @property
-    def reads(self) -> set[str]:
-        """Columns of its input."""
-        return {*self.key, *(call.column for call in self.calls if call.column is not None)}
+    def reads(self, wanted: set[str]) -> set[str]:
+        """Columns of its input. wanted: columns of its rows that are needed; all are made."""
+        return {*self.key, *(name for call in self.calls for name in (call.column, call.by) if name is not None)}
 
     @property
     def ts_after_us(self) -> int:
         """Time of a row, from its window's start."""
-        return 0 if self.output_time == "start" else self.windows.size_us + _AFTER[self.output_time]
+        return ts_after(self.windows, self.output_time)
 
     @property
     def description(self) -> str:
         size, slide = (format_duration(us) for us in (self.windows.size_us, self.windows.slide_us))
         kind = f"windows of {size}" + ("" if size == slide else f" every {slide}")
-        return f"{', '.join(call.function for call in self.calls) or 'groups'} by {', '.join(self.key) or 'window'}, {kind}"
+        return f"{', '.join(call.description for call in self.calls) or 'groups'} by {', '.join(self.key) or 'window'}, {kind}"
 
 
 def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:
     """Names and types of the columns of an aggregate's rows. types, time: of its input. UserError if it cannot have them."""
     if time is None:
         raise UserError(f"input {node.input} has no time", subject=node.name, remedy="name the time column of its sources")
-    missing = sorted(name for name in node.reads if name not in types)
+    missing = sorted(name for name in node.reads(set()) if name not in types)
     if missing:
         raise UserError(f"no column {missing[0]}", subject=node.name, remedy=f"columns are {', '.join(types)}")
     found = [(name, types[name]) for name in node.key]
@@ -95,7 +116,7 @@ def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None)
     try:
         GroupKeys([(name, type_named(types[name])) for name in node.key])
         for call in node.calls:
-            found.append((call.name, result_type(call.function, None if call.column is None else types[call.column])))
+            found.append((call.name, call.result_type(types)))
     except UserError as error:
         raise error.prefixed(node.name) from None
     names = [name for name, _ in found]
@@ -109,9 +130,10 @@ def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping
     """What an instance needs. types: of the input. out: of the aggregate's rows."""
     calls = []
     for call in node.calls:
-        argument = None if call.column is None else types[call.column]
         kind: Any = storage(type_named(out[call.name]))
-        calls.append(CallColumns(call.name, call.function, call.column, accumulation_of(call.function, argument), kind))
+        plain = replace(call, distinct=False).accumulation(types)
+        how = call.accumulation(types)
+        calls.append(CallColumns(call.name, call.function, call.column, how, kind, call.by, plain if call.distinct else None))
     keys = tuple((name, type_named(types[name])) for name in node.key)
     time: Any = type_named(out[node.start])
     windows = node.windows.size_us, node.ts_after_us

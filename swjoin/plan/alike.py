@@ -60,7 +60,7 @@ def _routes(edge: Edge, edges: Sequence[Edge]) -> tuple[tuple[str, ...], ...] | 
 def _shown(stage: Stage, columns: Sequence[str]) -> list[str]:
     """The names that columns of a stage's left port have in its rows; empty if one is not among them."""
     if not stage.joins:
-        return list(columns)
+        return list(columns) if set(columns) <= set(stage.schema.types) else []
     shown = {c.origin: c.name for c in join_columns(stage.join, *stage.schemas) if c.side == LEFT}
     return [shown[name] for name in columns] if set(columns) <= set(shown) else []
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
-from swjoin.core.columns import type_named
+from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
+from swjoin.core.kept_columns import RankColumns, SessionColumns
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.pair_columns import PairColumn, PairColumns
 from swjoin.core.row_codec import RowCodec, StreamCodec, returned, storage
@@ -25,30 +29,35 @@ from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, UnionInput, join_columns
-from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan
+from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_columns_of
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, UnionInput, join_columns
+from swjoin.plan.lookups import Lookup, equality, lookup_reads
+from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
 
 if TYPE_CHECKING:
     from swjoin.expressions.chain import Projection, Selection
+    from swjoin.expressions.lookup import TableLookup
 
 _Types = list[tuple[str, Any]]
 BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
+StaticTables: TypeAlias = Callable[[str, tuple[str, ...]], tuple[Columns | None, int]]  # columns of a source; number of rows
 
 
 @dataclass(frozen=True)
 class StageColumns:
     """codecs: of both ports' stored rows. keys: types of both ports' key columns. produced: columns of the rows that come out
-    of a join for the stages after it. A stage that is no join has none of them. aggregate: of an aggregate."""
+    of a join for the stages after it. A stage that is no join has none of them. keyed: of an aggregate, or of a node that keeps
+    rows."""
 
     stage: Stage
     codecs: tuple[StreamCodec, StreamCodec]
     keys: tuple[_Types, _Types]
     produced: PairColumns
-    aggregate: AggregateColumns | None = None
+    keyed: AggregateColumns | RankColumns | SessionColumns | None = None
 
     def new_keys(self) -> KeyEncoder | GroupKeys:
         """An encoder of the stage's keys, or groups, with a dictionary of its own."""
-        return KeyEncoder(*self.keys) if self.aggregate is None else self.aggregate.new_keys()
+        return KeyEncoder(*self.keys) if self.keyed is None else self.keyed.new_keys()
 
     def compiled_where(self) -> Program | None:
         """The residual predicate over stored rows. UserError when its types do not fit."""
@@ -63,8 +72,9 @@ class StageColumns:
 
 @dataclass(frozen=True)
 class PlanColumns:
-    """read: columns of each source. travels: columns of each edge between a source or a stage and a stage, and of one to a
-    result that has steps. steps: of each of these edges, what its sender does to the rows. stages: by id."""
+    """read: columns of each source, static tables among them. travels: columns of each edge between a source or a stage and a
+    stage, and of one to a result that has steps. steps: of each of these edges, what its sender does to the rows. stages: by
+    id."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
@@ -72,55 +82,108 @@ class PlanColumns:
     stages: tuple[StageColumns, ...]
 
 
-def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColumns:
-    """rows: whether results have columns, or are only counted; a digest of values needs them in any case. UserError for a
-    column whose type cannot travel."""
+def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: StaticTables | None = None) -> PlanColumns:
+    """rows: whether results have columns, or are only counted; a digest of values needs them in any case. tables: read static
+    tables, when a lookup needs them first. UserError for a column whose type cannot travel."""
     rows = rows or any(result.of_values for result in stages.results)
     needed = _needed(plan, rows=rows)
     described = tuple(_stage_columns(plan, stage, needed) for stage in stages.stages)
     travels: dict[EdgeId, tuple[str, ...]] = {}
     steps: dict[EdgeId, tuple[BoundStep, ...]] = {}
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
+    binder = _Binder(plan, sent, tables)
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
             through = _through(plan, edge.receiver.node, needed[edge.receiver.name], rows=rows)
             travels[edge.id] = tuple(name for name in edge.receiver.schemas[0].types if name in through)
-        elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Aggregate):
-            travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in edge.receiver.node.reads)
+        elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Keyed):
+            read = edge.receiver.node.reads(needed[edge.receiver.name])
+            travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in read)
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
             codec, key = columns.codecs[edge.port], () if columns.new_keys().native else edge.receiver.keys[edge.port]
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
-        elif edge.steps or edge.sender_aggregates or (edge.receiver.of_values and not edge.sender_gathers):
+        elif edge.steps or edge.sender_is_keyed or (edge.receiver.of_values and not edge.sender_gathers):
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
             continue  # pairs of a join, or gathered rows
         keys = edge.receiver.keys[edge.port] if isinstance(edge.receiver, Stage) else ()
-        steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *keys})
+        steps[edge.id], of_sender = binder.steps(edge.steps, {*travels[edge.id], *keys})
         sent[edge.sender.name] |= of_sender
-    read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
+    of_sources = {node.name: binder.read(node.name) for node in plan.nodes if isinstance(node, Source)}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
-    return PlanColumns(read, travels, steps, out)
+    return PlanColumns(of_sources, travels, steps, out)
 
 
-def _bound_steps(plan: LogicalPlan, edge: Edge, wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:
-    """The steps of an edge, which compute these columns alone, and the columns that they need of the sender."""
-    found: list[BoundStep] = []
-    for step in reversed(edge.steps):
-        if isinstance(step, UnionInput):
-            found.append(step)
-            continue
-        columns = plan.schema(step.input).columns
-        if isinstance(step, Filter):
-            found.append(_selection(step, columns))
-            wanted = wanted | set(columns_read_by(step.condition, columns, step.name))
-        else:
-            if wanted:
-                found.append(_projection(step, columns, plan.schema(step.name).types, wanted))
-            wanted = _read_by(step, columns, wanted)
-    return tuple(reversed(found)), wanted
+@dataclass(frozen=True)
+class _Binder:
+    """Binds the steps of a plan's edges. sent: columns that are needed of each source and stage. tables: as of `columns_of`."""
+
+    plan: LogicalPlan
+    sent: dict[str, set[str]]
+    tables: StaticTables | None
+
+    def steps(self, steps: Sequence[Step], wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:
+        """Steps that compute these columns alone, and the columns that they need of the sender."""
+        found: list[BoundStep] = []
+        for step in reversed(steps):
+            if isinstance(step, UnionInput):
+                found.append(step)
+                continue
+            columns = self.plan.schema(step.input).columns
+            if isinstance(step, Filter):
+                found.append(_selection(step, columns))
+                wanted = wanted | set(columns_read_by(step.condition, columns, step.name))
+            elif isinstance(step, Lookup):
+                bound_step, wanted = self._lookup(step, wanted)
+                found.append(bound_step)
+            else:
+                if wanted:
+                    found.append(_projection(step, columns, self.plan.schema(step.name).types, wanted))
+                wanted = _read_by(step, columns, wanted)
+        return tuple(reversed(found)), wanted
+
+    def read(self, source: str) -> tuple[str, ...]:
+        """The columns that are needed of a source, once all steps are bound."""
+        return tuple(name for name in self.plan.schema(source).types if name in self.sent[source])
+
+    def _lookup(self, node: Lookup, wanted: set[str]) -> tuple[TableLookup, set[str]]:
+        from swjoin.expressions.lookup import TableLookup
+
+        stream, table = (self.plan.schema(name).columns for name in node.inputs)
+        read = lookup_reads(node, stream, table, wanted)
+        ways = []
+        for source, steps in ways_to(self.plan, node.table):
+            done, needed = self.steps(steps, read[1])
+            self.sent[source] |= needed
+            ways.append((source, done))
+        shown = tuple(n for n, _ in stream if n in wanted), tuple(n for n, _ in table if node.widens and n in wanted)
+        both = [*stream, *table]
+        keys = tuple(_key(bound(equality(*pair), both, node.name, storage)) for pair in node.keys)
+        where = None if node.where is None else bound(node.where, both, node.name, storage)
+        of_table = frozenset(name for name, _ in table)
+        return TableLookup(node.name, node.how, keys, where, shown, of_table, partial(self._table, ways)), read[0]
+
+    def _table(self, ways: Sequence[tuple[str, tuple[BoundStep, ...]]]) -> TupleBatch:
+        """The rows of a static table; ids of its sources' rows are their positions."""
+        assert self.tables is not None, "a lookup without tables"
+        parts = []
+        for source, steps in ways:
+            columns, count = self.tables(source, self.read(source))
+            nothing = np.zeros(count, np.int64)
+            rows = TupleBatch(nothing, nothing, np.arange(count, dtype=np.uint64), nothing, None, columns)
+            for step in steps:
+                rows = step(rows)
+            parts.append(rows)
+        return TupleBatch.concat(parts)
+
+
+def _key(equal: Any) -> tuple[Any, Any]:
+    """Both sides of an equality, brought to one type."""
+    mine, theirs = equal.args
+    return mine, theirs
 
 
 def _selection(node: Filter, columns: Sequence[tuple[str, str]]) -> Selection:
@@ -153,8 +216,11 @@ def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
             case IntervalJoin():
                 for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
                     needed[node.inputs[side]] |= names | set(node.keys[side])
-            case Aggregate():
-                needed[node.input] |= node.reads
+            case Aggregate() | Ranked() | Sessions():
+                needed[node.input] |= node.reads(needed[node.name])
+            case Lookup():
+                for name, names in zip(node.inputs, _lookup_reads(plan, node, needed[node.name]), strict=True):
+                    needed[name] |= names
             case _:
                 for name in node.inputs:
                     needed[name] |= _through(plan, node, needed[node.name], rows=rows)
@@ -170,8 +236,16 @@ def _through(plan: LogicalPlan, node: Node, wanted: set[str], *, rows: bool) -> 
             return wanted | set(columns_read_by(node.condition, plan.schema(node.input).columns, node.name))
         case Project():
             return _read_by(node, plan.schema(node.input).columns, wanted)
+        case Lookup():
+            return _lookup_reads(plan, node, wanted)[0]
         case _:
             return wanted
+
+
+def _lookup_reads(plan: LogicalPlan, node: Lookup, wanted: set[str]) -> tuple[set[str], set[str]]:
+    """Columns of the stream and of the table that a lookup reads."""
+    stream, table = (plan.schema(name).columns for name in node.inputs)
+    return lookup_reads(node, stream, table, wanted)
 
 
 def _of_sides(plan: LogicalPlan, join: IntervalJoin, wanted: set[str]) -> tuple[set[str], set[str]]:
@@ -214,8 +288,12 @@ def _types(pairs: Mapping[str, str], names: tuple[str, ...] | set[str], stage: s
 def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str]]) -> StageColumns:
     if not stage.joins:
         nothing = StreamCodec((), (), None)
-        node = stage.node
-        found = aggregate_columns_of(node, stage.schemas[0].types, stage.schema.types) if isinstance(node, Aggregate) else None
+        node, types = stage.node, stage.schemas[0].types
+        found: AggregateColumns | RankColumns | SessionColumns | None = None
+        if isinstance(node, Aggregate):
+            found = aggregate_columns_of(node, types, stage.schema.types)
+        elif isinstance(node, Ranked | Sessions):
+            found = kept_columns_of(node, types, needed[node.name])
         return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()), found)
     join = stage.join
     keys = tuple(_types(schema.types, key, join.name) for schema, key in zip(stage.schemas, join.keys, strict=True))

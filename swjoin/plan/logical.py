@@ -1,13 +1,14 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these and of `Aggregate`s
-(`plan.aggregates`), which is checked when it is made; the `Schema` of every node.
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these, of `Aggregate`s
+(`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`) and `Lookup`s (`plan.lookups`), which is checked when it is
+made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
 A node names its inputs. Row ids: a source's rows have their own, which filters and projections keep, as they keep times; a
-union's `union_row_ids`; a join's row has the digest of the pair of its inputs' ids (`core.hashing.pair_hash`), MISSING_ID for a
-missing side.
+union's `union_row_ids`; a row of a join or a lookup has the digest of the pair of its inputs' ids (`core.hashing.pair_hash`),
+MISSING_ID for a missing side.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from swjoin.config.sections import QueryConfig, check_key
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import mix64
+from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
+from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_types
+from swjoin.plan.lookups import Lookup, lookup_columns
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -56,7 +60,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Source:
-    """A stream from outside. time: the column of the rows' time, or ARRIVAL_TIME; None: the rows have no time."""
+    """A stream from outside. time: the column of the rows' time, or ARRIVAL_TIME; None: a static table."""
 
     name: str
     columns: tuple[Column, ...]
@@ -139,14 +143,16 @@ class Union:
 @dataclass(frozen=True)
 class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
-    (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids."""
+    (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids. order: of the rows in a
+    file; none: they come as they are."""
 
     name: str
     input: str
     of_values: bool = False
+    order: tuple[OrderKey, ...] = ()
 
 
-Node: TypeAlias = Source | Filter | Project | IntervalJoin | Aggregate | Union | Result
+Node: TypeAlias = Source | Filter | Project | IntervalJoin | Keyed | Lookup | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -324,6 +330,8 @@ def _check(ok: bool, subject: str, problem: str, remedy: str) -> None:
 def _ports(node: Node) -> Iterator[str]:
     if isinstance(node, IntervalJoin):
         return iter(("left input", "right input"))
+    if isinstance(node, Lookup):
+        return iter(("input", "table"))
     return (f"input {i}" if isinstance(node, Union) else "input" for i in range(len(node.inputs)))
 
 
@@ -342,13 +350,18 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
-        case Aggregate():
-            return _aggregate_schema(node, inputs[0])
+        case Aggregate() | Ranked() | Sessions():
+            return _keyed_schema(node, inputs[0])
+        case Lookup():
+            return _lookup_schema(node, *inputs)
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])
             return _union_schema(inputs)
         case Result():
+            for name, _, _ in node.order:
+                known = ", ".join(inputs[0].types)
+                _check(name in inputs[0].types, node.name, f"no column {name} to order by", f"columns are {known}")
             return inputs[0]
 
 
@@ -377,11 +390,26 @@ def _project_schema(project: Project, schema: Schema) -> Schema:
     return Schema(tuple(map(Column, names, types)), time)
 
 
-def _aggregate_schema(node: Aggregate, schema: Schema) -> Schema:
-    columns = tuple(Column(*column) for column in aggregate_types(node, schema.types, schema.time))
-    time = {"start": node.start, "end": node.end}.get(node.output_time, "ts")
-    while node.output_time == "last" and time in dict(columns):
-        time += "_"
+def _keyed_schema(node: Keyed, schema: Schema) -> Schema:
+    types_of = aggregate_types if isinstance(node, Aggregate) else kept_types
+    columns = tuple(Column(*column) for column in types_of(node, schema.types, schema.time))  # type: ignore[arg-type]
+    if isinstance(node, Ranked) and not node.start and node.ts_after_us == 0 and node.windows.size_us == 1:
+        return Schema(columns, schema.time)  # a row's window is its time
+    time = {"start": node.start, "end": node.end}.get(node.output_time, "")
+    if not time:
+        time = "ts"
+        while time in dict(columns):
+            time += "_"
+    return Schema(columns, time)
+
+
+def _lookup_schema(node: Lookup, stream: Schema, table: Schema) -> Schema:
+    problem = f"its table {node.table} has a time, {table.time}"
+    _check(table.time is None, node.name, problem, "join within bounds of time, or read a static table")
+    columns = tuple(Column(*column) for column in lookup_columns(node, stream.columns, table.columns))
+    time = stream.time
+    while time is not None and time not in stream.types and time in dict(columns):
+        time += "_"  # a column of the table has the name
     return Schema(columns, time)
 
 

@@ -14,7 +14,9 @@ from swjoin.config.loader import shown, value_from_plain, word
 from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Union
+from swjoin.plan.lookups import Lookup
 
 _KINDS: dict[str, type[Node]] = {
     "source": Source,
@@ -22,6 +24,9 @@ _KINDS: dict[str, type[Node]] = {
     "project": Project,
     "interval_join": IntervalJoin,
     "aggregate": Aggregate,
+    "ranked": Ranked,
+    "sessions": Sessions,
+    "lookup": Lookup,
     "union": Union,
     "result": Result,
 }

@@ -1,11 +1,11 @@
 """The stages of a plan, and the edges that join them.
 
-What: `cut(plan, strategy) -> StagePlan`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`, a line of
-text each.
+What: `cut(plan, strategy) -> StagePlan`, `ways_to(plan, node)`, `allocate(work, instance_count)`; `describe_stage` and
+`describe_edge`, a line of text each.
 Why: a stage is what instances play: a join with a port per side, an aggregate, or, for a result that is not what one of them
-brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters and projections are
-done on the edges, by the sender, so no row travels that a filter drops. With the strategy `operator` each of these is a stage
-that gathers rows, and does what it is for as their sender.
+brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters, projections and
+lookups are done on the edges, by the sender, so no row travels that a filter drops. With the strategy `operator` each of these
+is a stage that gathers rows, and does what it is for as their sender.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -23,26 +23,28 @@ from swjoin.config.options import Strategy
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
-from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Keyed, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, UnionInput
+from swjoin.plan.lookups import Lookup
 from swjoin.plan.watermarks import join_shifts
 
 StageId = NewType("StageId", int)
 EdgeId = NewType("EdgeId", int)
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
-Step: TypeAlias = UnionInput | Filter | Project  # on the way of rows
+Step: TypeAlias = UnionInput | Filter | Project | Lookup  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
-Stateless: TypeAlias = Filter | Project | Union
+Stateless: TypeAlias = Filter | Project | Lookup | Union
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A join, an aggregate, or what gathers rows: a result, or an operator without state, which is a step of the edges from
-    here on. schemas: of the rows at its left and its right port; only a join has a right one. schema: of its node's rows."""
+    """A join, an aggregate, a node that keeps rows, or what gathers rows: a result, or an operator without state, which is a
+    step of the edges from here on. schemas: of the rows at its left and its right port; only a join has a right one. schema: of
+    its node's rows."""
 
     id: StageId
-    node: IntervalJoin | Aggregate | Stateless | Result
+    node: IntervalJoin | Keyed | Stateless | Result
     schemas: tuple[Schema, Schema]
     schema: Schema
 
@@ -101,13 +103,14 @@ class Edge:
         return isinstance(self.sender, Stage) and self.sender.gathers
 
     @property
-    def sender_aggregates(self) -> bool:
-        return isinstance(self.sender, Stage) and isinstance(self.sender.node, Aggregate)
+    def sender_is_keyed(self) -> bool:
+        """Whether its sender is an aggregate, or keeps rows."""
+        return isinstance(self.sender, Stage) and isinstance(self.sender.node, Keyed)
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What runtimes run. sources, results: in the order of the plan's nodes."""
+    """What runtimes run. sources, results: in the order of the plan's nodes; static tables are no sources of rows."""
 
     sources: tuple[Source, ...]
     stages: tuple[Stage, ...]
@@ -128,16 +131,17 @@ class StagePlan:
 
 
 def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
-    """A stage for every join and aggregate, and for every result but the rows of one of them; an edge for every way from a
-    source or a stage to a port of a stage, or to a result. strategy: with `operator`, a stage for every node between source and
-    result; with the others the stages are the same, and with `subquery` edges between stages that partition alike
-    (`plan.alike`) need no exchange."""
-    kinds = IntervalJoin | Aggregate | Stateless if strategy == "operator" else IntervalJoin | Aggregate
-    nodes = [node for node in plan.ordered if isinstance(node, kinds)]
+    """A stage for every join, aggregate and node that keeps rows, and for every result but the rows of one of them; an edge for
+    every way from a source or a stage to a port of a stage, or to a result. strategy: with `operator`, a stage for every node
+    between source and result; with the others the stages are the same, and with `subquery` edges between stages that partition
+    alike (`plan.alike`) need no exchange."""
+    kinds = IntervalJoin | Keyed | Stateless if strategy == "operator" else IntervalJoin | Keyed
+    of_streams = _of_streams(plan)
+    nodes = [node for node in plan.ordered if isinstance(node, kinds) and node.name in of_streams]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
     receivers: list[tuple[Stage, tuple[_Port, ...]]] = []
     for i, node in enumerate(nodes):
-        stateful = isinstance(node, IntervalJoin | Aggregate)
+        stateful = isinstance(node, IntervalJoin | Keyed)
         names = node.inputs if stateful else node.inputs[:1]
         ports = [*(plan.schema(name) for name in names), Schema((), None)]
         stage = Stage(StageId(i), node, (ports[0], ports[1]), plan.schema(node.name))
@@ -146,7 +150,7 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, Stage] = {}
     for result in results:
-        ways = list(_ways_to(plan, result.input, senders))
+        ways = list(ways_to(plan, result.input, senders))
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
             continue
         schema = plan.schema(result.name)
@@ -156,15 +160,16 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     edges: list[Edge] = []
     for receiver, inputs in receivers:
         for port, name, key, last in inputs:
-            for sender, steps in _ways_to(plan, name, senders):
+            for sender, steps in ways_to(plan, name, senders):
                 edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, (*steps, *last)))
     for result in results:
         if result.name in gathering:
             edges.append(Edge(EdgeId(len(edges)), gathering[result.name], result, 0, (), ()))
             continue
-        ((sender, steps),) = _ways_to(plan, result.input, senders)
+        ((sender, steps),) = ways_to(plan, result.input, senders)
         edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
-    sources = tuple(node for node in plan.nodes if isinstance(node, Source))
+    streams = {edge.sender.name for edge in edges}
+    sources = tuple(node for node in plan.nodes if isinstance(node, Source) and node.name in streams)
     found = StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
     if strategy != "subquery":
         return found
@@ -173,25 +178,45 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     return aligned(found)
 
 
+def _stream_inputs(node: Node) -> tuple[str, ...]:
+    """The inputs of a node but static tables."""
+    return (node.input,) if isinstance(node, Lookup) else node.inputs
+
+
+def _of_streams(plan: LogicalPlan) -> set[str]:
+    """The nodes on the ways of streams."""
+    found = {node.name for node in plan.nodes if isinstance(node, Result)}
+    for node in reversed(plan.ordered):
+        if node.name in found:
+            found |= set(_stream_inputs(node))
+    return found
+
+
 def _ports(node: Node) -> Iterator[_Port]:
     """What comes to the ports of a node's stage."""
-    if isinstance(node, IntervalJoin | Aggregate):
+    if isinstance(node, IntervalJoin | Keyed):
         for port, (name, key) in enumerate(zip(node.inputs, node.keys, strict=False)):
             yield port, name, key, ()
     else:
-        for i, name in enumerate(node.inputs):
+        for i, name in enumerate(_stream_inputs(node)):
             yield 0, name, (), (UnionInput(i),) if isinstance(node, Union) else ()
 
 
-def _ways_to(plan: LogicalPlan, name: str, senders: Mapping[str, Sender]) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """The sources and stages, of `senders`, whose rows a node has, and the steps that they pass on the way."""
+def ways_to(
+    plan: LogicalPlan, name: str, senders: Mapping[str, Sender] | None = None
+) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """The sources and stages, of `senders`, whose rows a node has, and the steps that they pass on the way. No senders: the
+    sources and the nodes with state."""
     node = plan.node(name)
-    if name in senders:
-        yield name, (node,) if isinstance(node, Filter | Project) else ()
+    if senders is not None and name in senders:
+        yield name, (node,) if isinstance(node, Filter | Project | Lookup) else ()
         return
-    for i, below in enumerate(node.inputs):
-        for sender, steps in _ways_to(plan, below, senders):
-            yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)  # type: ignore[arg-type]
+    if not isinstance(node, Stateless):
+        yield name, ()
+        return
+    for i, below in enumerate(_stream_inputs(node)):
+        for sender, steps in ways_to(plan, below, senders):
+            yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)
 
 
 def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId, int]:
@@ -220,10 +245,13 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 
 def describe_stage(stage: Stage) -> str:
     """Its join, keys, time of a row and watermark; its aggregate; or that it gathers rows."""
-    if isinstance(stage.node, Aggregate):
-        time = {"last": "the last microsecond"}.get(stage.node.output_time, f"the {stage.node.output_time}") + " of its window"
-        rule = "that of the first window which ends after its input's"
-        return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time}; watermark: {rule}"
+    if isinstance(stage.node, Keyed):
+        if isinstance(stage.node, Sessions):
+            window, rule = "session", "that of its input"
+        else:
+            window, rule = "window", "that of the first window which ends after its input's"
+        time = {"last": "the last microsecond"}.get(stage.node.output_time, f"the {stage.node.output_time}")
+        return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
         what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"
         return f"stage {stage.id} {stage.name}: {what}, at any instance; watermark: the least of its inputs"
@@ -256,6 +284,8 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
+    if isinstance(step, Lookup):
+        return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 
 

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import IntervalJoin, Node, Source
+from swjoin.plan.lookups import Lookup
 
 
 def join_shifts(join: IntervalJoin) -> tuple[int, int]:
@@ -51,12 +53,14 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
 
     inputs: those of its inputs, in the order of its ports; of a source, the one that its gateway gives.
     """
-    if isinstance(node, Source):
+    if isinstance(node, Source | Lookup):  # a table has no watermark
         return inputs[0]
-    if isinstance(node, Aggregate):
+    if isinstance(node, Aggregate | Ranked):
         if inputs[0] in (BEGIN_OF_TIME_US, END_OF_TIME_US):
             return inputs[0]
         return max(node.windows.first_after(inputs[0]) + node.ts_after_us, BEGIN_OF_TIME_US)
+    if isinstance(node, Sessions):  # those that are open end later
+        return _shifted(inputs[0], 1 + node.ts_after_us)
     if not isinstance(node, IntervalJoin):
         return min(inputs)
     if node.semantics.bounds.count_windows:  # a partner may be of any age
@@ -67,11 +71,14 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
 def needed_below(node: Node, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
-    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's; END_OF_TIME_US for a stage without state.
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, and for sessions, which may be of any length;
+    END_OF_TIME_US for a stage without state.
     """
-    if isinstance(node, Aggregate) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
+    if isinstance(node, Sessions):
+        return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US, END_OF_TIME_US
+    if isinstance(node, Aggregate | Ranked) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
         return max(node.windows.first_after(inputs[0]), BEGIN_OF_TIME_US), END_OF_TIME_US
-    if isinstance(node, Aggregate):
+    if isinstance(node, Aggregate | Ranked):
         return inputs[0], END_OF_TIME_US
     if not isinstance(node, IntervalJoin):
         return END_OF_TIME_US, END_OF_TIME_US

@@ -1,7 +1,7 @@
 """Opens the inputs and outputs of a job: sources, sink, spill folder, watcher.
 
-What: `open_job_sources`, `open_plan_sources`, `input_splits`, `usable_gateways`, `instances_of`, `plan_output`,
-`open_job_sink`, `open_spill`, `open_job_watcher`.
+What: `open_job_sources`, `open_plan_sources`, `static_tables_of`, `input_splits`, `usable_gateways`, `instances_of`,
+`plan_output`, `open_job_sink`, `open_spill`, `open_job_watcher`.
 Why: all runtimes open them in the same way.
 Stays out: the job itself (`config.job`).
 """
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.split_dealer import span_us
@@ -21,13 +22,15 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.run import SORT_NEEDS_FILES, RunConfig
 from swjoin.config.sections import check
+from swjoin.connectors.files.static_tables import StaticInput, StaticTables
 from swjoin.connectors.source import is_split
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import plain_type_named
 from swjoin.core.errors import UserError
 from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
-from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Keyed
+from swjoin.plan.lookups import Lookup
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 from swjoin.plan.subclusters import Subclusters
@@ -76,24 +79,42 @@ def open_job_sources(job: Job, *, as_stored: bool = False) -> tuple[Source, Sour
 
 
 def open_plan_sources(job: Job, plan: logical.LogicalPlan, columns: Mapping[str, Sequence[str]]) -> tuple[ColumnsSource, ...]:
-    """The inputs of a plan, one for each of its sources, in the order of its nodes. columns: by name of a source, names of the
-    columns that travel from it; sources that are not in it send none.
+    """The inputs of a plan, one for each of its sources, in the order of its nodes, but for static tables, which are read.
+    columns: by name of a source, names of the columns that travel from it; sources that are not in it send none.
 
     UserError when an input cannot be opened, is live, or has other columns or another time column than its source, when a
     source has no time column, and when the times of inputs that meet in a join or a union cannot be compared.
     """
     from swjoin.connectors.files.source import open_columns_source
 
-    nodes = _sources_of(job, plan)
-    for node, config in zip(nodes, job.inputs, strict=True):
-        _check_input(node, config)
-    found = tuple(
-        open_columns_source(
+    inputs = list(zip(_sources_of(job, plan), job.inputs, strict=True))
+    streams = {source.name for source in cut(plan).sources}
+    for node, config in inputs:
+        _check_input(node, config, static=node.name not in streams)
+    found = {
+        node.name: open_columns_source(
             config, columns.get(node.name, ()), sort=job.config.time.sort, name=node.name, expected=node.columns
         )
-        for node, config in zip(nodes, job.inputs, strict=True)
-    )
-    _check_plan_times(plan, {node.name: source for node, source in zip(nodes, found, strict=True)})
+        for node, config in inputs
+        if node.name in streams
+    }
+    _check_plan_times(plan, found)
+    for node, _ in inputs:
+        if node.name not in streams:
+            static_tables_of(job, plan)(node.name, tuple(columns.get(node.name, ())))
+    return tuple(found.values())
+
+
+_TABLES: WeakValueDictionary[str, StaticTables] = WeakValueDictionary()  # by run, while something has them
+
+
+def static_tables_of(job: Job, plan: logical.LogicalPlan) -> StaticTables:
+    """The static tables of a job's plan, which this process reads once."""
+    found = _TABLES.get(job.run_id)
+    if found is None:
+        inputs = zip(_sources_of(job, plan), job.inputs, strict=True)
+        tables = {node.name: StaticInput(config, node.columns) for node, config in inputs if node.time is None}
+        found = _TABLES[job.run_id] = StaticTables(tables, job.config.module.window_bytes)
     return found
 
 
@@ -107,10 +128,12 @@ def _sources_of(job: Job, plan: logical.LogicalPlan) -> list[logical.Source]:
     return nodes
 
 
-def _check_input(source: logical.Source, config: StreamConfig) -> None:
-    """UserError when a source of a plan cannot be read from this input."""
+def _check_input(source: logical.Source, config: StreamConfig, *, static: bool) -> None:
+    """UserError when a source of a plan cannot be read from this input. static: lookups alone read it."""
     if config.live:
         raise UserError("its input is live", subject=source.name, remedy="plans read files; give it a path")
+    if static and not config.time:
+        return
     if source.time is None or source.time == logical.ARRIVAL_TIME:
         problem = "it has no time" if source.time is None else f"its time is {logical.ARRIVAL_TIME}"
         raise UserError(problem, subject=source.name, remedy="rows of files need a time column; name it")
@@ -126,7 +149,7 @@ def _check_plan_times(plan: logical.LogicalPlan, sources: Mapping[str, ColumnsSo
     reaching: dict[str, tuple[str, ...]] = {}
     for node in plan.ordered:
         names = [name for below in node.inputs for name in reaching[below]] or [node.name]
-        reaching[node.name] = tuple(dict.fromkeys(names))
+        reaching[node.name] = tuple(name for name in dict.fromkeys(names) if name in sources)  # no static tables
         for left, right in combinations(reaching[node.name], 2):
             check_times(sources[left].time, sources[right].time)
 
@@ -164,7 +187,8 @@ def plan_output(instances: Instances) -> ResultColumns:
         if taken:
             problem = f"its column {taken[0]} has the name that rows' ids have in files"
             raise UserError(problem, subject=result.name, remedy="name it otherwise, or set sink.ids: false")
-        return RowColumns(tuple((name, plain_type_named(kind)) for name, kind in columns), ids)
+        types = tuple((name, plain_type_named(kind)) for name, kind in columns)
+        return RowColumns(types, ids, result.order)
     codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
     return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, how)
 
@@ -217,18 +241,20 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
             "sink": config.sink.kind,
         },
         job.run_dir,
-        STREAM_NAMES if plan is None else [node.name for node in plan.nodes if isinstance(node, logical.Source)],
+        STREAM_NAMES if plan is None else [source.name for source in cut(plan).sources],
     )
 
 
 def _outline(plan: logical.LogicalPlan) -> str:
-    """The joins and aggregates of a plan in a line; without them its sources."""
+    """The stages and lookups of a plan in a line; without them its sources."""
     said = []
     for node in plan.ordered:
         if isinstance(node, logical.IntervalJoin):
             said.append(f"{node.name}: {node.left} with {node.right}")
-        elif isinstance(node, Aggregate):
+        elif isinstance(node, Keyed):
             said.append(f"{node.name}: {node.description}")
+        elif isinstance(node, Lookup):
+            said.append(node.description)
     if not said:
         return f"rows of {', '.join(node.name for node in plan.nodes if isinstance(node, logical.Source))}"
     return "; ".join(said)
@@ -254,4 +280,5 @@ def instances_of(job: Job, width: int, first_epoch: int = 0, owners: Sequence[Se
         return None
     plan = plan_from_plain(job.plan)
     _sources_of(job, plan)
-    return Instances.of(plan, job.config.fitted_to(width), width, first_epoch, owners)
+    tables = static_tables_of(job, plan)
+    return Instances.of(plan, job.config.fitted_to(width), width, first_epoch, owners, tables)

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin
-from swjoin import col, expr, hop, lit, row_count, stream, tumble
+from benchmarks.duckdb_text import in_duckdb
+from swjoin import col, expr, hop, lit, row_count, session, stream, tumble
 from swjoin.api.fluent import Stream
-from tests.support.plan_runs import unrolled
 
 
 def _table(seed: int, rows: int = 300) -> pa.Table:
@@ -49,7 +49,7 @@ def _duckdb(text: str) -> Counter[tuple[Any, ...]]:
     with duckdb.connect() as db:
         db.register("a", A)
         db.register("b", B)
-        return Counter(db.execute(unrolled(text)).fetchall())
+        return Counter(db.execute(in_duckdb(text)).fetchall())
 
 
 def test_filters_and_columns(a: Stream) -> None:
@@ -101,6 +101,46 @@ def test_windows(a: Stream) -> None:
         "SELECT window_start, window_end, max(v), count(k) FROM TUMBLE(a, ts, INTERVAL '1' MINUTE) "
         "GROUP BY window_start, window_end"
     )
+
+
+def test_sessions_and_calls_that_rows_decide(a: Stream) -> None:
+    query = a.group_by("x").window(session("2s"))
+    query = query.agg(n=row_count(), u=col("k").n_unique(), top=col("k").arg_max(col("v") * 1000 + col("k")))
+    text = (
+        "SELECT x, window_start, window_end, count(*), count(DISTINCT k), arg_max(k, v * 1000 + k) "
+        "FROM SESSION(a, ts, INTERVAL '2' SECOND) GROUP BY x, window_start, window_end"
+    )
+    assert _rows(query) == _duckdb(text)
+    ends = a.group_by("k").window(tumble("1min")).agg(col("v").first(), last=col("x").last(), low=col("x").arg_min(col("ts")))
+    wanted = (
+        "SELECT k, window_start, window_end, arg_min(v, ts), arg_max(x, ts), arg_min(x, ts) "
+        "FROM TUMBLE(a, ts, INTERVAL '1' MINUTE) GROUP BY k, window_start, window_end"
+    )
+    assert _rows(ends) == _duckdb(wanted)
+    assert query.time == ends.time == "window_end"
+
+
+def test_first_rows_of_groups_and_of_all(a: Stream) -> None:
+    number = "ROW_NUMBER() OVER (PARTITION BY {} ORDER BY v DESC, ts DESC)"
+    windows = a.group_by("k").window(hop("1min", every="30s")).head(2, "v", "ts", descending=True)
+    both = number.format("k, window_start")
+    rows = "FROM HOP(a, ts, INTERVAL '30' SECOND, INTERVAL '1' MINUTE)"
+    assert _rows(windows) == _duckdb(f"SELECT *, {both} AS rank {rows} QUALIFY {both} <= 2")
+    assert windows.columns == (*a.columns, "window_start", "window_end", "rank")
+    again = windows.filter(col("rank") == 1).group_by("window_end").agg(n=row_count())
+    firsts = f"SELECT * FROM (SELECT *, {both} AS rank {rows}) q WHERE rank = 1"
+    assert _rows(again) == _duckdb(f"SELECT window_end, count(*) FROM ({firsts}) q GROUP BY window_end")
+    alone = a.group_by("ts", m=col("v") % 2).head(1, "v", "ts", descending=True, rank="number")
+    each = number.format("ts, v % 2")
+    assert _rows(alone) == _duckdb(f"SELECT *, {each} AS number FROM a QUALIFY {each} = 1")
+    ordered = a.filter(col("v") > 0).sort("x", "v", "ts", descending=[True, False, True])
+    wanted = sorted(
+        (row for row in A.to_pylist() if row["v"] > 0),
+        key=lambda row: (-int(row["x"][1:]), row["v"], -(row["ts"] - datetime.datetime(1970, 1, 1)).total_seconds()),
+    )
+    assert ordered.collect().to_pylist() == wanted
+    assert ordered.head(7).collect().to_pylist() == wanted[:7]
+    assert a.head(3).collect().num_rows == 3
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])

@@ -137,7 +137,8 @@ extract(month from ts) | extract(week from ts) | extract(day from ts) | extract(
 extract(second from ts) | extract(dow from ts) | extract(isodow from ts) | extract(doy from ts) | extract(epoch from ts)
 extract(millisecond from ts) | extract(microsecond from ts) | extract(hour from zoned) | extract(year from day) | hour(ts)
 year(day) | epoch(ts) | extract(epoch from ts - later) | date_part('month', ts) | extract(hour from day)
-extract(microseconds from later) | date_trunc('year', ts) | date_trunc('quarter', ts) | date_trunc('month', ts)
+extract(microseconds from later) | epoch_us(ts) | epoch_us(later) | epoch_us(zoned)
+date_trunc('year', ts) | date_trunc('quarter', ts) | date_trunc('month', ts)
 date_trunc('week', ts) | date_trunc('day', ts) | date_trunc('hour', later) | date_trunc('minute', ts)
 date_trunc('second', ts) | date_trunc('month', day) | date_trunc('day', zoned) | date_trunc('hour', zoned)
 strftime(ts, '%Y-%m-%d') | strftime(ts, '%H:%M:%S') | strftime(zoned, '%Y') | null + 1 | null and b | null or b | null = i

@@ -23,11 +23,14 @@ from tests.support.limits import LONG_S, PROCESS_S
 from tests.tools.processes import LaunchedRun
 
 SQL = """
-SELECT b.auction, b.window_end, b.bids, b.top, s.seller
+SELECT b.auction, b.window_end, b.bids, b.top, s.seller, k.kind
 FROM (SELECT auction, window_start, window_end, count(*) AS bids, max(price) AS top, avg(fee) AS fee
-      FROM HOP(bid, at, INTERVAL '1' SECOND, INTERVAL '4' SECOND) GROUP BY auction, window_end) b
+      FROM HOP((SELECT bid.* FROM bid ANTI JOIN kind ON bid.price = kind.number AND kind.kind LIKE 'kind 7%'),
+               at, INTERVAL '1' SECOND, INTERVAL '4' SECOND)
+      GROUP BY auction, window_end) b
 LEFT JOIN (SELECT auction, at, seller FROM sale) s
   ON s.auction = b.auction AND s.at BETWEEN b.window_end - INTERVAL '4' SECOND AND b.window_end
+LEFT JOIN kind k ON k.number = s.seller % 100
 """
 
 
@@ -42,6 +45,9 @@ def _write(folder: Path, rows: int) -> dict[str, Any]:
     sales = {"auction": [f"a{i}" for i in random.integers(0, 60, few)], "at": np.arange(few) * 40, "seller": np.arange(few)}
     pq.write_table(pa.table(sales), folder / "sales.parquet")
     inputs = {name: {"path": str(folder / f"{name}s.parquet"), "time": "at", "time_unit": "ms"} for name in ("bid", "sale")}
+    kinds = pa.table({"number": np.arange(150) // 2, "kind": [f"kind {i}" for i in range(150)]})
+    pq.write_table(kinds, folder / "kinds.parquet")
+    inputs["kind"] = {"path": str(folder / "kinds.parquet")}
     return {"queries": [{"sql": SQL}], "inputs": inputs, "cluster": {"epoch_tuples": 300}}
 
 
@@ -67,6 +73,8 @@ def test_a_configuration_with_a_query(swjoin: Any, tmp_path: Path) -> None:
     assert verify(tmp_path / "out").equal
     said = swjoin("explain", path).out
     assert "count, max, avg by auction, windows of 4s every 1s" in " ".join(said.split())
+    assert "left lookup in table k 1 on" in " ".join(said.split())
+    assert "A static table: every process that needs it reads it whole." in " ".join(said.split())
     assert "In each stage with keys the key's hash says" in " ".join(said.split())
     assert swjoin("explain", tmp_path / "out").code == 0
     assert swjoin("simulate", path, "--slaves", "2").code in (0, 2)
@@ -151,6 +159,19 @@ def test_a_run_that_ended_early_is_resumed(number: int, swjoin: Any, tmp_path: P
     _same(tmp_path, swjoin)
 
 
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path) -> None:
+    run = _killed(tmp_path, 4)
+    run.kill_all()
+    run.process.wait()
+    table = pq.read_table(tmp_path / "kinds.parquet")
+    pq.write_table(table.slice(1), tmp_path / "kinds.parquet")
+    done = swjoin("run", "--resume", tmp_path / "out")
+    assert done.code == 2
+    assert "kinds.parquet: has changed since the checkpoint" in done.err[0]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -176,7 +197,7 @@ def test_a_run_that_ended_early_is_resumed(number: int, swjoin: Any, tmp_path: P
         ),
         ({"inputs": {"b": {"path": "x", "time": "t"}, "B": {"path": "x", "time": "t"}}}, "inputs.b: the name is given twice"),
         ({"inputs": {"bid": {"path": "b.parquet", "time": "at", "columns": ["k"]}}}, "inputs.bid: columns: a query names what"),
-        ({"inputs": {"bid": {"path": "b.parquet"}}}, "inputs.bid: time is missing; name the time column"),
+        ({"inputs": {"bid": {"path": "b.parquet", "id": "k"}}}, "inputs.bid: id: a query names what it reads; leave it out"),
         ({"where": "price > 1"}, "where: is for the join of two streams; leave it out beside queries"),
         ({"how": "left"}, "how: is for the join of two streams"),
         ({"columns": ["price"]}, "columns: is for the join of two streams"),
@@ -205,6 +226,7 @@ def test_a_time_without_a_unit_names_the_key(swjoin: Any, tmp_path: Path) -> Non
 def test_the_query_of_these_tests_is_one() -> None:
     columns = (("auction", "string"), ("price", "int64"), ("at", "int64"), ("fee", "double"), ("seller", "int64"))
     tables = {name: Table(columns, "at", 1e3) for name in ("bid", "sale")}
-    assert plan_query(SQL, tables).tables == ("bid", "sale")
+    tables["kind"] = Table((("number", "int64"), ("kind", "string")), None)
+    assert sorted(plan_query(SQL, tables).tables) == ["bid", "kind", "sale"]
     with pytest.raises(UserError, match="table sale is unknown"):
-        plan_query(SQL, {"bid": tables["bid"]})
+        plan_query(SQL, {name: table for name, table in tables.items() if name != "sale"})

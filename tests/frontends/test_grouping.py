@@ -65,6 +65,14 @@ QUERIES = [
     "SELECT j.k, window_start, count(*) AS n FROM TUMBLE((SELECT a.k, a.ts AS t, b.v FROM a LEFT JOIN b ON a.k = b.k AND b.ts "
     "BETWEEN a.ts AND a.ts + INTERVAL '9' MILLISECOND WHERE b.v IS NULL), t, INTERVAL '40' MILLISECOND) j GROUP BY j.k, "
     "window_start, window_end",
+    f"SELECT k, window_start, window_end FROM {_hop(50, 50)} WHERE v % 2 = 0 AND window_end > TIMESTAMP '1970-01-01 00:00:00'",
+    f"SELECT q.* FROM {_hop(30, 100)} q",
+    f"SELECT v, window_start FROM {_hop(100, 30)}",  # gaps
+    f"SELECT l.v, r.v AS w, l.window_end FROM {_hop(50, 50)} l JOIN {_hop(50, 50, 'b')} r ON l.k = r.k AND "
+    "l.window_start = r.window_start AND l.window_end = r.window_end",
+    f"SELECT l.v, r.v AS w FROM (SELECT ts, k, v, window_end AS e FROM {_hop(30, 60)}) l LEFT JOIN {_hop(30, 60, 'b')} r "
+    "ON l.k = r.k AND l.e = r.window_end AND r.v % 3 = 0",
+    f"SELECT l.v, r.v AS w FROM {_hop(20, 20)} l JOIN {_hop(20, 20, 'b')} r ON l.window_start = r.window_start AND l.x < r.x",
 ]
 
 
@@ -245,7 +253,15 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
         ("SELECT k FROM a HAVING k > 2", "GROUP BY, DISTINCT or an aggregate without a window"),
         (f"SELECT count(*) AS n FROM TUMBLE(a, ts, {SECOND})", "groups without their window; write GROUP BY window_start"),
         (f"SELECT k FROM TUMBLE(a, ts, {SECOND}) GROUP BY k", "groups without their window; write GROUP BY window_start"),
-        (f"SELECT k FROM TUMBLE(a, ts, {SECOND})", "TUMBLE without GROUP BY window_start; select groups"),
+        (
+            "SELECT k FROM HOP(a, ts, INTERVAL '1' MICROSECOND, INTERVAL '1' SECOND)",
+            "HOP: a row is in more than 100 windows; group",
+        ),
+        (
+            f"SELECT l.k FROM TUMBLE(a, ts, {SECOND}) l JOIN HOP(a, ts, {SECOND}, INTERVAL '2' SECOND) r "
+            "ON l.k = r.k AND l.window_start = r.window_start",
+            "the join of two streams has no time condition",
+        ),
         (
             f"SELECT v FROM TUMBLE(a, ts, {SECOND}) GROUP BY k, window_end",
             "v is neither in GROUP BY nor in an aggregate; add v",
@@ -276,12 +292,18 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
         (f"SELECT count(*) FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "column 1, COUNT(*), has no name"),
         (f"SELECT * FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "* of groups is not supported; name the columns"),
         (
-            f"SELECT count(DISTINCT k) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
-            "COUNT(DISTINCT k): DISTINCT is not",
+            f"SELECT count(DISTINCT k, v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
+            "COUNT(DISTINCT CASE WHEN k IS NULL",  # sqlglot's meaning of two columns
         ),
         (f"SELECT sum(x) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "SUM(x): sum of "),
-        (f"SELECT max(x) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "MAX(x): max of "),
-        (f"SELECT first(v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "FIRST(v) is not supported; use count, sum"),
+        (f"SELECT sum(DISTINCT x) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "SUM(DISTINCT x): sum of "),
+        (
+            f"SELECT median(v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
+            "MEDIAN(v) is not supported; use count, sum",
+        ),
+        (f"SELECT arg_max(v) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "ARG_MAX(v)"),
+        (f"SELECT arg_max(v, k, 3) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "ARG_MAX(v, k, 3) is not supported"),
+        (f"SELECT first(v ORDER BY k) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "FIRST(v ORDER BY k"),
         (f"SELECT max(v, 3) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end", "MAX(v, 3) is not supported"),
         (
             f"SELECT sum(sum(v)) AS n FROM TUMBLE(a, ts, {SECOND}) GROUP BY window_end",
@@ -316,7 +338,7 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
             "TUMBLE(5, ts, INTERVAL '5' SECOND): its",
         ),
         (f"SELECT 1 AS n FROM HOP(a, ts, {SECOND}) GROUP BY window_end", "HOP(a, ts, INTERVAL '1' SECOND) is not complete"),
-        (f"SELECT 1 AS n FROM SESSION(a, ts, {SECOND}) GROUP BY window_end", "SESSION is not supported; use TUMBLE or HOP"),
+        (f"SELECT 1 AS n FROM CUMULATE(a, ts, {SECOND}) GROUP BY window_end", "CUMULATE is not supported; use TUMBLE, HOP or"),
         (f"SELECT 1 AS n FROM CUMULATE(a, ts, {SECOND}, {SECOND}) GROUP BY window_end", "CUMULATE(a, ts, INTERVAL '1' SECOND"),
         (f"SELECT 1 AS n FROM TUMBLE(b, ts, {SECOND}) GROUP BY window_end", "table b is unknown; there are a, n"),
         (

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.ids import END_OF_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.core.kept_columns import OrderKey
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
+from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, OutputTime, Result, Schema, Source, Union
 from tests.tools.plan_oracle import Row
 
@@ -75,19 +77,28 @@ def plan(name: str) -> LogicalPlan:
 
 @st.composite
 def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, int]] | None = None) -> LogicalPlan:
-    """Plans of 1 to 3 sources and 1 to 3 joins, unions and aggregates; all that no node reads is a result."""
+    """Plans of 1 to 3 sources and 1 to 3 joins, unions, aggregates, top-n and sessions; all that no node reads is a result."""
     bounds = within or st.tuples(st.integers(-3, 3), st.integers(-3, 3)).map(lambda b: (min(b), max(b)))
     nodes: list[Node] = [source(f"s{i}") for i in range(draw(st.integers(1, 3)))]
     schemas: dict[str, Schema] = {node.name: Schema(COLUMNS, "ts") for node in nodes}
     for i in range(draw(st.integers(1, 3))):
         name, names = f"n{i}", sorted(schemas)
         left = draw(st.sampled_from(names))
-        choice = draw(st.integers(0, 4))
-        if choice == 1:
+        choice = draw(st.integers(0, 9))
+        if choice == 5:
+            time_of = draw(st.sampled_from(("last", "end")))
+            node: Node = Sessions(name, left, ("k",), draw(st.integers(1, 4)), f"start{i}", f"end{i}", time_of)
+        elif choice == 6:
+            windows = TimeWindows(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2)))
+            time_of, most = draw(st.sampled_from(("last", "start", "end"))), draw(st.integers(1, 2))
+            order = (OrderKey(draw(st.sampled_from(list(schemas[left].types))), draw(st.booleans()), draw(st.booleans())),)
+            names_of = f"rank{i}", f"start{i}", f"end{i}"
+            node = Ranked(name, left, ("k",), order, most, windows, *names_of, time_of)
+        elif choice == 1:
             windows = TimeWindows(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2)))
             time_of = draw(st.sampled_from(("last", "start", "end")))
             names_of = f"start{i}", f"end{i}"
-            node: Node = Aggregate(name, left, ("k",), windows, (AggregateCall("v", "count"),), *names_of, time_of)
+            node = Aggregate(name, left, ("k",), windows, (AggregateCall("v", "count"),), *names_of, time_of)
         elif choice == 0:
             alike = [other for other in names if schemas[other] == schemas[left]]
             node = Union(name, (left, draw(st.sampled_from(alike))))

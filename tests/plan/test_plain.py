@@ -74,12 +74,13 @@ def spoiled(at: int, key: str, value: Any) -> dict[str, Any]:
     return plain
 
 
+_KINDS = "source, filter, project, interval_join, aggregate, ranked, sessions, lookup, union, result"
 SPOILED: dict[str, tuple[int, str, Any, str]] = {
     "no kind": (
         0,
         "kind",
         ...,
-        "plan: a.kind: None is no kind of node; one of: source, filter, project, interval_join, aggregate, union, result",
+        "plan: a.kind: None is no kind of node; one of: " + _KINDS,
     ),
     "other kind": (
         2,
@@ -91,7 +92,7 @@ SPOILED: dict[str, tuple[int, str, Any, str]] = {
         0,
         "kind",
         [],
-        "plan: a.kind: [] is no kind of node; one of: source, filter, project, interval_join, aggregate, union, result",
+        "plan: a.kind: [] is no kind of node; one of: " + _KINDS,
     ),
     "no name": (1, "name", ..., "plan: node 1 (counting from 0): name is missing"),
     "name": (1, "name", 5, "plan: node 1 (counting from 0).name: expected str, got 5"),

@@ -14,10 +14,11 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.kept_rows import Keyed, Ranked, Sessions
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
 from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
-from tests.tools.plan_oracle import Answer, Row, aggregated_rows, evaluate, join_rows, union_rows
+from tests.tools.plan_oracle import Answer, Row, aggregated_rows, evaluate, join_rows, ranked_rows, session_rows, union_rows
 
 
 def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count: int) -> dict[str, list[Row]]:
@@ -49,6 +50,10 @@ def played(stage: Stage, left: list[Row], right: list[Row]) -> list[Row]:
     assert stage.joins or not right
     if isinstance(stage.node, Aggregate):
         return aggregated_rows(stage.node, stage.schemas[LEFT], left)
+    if isinstance(stage.node, Ranked):
+        return ranked_rows(stage.node, stage.schemas[LEFT], left)
+    if isinstance(stage.node, Sessions):
+        return session_rows(stage.node, stage.schemas[LEFT], left)
     return left if stage.gathers else join_rows(stage.join, stage.schemas, left, right)
 
 
@@ -81,7 +86,7 @@ def check_order(stages: StagePlan) -> None:
         ports = (LEFT, RIGHT) if stage.joins else (LEFT,)
         for port in ports:
             assert {edge.key for edge in stages.edges_to(stage, port)} == {stage.keys[port]}
-        assert stage.gathers or isinstance(stage.node, IntervalJoin | Aggregate)
+        assert stage.gathers or isinstance(stage.node, IntervalJoin | Keyed)
 
 
 def lines_of_edges(name: str) -> list[str]:

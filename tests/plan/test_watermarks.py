@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -14,6 +15,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, WindowTime
+from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, OutputTime, Union
 from swjoin.plan.watermarks import join_shifts, needed_below, watermark_out
 from tests.plan.plans import OUTPUT_TIMES, join, plan, random_plans, random_rows, watermark_after
@@ -147,9 +149,24 @@ def test_aggregates_promise_all_that_holds(time: WindowTime) -> None:
             assert watermark_out(node, [watermark_us]) == least
             assert least >= watermark_us + times[time] - size + 1
             assert needed_below(node, [watermark_us])[0] == min(s for s in starts if s + size > watermark_us)
+            top = Ranked("t", "a", ("k",), (), 1, TimeWindows(size, slide, origin), output_time=time)
+            assert watermark_out(top, [watermark_us]) == least
+            assert needed_below(top, [watermark_us]) == needed_below(node, [watermark_us])
         for end in (BEGIN_OF_TIME_US, END_OF_TIME_US):
             assert watermark_out(node, [end]) == end
             assert needed_below(node, [end]) == (end, END_OF_TIME_US)
+
+
+@pytest.mark.parametrize("time", ["last", "end"])
+def test_sessions_promise_all_that_holds(time: Literal["last", "end"]) -> None:
+    """A session that is open ends after the watermark; one of them may end a microsecond after it."""
+    node = Sessions("s", "a", ("k",), 3, output_time=time)
+    for watermark_us in range(-4, 5):
+        ends = [ts + 3 for ts in range(-9, 9) if ts + 3 > watermark_us]
+        assert watermark_out(node, [watermark_us]) == min(ends) - (time == "last")
+        assert needed_below(node, [watermark_us]) == (BEGIN_OF_TIME_US, END_OF_TIME_US)
+    for end in (BEGIN_OF_TIME_US, END_OF_TIME_US):
+        assert watermark_out(node, [end]) == end
 
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 3), (0, 0), (0, 4), (-4, 0)])

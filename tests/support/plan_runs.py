@@ -1,6 +1,6 @@
 """Runs of plans over files: in this process and on MPI ranks, and the same join by DuckDB.
 
-What: `write_streams`, `plan_job`, `rows_of`, `duckdb_rows`, `unrolled`; `python -m tests.support.plan_runs JOB RANKS` starts a
+What: `write_streams`, `plan_job`, `rows_of`, `duckdb_rows`; `python -m tests.support.plan_runs JOB RANKS` starts a
 job's ranks.
 Why: plans have no command yet, so tests make their jobs in Python.
 Stays out: random plans in the simulator (`tests.tools.random_plans`).
@@ -18,13 +18,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlglot import exp, parse_one
 
+from benchmarks.duckdb_text import in_duckdb
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.connectors.files.source import describe_columns
-from swjoin.frontends.sql.windows import Dialect, plain_arguments
 from swjoin.plan.logical import Column, LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.launch import launch
@@ -89,32 +88,12 @@ def rows_of(job: Job) -> Counter[tuple[Any, ...]]:
     return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def unrolled(text: str) -> str:
-    """A query in DuckDB's SQL: TUMBLE and HOP as subqueries with every row once for each window that it is in."""
-    tree = parse_one(text, read=Dialect)
-    for node in list(tree.find_all(exp.Table))[::-1]:
-        if not isinstance(node.this, exp.Anonymous):
-            continue
-        source, time, *lengths = plain_arguments(node.this)
-        slide, size = (f"(epoch({length.sql('duckdb')}) * 1000000)::BIGINT" for length in (lengths[0], lengths[-1]))
-        ts, rows = (
-            f"epoch_us({time.sql('duckdb')})",
-            f"FROM {source.sql('duckdb')}" + (" q" if source.key == "subquery" else ""),
-        )
-        numbers = f"generate_series(floor(({ts} - {size}) / {slide})::BIGINT + 1, floor({ts} / {slide})::BIGINT)"
-        starts = f"SELECT *, make_timestamp({slide} * unnest({numbers})) AS window_start {rows}"
-        windows = f"SELECT *, window_start + to_microseconds({size}) AS window_end FROM ({starts})"
-        name = node.alias or (source.name if isinstance(source, exp.Column) else "windows")
-        node.replace(exp.Subquery(this=parse_one(windows, read="duckdb"), alias=exp.TableAlias(this=exp.to_identifier(name))))
-    return tree.sql("duckdb")
-
-
 def duckdb_rows(inputs: dict[str, StreamConfig], query: str) -> Counter[tuple[Any, ...]]:
     """The rows of a query over tables with the names of the inputs."""
     with duckdb.connect() as connection:
         for name, config in inputs.items():
             connection.execute(f"create view {name} as select * from read_parquet('{config.path}')")
-        return Counter(connection.execute(unrolled(query)).fetchall())
+        return Counter(connection.execute(in_duckdb(query)).fetchall())
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from swjoin.core.join_semantics import JOIN_KINDS
-from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.aggregates import Aggregate, AggregateCall
+from swjoin.plan.kept_rows import Ranked, Sessions
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
+from swjoin.plan.lookups import Lookup
 from tests.tools.plan_expressions import function_of
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -101,6 +103,31 @@ def projected_rows(node: Project, schema: Schema, rows: Sequence[Row]) -> list[R
     return [Row(row.id, row.ts, tuple(f(row.values[i]) for i, (_, f) in zip(at, read, strict=True))) for row in rows]
 
 
+def looked_up_rows(node: Lookup, schemas: Sequence[Schema], stream: Sequence[Row], table: Sequence[Row]) -> list[Row]:
+    """Rows of a stream with those of a table that match. parents: of the row of the stream, and of the table. Keys are columns,
+    and the condition, if there is one, is of two integer columns: the stream's is less than the table's."""
+    places = [list(schema.types) for schema in schemas]
+    keys = [[places[side].index(pair[side].strip('"')) for pair in node.keys] for side in (0, 1)]
+    less = [] if node.where is None else [name.strip('"') for name in node.where.split(" < ")]
+    out = []
+    for row in stream:
+        mine, found = [row.values[at] for at in keys[0]], []
+        for other in table:
+            equal = None not in mine and mine == [other.values[at] for at in keys[1]]
+            if equal and less:
+                one, two = row.values[places[0].index(less[0])], other.values[places[1].index(less[1])]
+                equal = one is not None and two is not None and one < two
+            if equal:
+                found.append(other)
+        alone = {"left": not found, "semi": bool(found), "anti": not found}.get(node.how, False)
+        for other in found if node.how in ("inner", "left") else []:
+            out.append(Row(pair_id(row.id, other.id), row.ts, (*row.values, *other.values), (row.id, other.id)))
+        if alone:
+            nothing = [None] * (len(places[1]) if node.how == "left" else 0)
+            out.append(Row(pair_id(row.id, MISSING), row.ts, (*row.values, *nothing), (row.id, None)))
+    return out
+
+
 def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> list[Row]:
     """Rows of an aggregate, window by window from the least to the greatest time. parents: of its window, start and end."""
     names, windows, out = list(schema.types), node.windows, []
@@ -116,16 +143,81 @@ def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> lis
         ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
         for key, mine in groups.items():
             digest = row_hash([words_of(value) for value in (*key, start)])
-            results = [_called(call.function, call.column, names, mine) for call in node.calls]
+            results = [_called(call, names, mine) for call in node.calls]
             out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
         start += windows.slide_us
     return out
 
 
-def _called(function: str, column: str | None, names: Sequence[str], rows: Sequence[Row]) -> Any:
+def _by(row: Row, order: Sequence[tuple[str, bool, bool]], names: Sequence[str]) -> tuple[Any, ...]:
+    """What a row is sorted by: of each column its null, then its value; last its id."""
+    found: list[Any] = []
+    for column, descending, nulls_first in order:
+        value = row.values[names.index(column)]
+        plain = 0 if value is None else value
+        if isinstance(plain, str):
+            plain = tuple(-byte - 1 if descending else byte for byte in plain.encode()) + ((1,) if descending else ())
+        elif descending:
+            plain = -plain
+        found += [(value is None) != nulls_first, plain]
+    return (*found, row.id)
+
+
+def ranked_rows(node: Ranked, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows of a top-n, window by window. parents: of its window, start and end."""
+    names, windows, out = list(schema.types), node.windows, []
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        first = (row.ts - windows.origin_us - windows.size_us) // windows.slide_us + 1
+        for number in range(first, (row.ts - windows.origin_us) // windows.slide_us + 1):
+            start = windows.origin_us + number * windows.slide_us
+            groups.setdefault((start, *(row.values[names.index(name)] for name in node.key)), []).append(row)
+    for (start, *_), mine in groups.items():
+        end = start + windows.size_us
+        ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
+        edges = [us for us, name in ((start, node.start), (end, node.end)) if name]
+        ordered = sorted(mine, key=lambda row: _by(row, node.order, names))
+        for i, row in enumerate(ordered[: node.most]):
+            out.append(Row(mix64(row.id + start * GOLDEN), ts, (*row.values, *edges, i + 1), (start, end)))
+    return out
+
+
+def session_rows(node: Sessions, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows with their sessions. parents: of each one's session, start and end."""
+    names, out = list(schema.types), []
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.values[names.index(name)] for name in node.key), []).append(row)
+    for mine in groups.values():
+        sessions: list[list[Row]] = []
+        for row in sorted(mine, key=lambda row: row.ts):
+            if sessions and row.ts - sessions[-1][-1].ts < node.gap_us:
+                sessions[-1].append(row)
+            else:
+                sessions.append([row])
+        for session in sessions:
+            start, end = session[0].ts, session[-1].ts + node.gap_us
+            for row in session:
+                ts = end if node.output_time == "end" else end - 1
+                out.append(Row(row.id, ts, (*row.values, start, end), (start, end)))
+    return out
+
+
+def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row]) -> Any:
+    function, column = call.function, call.column
     if column is None:
         return len(rows)
-    values = [row.values[names.index(column)] for row in rows if row.values[names.index(column)] is not None]
+    found = [row for row in sorted(rows, key=lambda row: (row.ts, row.id)) if row.values[names.index(column)] is not None]
+    values = [row.values[names.index(column)] for row in found]
+    if call.distinct:
+        values = list(dict.fromkeys(values))
+    if function.startswith("arg_") and call.by is not None:
+        at = names.index(call.by)
+        known = [row for row in found if row.values[at] is not None]
+        best = (min if function == "arg_min" else max)(known, key=lambda row: row.values[at], default=None)
+        return None if best is None else best.values[names.index(column)]
+    if function in ("first", "last"):
+        return values[0 if function == "first" else -1] if values else None
     if function == "count":
         return len(values)
     if not values:
@@ -199,8 +291,14 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
             case IntervalJoin():
                 schemas = [plan.schema(name) for name in node.inputs]
                 found[node.name] = join_rows(node, schemas, found[node.left], found[node.right], most)
+            case Lookup():
+                found[node.name] = looked_up_rows(node, [plan.schema(n) for n in node.inputs], *(found[n] for n in node.inputs))
             case Aggregate():
                 found[node.name] = aggregated_rows(node, plan.schema(node.input), found[node.input])
+            case Ranked():
+                found[node.name] = ranked_rows(node, plan.schema(node.input), found[node.input])
+            case Sessions():
+                found[node.name] = session_rows(node, plan.schema(node.input), found[node.input])
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
@@ -221,7 +319,7 @@ def emitted(
 
     rows: by `evaluate`, of the whole input. arrived, watermarks: ids of each source's rows until the cut, and its watermark. A
     pair is out when both rows are; a row without a match when the other input's watermark excludes further partners; a row of
-    an aggregate when the watermark has passed its window.
+    an aggregate, a top-n or sessions when the watermark has passed its window.
     """
     out: dict[str, set[int]] = {}
     promised: dict[str, int] = {}
@@ -231,11 +329,13 @@ def emitted(
             continue
         inputs = [promised[name] for name in node.inputs]
         promised[node.name] = rule(node, inputs)
-        if isinstance(node, Result | Project):
+        if isinstance(node, Lookup):
+            out[node.name] = {row.id for row in rows[node.name] if row.parents[0] in out[node.input]}
+        elif isinstance(node, Result | Project):
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
-        elif isinstance(node, Aggregate):
+        elif isinstance(node, Aggregate | Ranked | Sessions):
             out[node.name] = {row.id for row in rows[node.name] if (row.parents[1] or 0) <= inputs[0]}
         elif isinstance(node, Union):
             out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}

@@ -34,10 +34,13 @@ from swjoin.core.batch import SourceBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
+from swjoin.core.kept_columns import OrderKey
 from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
+from swjoin.plan.kept_rows import WHOLE, Ranked, Sessions
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
+from swjoin.plan.lookups import Lookup
 from swjoin.plan.stages import cut
 from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
@@ -83,6 +86,12 @@ class PlanScenario:
         aggregates = np.random.default_rng([seed, 27])
         if aggregates.random() < 0.3:
             plan = _draw_aggregate(aggregates, plan, span)
+        kept = np.random.default_rng([seed, 28])
+        if kept.random() < 0.25:
+            plan = _draw_kept(kept, plan, span)
+        lookups = np.random.default_rng([seed, 29])
+        if lookups.random() < 0.25:
+            plan = _draw_lookups(lookups, plan)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
@@ -148,7 +157,11 @@ class PlanScenario:
     def good_rows(self) -> dict[str, list[Row]]:
         """The rows of every source that take part: with a time, and not late."""
         good: dict[str, list[Row]] = {}
+        streams = {source.name for source in cut(self.plan).sources}
         for name, rows in self.rows.items():
+            if name not in streams:  # a static table is whole
+                good[name] = list(rows)
+                continue
             high, kept = -(1 << 62), []
             for row, valid in zip(rows, self.valid[name], strict=True):
                 if valid and row.ts >= high - self.config.time.max_out_of_order_us:
@@ -168,6 +181,12 @@ class PlanScenario:
             return evaluate(self.plan, self.good_rows(), MOST_ROWS)
         except TooManyRowsError:
             return None
+
+    def tables(self, name: str, columns: tuple[str, ...]) -> tuple[Columns | None, int]:
+        """Columns of a static table, and the number of its rows."""
+        node = self.plan.node(name)
+        assert isinstance(node, Source)
+        return source_batch(node, self.rows[name], [True] * len(self.rows[name]), columns).columns, len(self.rows[name])
 
     def sources(self) -> list[list[SourceBatch]]:
         """Batches of every source, as a file would give them."""
@@ -267,6 +286,9 @@ def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -
         for i in range(int(random.integers(0, 4)) if numbers else 0):
             function = str(random.choice(["count", "sum", "avg", "min", "max"]))
             calls.append(AggregateCall(f"f{i}", function, str(random.choice(numbers))))
+        if random.random() < 0.4:
+            for i in range(int(random.integers(1, 4))):
+                calls.append(_draw_rows_call(random, f"r{i}", schema))
         windows = TimeWindows(size, slide, int(random.choice([0, 3])))
         names = f"start{index}", f"end{index}"
         time = str(random.choice(["last", "start", "end"]))
@@ -288,6 +310,95 @@ def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -
         if node.name in reached:
             reached |= set(node.inputs)
     return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_rows_call(random: np.random.Generator, name: str, schema: Schema) -> AggregateCall:
+    """A call that rows decide."""
+    columns = [n for n, kind in schema.columns if kind in ("int64", "double", "string")]
+    numbers = [n for n, kind in schema.columns if kind in ("int64", "double")]
+    column, by = str(random.choice(columns)), str(random.choice(columns))
+    choice = random.random()
+    if choice < 0.4 and numbers:
+        function = str(random.choice(["count", "sum", "avg"]))
+        return AggregateCall(name, function, column if function == "count" else str(random.choice(numbers)), distinct=True)
+    if choice < 0.6:
+        return AggregateCall(name, str(random.choice(["arg_min", "arg_max"])), column, by)
+    return AggregateCall(name, str(random.choice(["first", "last", "min", "max"])), column)
+
+
+def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """With one or two top-n or sessions over the rows of the result, or of a source alone; now and then filtered."""
+    (result,) = (node for node in plan.nodes if isinstance(node, Result))
+    nodes: list[Node] = [node for node in plan.nodes if node != result]
+    last = result.input
+    if random.random() < 0.6:
+        nodes = [next(node for node in nodes if isinstance(node, Source))]
+        last = nodes[0].name
+    schemas = {node.name: _schema_with(nodes, node.name) for node in nodes}
+    for index in range(int(random.choice([1, 1, 2]))):
+        name, schema = f"w{index}", schemas[last]
+        key = tuple(n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.6)
+        names = f"wstart{index}", f"wend{index}"
+        if random.random() < 0.5:
+            gap = max(1, int(span // random.choice([2, 20, 200])))
+            end = "end" if random.random() < 0.5 else "last"
+            node: Node = Sessions(name, last, key, gap, *names, end)  # type: ignore[arg-type]
+        else:
+            size, slide = (int(v) for v in random.integers(1, max(2, span // 2), 2))
+            slide = (size, slide, -(-size // int(random.integers(2, 5))))[int(random.integers(0, 3))]
+            slide = max(slide, size // 5)
+            windows = WHOLE if random.random() < 0.1 else TimeWindows(size, slide, int(random.choice([0, 3])))
+            columns = [n for n, kind in schema.columns if kind in ("int64", "string", "double")]
+            drawn = [str(column) for column in random.permutation(columns)[:2]]
+            by = tuple(OrderKey(column, *(bool(random.random() < 0.5) for _ in range(2))) for column in drawn)
+            most, time = int(random.choice([1, 2, 5, 1000])), str(random.choice(["last", "start", "end"]))
+            edges = names if random.random() < 0.7 or time != "last" else ("", "")
+            node = Ranked(name, last, key, by, most, windows, f"rank{index}", *edges, time)  # type: ignore[arg-type]
+        nodes.append(node)
+        schemas[name], last = _schema_with(nodes, name), name
+    if random.random() < 0.3:
+        nodes.append(Filter("hw", last, draw_condition(random, schemas[last])))
+        last = "hw"
+    reached = {last}
+    for node in reversed(nodes):
+        if node.name in reached:
+            reached |= set(node.inputs)
+    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_lookups(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:
+    """With one or two lookups in static tables: of the rows of the result, or of those of a node on the way to it."""
+    nodes = list(plan.nodes)
+    for index in range(int(random.choice([1, 1, 2]))):
+        name, table = f"l{index}", f"t{index}"
+        here = [node for node in nodes if isinstance(node, Source | Filter | IntervalJoin | Aggregate) and node.name[0] != "t"]
+        below = here[int(random.integers(len(here)))].name if random.random() < 0.5 else _last(nodes)
+        types = LogicalPlan(tuple(nodes)).schema(below).types
+        keys = [n for n, kind in types.items() if kind in ("int64", "string", "uint32")]
+        keys = [n for n in keys if n.strip("_").split("_")[-1] == "k"] or keys
+        if not keys:
+            continue
+        mine = str(random.choice(keys))
+        columns = Column(f"k{index}x", types[mine]), Column(f"v{index}x", "int64")
+        # the nodes above have columns of their own, which stay as they are
+        how = str(random.choice(["inner", "left", "semi", "anti"] if below == _last(nodes) else ["semi", "anti"]))
+        numbers = [n for n, kind in types.items() if kind == "int64"]
+        where = f'"{random.choice(numbers)}" < "v{index}x"' if numbers and random.random() < 0.4 else None
+        lookup = Lookup(name, below, table, ((f'"{mine}"', f'"k{index}x"'),), how, where)  # type: ignore[arg-type]
+        nodes = [Source(table, columns, None), *(_reading(node, below, name) for node in nodes), lookup]
+    return LogicalPlan(tuple(nodes))
+
+
+def _last(nodes: Sequence[Node]) -> str:
+    return next(node.input for node in nodes if isinstance(node, Result))
+
+
+def _reading(node: Node, old: str, new: str) -> Node:
+    """The node, which reads another one instead."""
+    if isinstance(node, Union):
+        return replace(node, inputs=tuple(new if name == old else name for name in node.inputs))
+    fields = [field for field in ("input", "left", "right", "table") if getattr(node, field, None) == old]
+    return replace(node, **dict.fromkeys(fields, new))  # type: ignore[arg-type]
 
 
 def _draw_projection(random: np.random.Generator, name: str, left: str, schema: Schema) -> Project:
@@ -366,10 +477,13 @@ def _draw_rows(
         valid[node.name] = (random.random(n) >= random.choice([0, 0, 0.05])).tolist()
         null_key = random.random(n) < random.choice([0, 0.1])
         keys = random.integers(0, domain, n)
-        text = dict(node.columns)["k"] == "string"
+        text = node.columns[0].type == "string"
         found = []
         for i in range(n):
             key: Any = None if null_key[i] else f"key {keys[i]}" if text else int(keys[i])
+            if node.time is None:
+                found.append(Row(i, 0, (key, int(ts[i]))))
+                continue
             found.append(Row(i, int(ts[i]), (key, f"s{int(keys[i]) % 3}", i, int(ts[i]))))
         rows[node.name] = found
     return rows, valid
@@ -417,7 +531,7 @@ def simulate(scenario: PlanScenario, expected: Sequence[Row]) -> None:
     with parts_of(scenario.part_rows), tempfile.TemporaryDirectory() as folder:
         where = Path(folder) if scenario.config.checkpoint.enabled else None
         run = scenario.plan, scenario.config, scenario.sources(), scenario.width, scenario.seed
-        simulation = PlanSimulation(*run, where, scenario.crashes)
+        simulation = PlanSimulation(*run, where, scenario.crashes, scenario.tables)
         simulation.freeze(scenario.freezes)
         if scenario.seed // 4 % 4 == 3:  # whatever part_rows is
             simulation.block_sends()

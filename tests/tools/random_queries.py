@@ -1,6 +1,7 @@
-"""Random SQL queries over tables a, b, c with columns k, v, x, ts, from the grammar that `frontends.sql` takes.
+"""Random SQL queries over tables a, b, c, and d, which is static, with columns k, v, x, ts, from what `frontends.sql` takes.
 
-What: `random_query(random) -> text`; `python -m tests.tools.random_queries COUNT` runs some in process against DuckDB.
+What: `random_query(random) -> text`; `random_inputs`; `python -m tests.tools.random_queries COUNT` runs some in process against
+DuckDB.
 Why: clauses break each other where no example combines them.
 Stays out: running and comparing in tests (`tests.frontends`).
 """
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
+from swjoin.config.connectors import StreamConfig
+from tests.support.plan_runs import write_streams
 
 _KINDS = {"k": "int", "v": "int", "x": "text", "ts": "time"}
 
@@ -146,14 +150,33 @@ def _joined(random: np.random.Generator, left: _From, right: _From, how: str) ->
     return _From(f"{left.text} {how} {right.text} ON {' AND '.join(order)}", columns, tuple(times.get(how, ())))
 
 
+def _looked_up(random: np.random.Generator, found: _From, alias: str) -> _From:
+    """A join with a static table."""
+    columns = {f"{alias}.{name}": kind for name, kind in _KINDS.items()}
+    text = f"d {alias}" if random.random() < 0.5 else f"(SELECT * FROM d WHERE {_condition(random, _KINDS)}) {alias}"
+    kind = "text" if random.random() < 0.3 and _of_kind(found.columns, "text") else "int"
+    conditions = [f"{_pick(random, _of_kind(found.columns, kind))} = {alias}.{'x' if kind == 'text' else 'k'}"]
+    if kind == "text" or random.random() < 0.3:
+        conditions.append(f"{_pick(random, _of_kind(found.columns, 'int'))} % 5 = {alias}.v % 5")
+    if random.random() < 0.4:
+        conditions.append(_condition(random, found.columns | columns))
+    how = _pick(random, ["JOIN", "LEFT JOIN", "SEMI JOIN", "ANTI JOIN"])
+    both = found.columns if how in ("SEMI JOIN", "ANTI JOIN") else found.columns | columns
+    return _From(f"{found.text} {how} {text} ON {' AND '.join(conditions)}", both, found.times)
+
+
 def _select(random: np.random.Generator, depth: int, prefix: str) -> tuple[str, dict[str, str], list[str]]:
     """A SELECT, the columns that it gives, and those of them that are times."""
     found = _table(random, f"{prefix}0", depth)
+    if random.random() < 0.15:
+        found = _looked_up(random, found, f"{prefix}d")
     for i in range(int(random.choice([0, 1, 1, 2])) if depth else 0):
         if not found.times:
             break
         how = str(random.choice(["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "SEMI JOIN", "ANTI JOIN"]))
         found = _joined(random, found, _table(random, f"{prefix}{i + 1}", depth - 1), how)
+    if found.times and random.random() < 0.15:
+        found = _looked_up(random, found, f"{prefix}s")
     items, columns, times = [], {}, []
     for i, kind in enumerate(["int", *random.choice(["int", "text"], int(random.integers(1, 4))).tolist()]):
         if _of_kind(found.columns, kind):
@@ -186,13 +209,19 @@ def random_query(random: np.random.Generator) -> str:
         return text
 
 
+def random_inputs(folder: Path) -> dict[str, StreamConfig]:
+    found = write_streams(folder, "abc", 300, 1, keys=12, null_share=0.05)
+    table = write_streams(folder, "d", 30, 2, keys=14, null_share=0.1)
+    return found | {name: replace(config, time="") for name, config in table.items()}
+
+
 def main(count: int, first: int = 0) -> int:
-    from tests.support.plan_runs import duckdb_rows, write_streams
+    from tests.support.plan_runs import duckdb_rows
     from tests.support.queries import run_query
 
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
-        inputs = write_streams(Path(folder), "abc", 300, 1, keys=12, null_share=0.05)
+        inputs = random_inputs(Path(folder))
         for seed in range(first, first + count):
             text = random_query(np.random.default_rng([seed, 40]))
             try:

@@ -40,6 +40,7 @@ from swjoin.cluster.role import (
     is_sink,
 )
 from swjoin.cluster.slave.inbox import Inbox
+from swjoin.cluster.slave.operator_of_stage import operator_of
 from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.cluster.slave.state_mover import StateMover
@@ -54,7 +55,6 @@ from swjoin.core.data_messages import (
     StateChunk,
 )
 from swjoin.core.errors import RunFailed
-from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import (
     BEGIN_OF_TIME_US,
     END_OF_TIME_US,
@@ -67,12 +67,9 @@ from swjoin.core.key_encoder import Dictionary
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
-from swjoin.operators.aggregation import Aggregation, Limits
-from swjoin.operators.gathering import Gathering
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
 from swjoin.operators.window_join import WindowJoinOperator
-from swjoin.plan.aggregates import Aggregate
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.policy.reorganization import POLICIES
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
@@ -155,24 +152,8 @@ class Slave:
     def of_plan(instances: Instances, slave: SlaveId) -> Slave:
         """The slave that plays one instance of a stage. UserError when the types of a predicate do not fit."""
         config, stage = instances.config_of(slave), StageInstance(instances, slave)
-        if stage.stage.gathers:
-            gathering = Gathering(config.module.result_buffer_bytes, f"slave {slave}")
-            return Slave(slave, config, stage.layouts, gathering, stage=stage)
-        if isinstance(stage.stage.node, Aggregate):
-            assert stage.columns.aggregate is not None, "an aggregate without its columns"
-            assert isinstance(stage.keys, GroupKeys), "an aggregate with a join's keys"
-            limits = Limits(config.module.result_buffer_bytes, config.module.window_bytes)
-            what = stage.stage.node.windows, stage.columns.aggregate, stage.keys
-            return Slave(slave, config, stage.layouts, Aggregation(*what, limits, f"slave {slave}"), stage=stage)
-        join = WindowJoinOperator.for_run(
-            config,
-            stage.layouts,
-            name=f"slave {slave}",
-            where=stage.columns.compiled_where(),
-            in_order=False,
-            rows=config.sink.kind != "count" or not stage.is_last or instances.of_rows,
-        )
-        return Slave(slave, config, stage.layouts, join, stage=stage)
+        rows = config.sink.kind != "count" or not stage.is_last or instances.of_rows
+        return Slave(slave, config, stage.layouts, operator_of(stage, config, f"slave {slave}", rows=rows), stage=stage)
 
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: restore tuples that were joined before a crash, in the order of their delivery."""

@@ -21,7 +21,7 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send
 from swjoin.cluster.slave.merger import Merger, Piece
-from swjoin.cluster.slave.text_keys import TextKeys
+from swjoin.cluster.slave.text_keys import KeysInRows, TextKeys
 from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, Pairs, ResultRows, RowLayout, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
@@ -58,7 +58,7 @@ class StageInstance:
 
     @property
     def text_keys(self) -> TextKeys:
-        return TextKeys(self.keys.dictionary)
+        return (TextKeys if self.stage.joins else KeysInRows)(self.keys.dictionary)
 
     @property
     def layouts(self) -> tuple[RowLayout | None, RowLayout | None]:

@@ -1,6 +1,7 @@
 """Keys that are no integers, where each instance has codes of its own for them.
 
-What: `TextKeys`: tuples and chunks of state as they travel, with their keys as bytes, to tuples with codes, and back.
+What: `TextKeys`: tuples and chunks of state as they travel, with their keys as bytes, to tuples with codes, and back;
+`KeysInRows`, of operators that keep rows.
 Why: senders that share no dictionary send a hash, by which tuples are routed; equal hashes do not mean equal keys.
 Stays out: the dictionary (`core.key_encoder`), the hash, whose sender has it (`connectors.row_encoder`, `cluster.exchange`).
 """
@@ -54,3 +55,13 @@ class TextKeys:
         some = 0 if chunk.pending else min(1, len(tuples))
         minis, counts = np.zeros(some, np.int64), np.full(some, len(tuples), np.int64)
         return replace(chunk, tuples=tuples, directory=directory, minis=minis, counts=counts)
+
+
+class KeysInRows(TextKeys):
+    """Of operators that keep rows: those have their keys in their columns, and travel as they are."""
+
+    def sent_state(self, chunk: StateChunk) -> StateChunk:
+        return super().sent_state(chunk) if chunk.tuples.rows is not None else chunk
+
+    def received_state(self, chunk: StateChunk) -> StateChunk:
+        return super().received_state(chunk) if chunk.tuples.rows is not None else chunk

@@ -23,6 +23,7 @@ from swjoin.core.batch import Pairs, ResultRows
 from swjoin.core.errors import NotWritten, RunFailed, UserError
 from swjoin.core.hashing import digest_results
 from swjoin.core.join_semantics import format_digest
+from swjoin.core.kept_columns import sorted_rows
 from swjoin.core.pair_columns import as_type
 from swjoin.core.storage import not_written, refuse_special, resolved, special, sync_file, sync_folder, writing
 
@@ -255,7 +256,7 @@ class FileSink:
         part.rows += rows.num_rows
         part.digest += digest
         part.bytes += rows.nbytes
-        if part.rows >= GROUP_ROWS or part.bytes >= GROUP_BYTES:
+        if not self._plan.order and (part.rows >= GROUP_ROWS or part.bytes >= GROUP_BYTES):  # sorted rows wait for the last one
             self._flush(part, generation)
 
     def _flush(self, part: _Part, generation: int) -> None:
@@ -268,6 +269,8 @@ class FileSink:
             if table.schema.field(i).type != field.type:
                 chunks = [as_type(chunk, field.type) for chunk in table.column(i).chunks]
                 table = table.set_column(i, field, pa.chunked_array(chunks, field.type))
+        if self._plan.order:
+            table = sorted_rows(table, self._plan.order)
         digest, part.batches, part.rows, part.bytes, part.digest = part.digest, [], 0, 0, 0
         try:
             if not part.files or (self._directory and part.files[-1].bytes >= FILE_BYTES):

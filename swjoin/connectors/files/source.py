@@ -269,19 +269,7 @@ class FileSource(EncodedSource):
                     yield index, batch.slice(start, BATCH_ROWS), None
 
     def _check_schema(self, path: File) -> None:
-        import pyarrow as pa
-
-        if file_format(path) == "JSON lines":  # any field may be missing in any row
-            return
-        schema = read_schema(path)
-        for name in self._columns:
-            count = schema.names.count(name)
-            if count != 1:
-                there = "missing" if not count else f"there {count} times"
-                raise UserError(f"{path}: column {name} is {there}, {self._describer.name} has it once")
-            mine, theirs = self._schema.field(name).type, schema.field(name).type
-            if mine != theirs and not pa.types.is_null(theirs) and file_format(path) != "CSV":
-                raise UserError(f"{path}: column {name} is {theirs}, in {self._describer.name} it is {mine}")
+        check_schema(path, self._schema, self._columns, self._describer)
 
     def describe_row(self, row: int) -> str:
         index = self._file_of(row)
@@ -316,6 +304,23 @@ def _row_groups(found: InputFiles) -> list[list[int]] | None:
         return [row_group_counts(path) for path in found.files]
     except UserError:
         return None  # reading the file will raise it
+
+
+def check_schema(path: File, schema: pa.Schema, columns: Sequence[str], describer: File) -> None:
+    """UserError unless a file has these columns with the types of the file that describes all."""
+    import pyarrow as pa
+
+    if file_format(path) == "JSON lines":  # any field may be missing in any row
+        return
+    found = read_schema(path)
+    for name in columns:
+        count = found.names.count(name)
+        if count != 1:
+            there = "missing" if not count else f"there {count} times"
+            raise UserError(f"{path}: column {name} is {there}, {describer.name} has it once")
+        mine, theirs = schema.field(name).type, found.field(name).type
+        if mine != theirs and not pa.types.is_null(theirs) and file_format(path) != "CSV":
+            raise UserError(f"{path}: column {name} is {theirs}, in {describer.name} it is {mine}")
 
 
 def _described(*configs: StreamConfig) -> tuple[list[InputFiles], list[Described]]:
@@ -356,7 +361,7 @@ def open_sources(
     return sources[0], sources[1], encoder
 
 
-def _settled(config: StreamConfig, name: str, expected: Sequence[tuple[str, str]]) -> tuple[InputFiles, Described]:
+def settled(config: StreamConfig, name: str, expected: Sequence[tuple[str, str]]) -> tuple[InputFiles, Described]:
     """An input of a plan, with types for all columns. UserError as of `open_columns_source`."""
     if config.path is None:
         raise UserError("no path", subject=name, remedy="inputs of plans are files: Parquet, ORC, CSV, JSON lines, Arrow IPC")
@@ -379,11 +384,11 @@ def open_columns_source(
     order of time. name: of the input in error messages. expected: names and types that the input must have, as
     `describe_columns` has them.
     """
-    found, described = _settled(config, name, expected)
+    found, described = settled(config, name, expected)
     return ColumnsSource(config, found, described, describe_input(config, described.schema, name, columns), sort=sort)
 
 
 def describe_columns(config: StreamConfig) -> tuple[tuple[str, str], ...]:
     """Names and types, as Arrow writes them, of all columns of an input of a plan. UserError when it cannot be read."""
-    _, described = _settled(config, "input", ())
+    _, described = settled(config, "input", ())
     return tuple((field.name, str(field.type)) for field in described.schema)

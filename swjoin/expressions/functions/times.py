@@ -82,6 +82,17 @@ def _extract(args: Sequence[Value], options: Options, kind: pa.DataType) -> Valu
     return _PARTS[options[0]](value).cast(kind)
 
 
+def _epoch_rule(args: Sequence[Expr], options: Options) -> Signature:
+    return Signature((_instant("epoch_us", args[0]),), INT)
+
+
+@function("epoch_us", _epoch_rule)
+def _epoch(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
+    if args[0].type.unit == "ns":
+        return pc.divide(args[0].cast(kind), 1_000)  # towards zero
+    return args[0].cast(pa.timestamp("us", args[0].type.tz)).cast(kind)
+
+
 def _trunc_rule(args: Sequence[Expr], options: Options) -> Signature:
     if options[0] not in _UNITS:
         raise UserError(f"date_trunc has no unit {options[0]}", remedy=f"use one of {', '.join(_UNITS)}")

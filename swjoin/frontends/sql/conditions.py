@@ -24,7 +24,8 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.binder import Scope, bind, parse_expression
 from swjoin.expressions.tree import Column, Expr, Literal, can_fail
 from swjoin.expressions.types import family, read_as
-from swjoin.frontends.sql.relations import Field, Filtered, Joined, Relation, Side, column_of, filtered
+from swjoin.frontends.sql.relations import Field, Filtered, Joined, Relation, Side, column_of, filtered, instant_of
+from swjoin.frontends.sql.windows import window_columns
 from swjoin.plan.columns import columns_of
 from swjoin.plan.logical import Column as PlanColumn
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
@@ -32,6 +33,7 @@ from swjoin.plan.stages import cut
 
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 _SIDES = ("left", "right")
+_GRID = 2  # rows and columns of the cells of an inner join without an equality
 
 
 def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
@@ -92,7 +94,7 @@ class Names:
             if not isinstance(part, exp.Column):
                 return part
             f = self.field(part)
-            return _instant(exp.Column(this=exp.to_identifier(f.column, quoted=True)), f)
+            return instant_of(exp.Column(this=exp.to_identifier(f.column, quoted=True)), f)
 
         return node.copy().transform(changed)
 
@@ -103,7 +105,7 @@ class Names:
         for key, f in self.fields.items():
             read = self._read.get(f.column)
             if read is not None:
-                call = _instant(exp.column(f.column, quoted=True), f)
+                call = instant_of(exp.column(f.column, quoted=True), f)
                 found[key] = read if f.unit_us is None else bind(call, self.plan_scope)
         return Scope(found)
 
@@ -125,25 +127,12 @@ class Names:
 
 def instant_text(f: Field) -> str:
     """The text of a column; of an integer that is a time, of its timestamp."""
-    return _instant(exp.column(f.column, quoted=True), f).sql("duckdb")
+    return instant_of(exp.column(f.column, quoted=True), f).sql("duckdb")
 
 
 def instant_type(f: Field) -> pa.DataType | None:
     """The type of the timestamp that an integer stands for; None for other columns."""
     return None if f.unit_us is None else pa.timestamp("ns" if f.unit_us < 1 else "us")
-
-
-def _instant(column: exp.Expr, f: Field) -> exp.Expr:
-    """The timestamp that an integer stands for."""
-    unit_us = f.unit_us
-    if unit_us is None:
-        return column
-    if f.type == "uint64":
-        column = exp.cast(column, "BIGINT")
-    if unit_us < 1:
-        return exp.Anonymous(this="make_timestamp_ns", expressions=[column])
-    micros = column if unit_us == 1 else exp.Mul(this=column, expression=exp.Literal.number(int(unit_us)))
-    return exp.UnixToTime(this=micros, scale=exp.Literal.number(6))
 
 
 # ---------------------------------------------------------------- times
@@ -239,6 +228,7 @@ class Conditions:
             self.differences += found
         elif (key := self._key(condition)) is not None:
             self.keys.append(key)
+            self.differences += self._of_windows(condition, key)
         elif (side := self.side_of(fields)) is not None and self.tested_alone(side) and not self._fails(condition):
             self.alone[side].append(condition)
         else:
@@ -268,6 +258,20 @@ class Conditions:
             return None
         kinds = {family(self.both.text(part)[1].type).replace("uint64", "int") for part in parts}
         return None if kinds & {"float", "decimal", "interval"} or len(kinds) > 1 else (parts[0], parts[1])
+
+    def _of_windows(self, condition: exp.Expr, key: tuple[exp.Expr, exp.Expr]) -> list[_Difference]:
+        """What an equality of edges of windows of one kind says of the rows' times: they are in one window."""
+        if not all(isinstance(part, exp.Column) for part in key):
+            return []
+        columns = [
+            names.field(part).column for names, part in zip(self.names, key, strict=True) if isinstance(part, exp.Column)
+        ]
+        found = [window_columns(side).get(column) for side, column in zip(self.sides, columns, strict=True)]
+        if found[0] is None or found[1] is None or found[0][:2] != found[1][:2]:
+            return []
+        most = found[0][1].size_us - 1
+        times = found[0][2], found[1][2]
+        return [_Difference(*times, lower, -most if lower else most, False, condition) for lower in (True, False)]
 
     def _difference(self, condition: exp.Expr) -> list[_Difference] | None:
         """A comparison of both sides' times."""
@@ -352,14 +356,6 @@ def joined(conditions: Conditions) -> Relation:
     """The join. UserError for conditions that it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
     conditions.take_times_as_keys()
-    if not conditions.keys:
-        for node in conditions.rest:
-            operands = (node.this, node.expression) if isinstance(node, exp.EQ) else ()
-            if {conditions.side_of(conditions.both.read_by(operand)) for operand in operands} == {LEFT, RIGHT}:
-                shown = one_line(node.sql("duckdb"), 100)
-                remedy = "use integers, text, times or truth values"
-                raise UserError(f"{shown}: decimals, doubles and intervals cannot be keys of a join", remedy=remedy)
-        raise UserError("the join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
     how = conditions.how
     keys: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
     merged: set[str] = set()  # columns of the right side
@@ -376,11 +372,17 @@ def joined(conditions: Conditions) -> Relation:
         if how == "inner" and alike and two is not None and name != f"key {i}" and two.column != right_time:
             merged.add(two.column)
             renamed[two] = name
+    copies: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    if not conditions.keys:
+        cells = _cells(conditions, (left_time, right_time))
+        copies = cells[LEFT][1:], cells[RIGHT][1:]
+        for side in (LEFT, RIGHT):
+            keys[side].append(("cell", cells[side][0]))
     made = []
     for side, time in enumerate((left_time, right_time)):
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
-        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden))
+        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, copies[side]))
 
     def inner_name(f: Field) -> str:
         return renamed.get(f) or column_of(f)
@@ -390,6 +392,26 @@ def joined(conditions: Conditions) -> Relation:
     relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where)  # type: ignore[arg-type]
     names = Names(relation.fields)
     return filtered(relation, [names.text(node)[0] for node in after])
+
+
+def _cells(conditions: Conditions, times: tuple[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys of a join without an equality: cells of a grid, of which a left row is in all of its row, a right row in all of its
+    column, so that each pair meets in one (StreamCloud, the Cartesian product). Where left rows come out alone there is one
+    column, so that each has one place. UserError for a full join, of which no side has one."""
+    if conditions.how == "full":
+        raise UserError("a full join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
+    rows, columns = (_GRID, _GRID) if conditions.how == "inner" else (_GRID * _GRID, 1)
+    spread = []
+    for side, time in zip(conditions.sides, times, strict=True):
+        f = next(f for f in side.fields if f.column == time)
+        parts = ["day"] if f.type.startswith("date") else ["hour", "minute", "microsecond"]
+        found = [f"EXTRACT({part} FROM {instant_text(f)})" for part in parts]
+        if len(parts) > 1:
+            found += [f"{found[-1]} // 1000", f"{found[-1]} // 1000000"]
+        spread.append(f"({' + '.join(found)})")
+    left = tuple(f"{spread[LEFT]} % {rows} * {columns} + {column}" for column in range(columns))
+    right = tuple(f"{spread[RIGHT]} % {columns} + {row * columns}" for row in range(rows))
+    return left, right
 
 
 def _residual(
@@ -430,7 +452,7 @@ def _predicate(conditions: Conditions, node: exp.Expr, order: tuple[int, int], i
             return part
         f = conditions.both.field(part)
         side = LEFT if f in conditions.names[LEFT].fields.values() else RIGHT
-        return _instant(exp.column(inner_name(f), _SIDES[order[side]], quoted=True), f)
+        return instant_of(exp.column(inner_name(f), _SIDES[order[side]], quoted=True), f)
 
     return node.copy().transform(changed).sql("duckdb")
 

@@ -12,21 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 from sqlglot import exp
 
-from swjoin.core.aggregate_functions import result_type
+from swjoin.core.aggregate_functions import FUNCTIONS, result_type
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.conditions import Names
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
-from swjoin.frontends.sql.windows import END, START, Windowed, window_type
+from swjoin.frontends.sql.windows import END, START, Gap, InSessions, Windowed, window_type
 from swjoin.plan.aggregates import NAIVE, Aggregate, AggregateCall, WindowTime
 from swjoin.plan.logical import Project
 
-_FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max"}
-_REMEDY = "use count, sum, avg, min or max"
+_FUNCTIONS: dict[type[exp.Expr], str] = {
+    **{exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max"},
+    **{exp.First: "first", exp.AnyValue: "first", exp.Last: "last", exp.ArgMin: "arg_min", exp.ArgMax: "arg_max"},
+}
+_REMEDY = f"use {', '.join(FUNCTIONS)}"
 
 
 def is_grouped(node: exp.Select) -> bool:
@@ -55,15 +59,26 @@ class Key:
     plain: bool
 
 
+class CallText(NamedTuple):
+    """A call. name: column of the result. text, by: over the rows below; None for count(*), and without a value to compare."""
+
+    name: str
+    function: str
+    text: str | None
+    type: str
+    by: str | None = None
+    distinct: bool = False
+
+
 @dataclass(frozen=True)
 class Aggregated:
     """Groups. time: column of `of` that is the rows' time in windows; None: the window is a time itself, one of `instants`:
-    (column of a key, column of `of`). calls: (column, function, text over `of`, None for count(*), type of the result)."""
+    (column of a key, column of `of`)."""
 
     of: Relation
     table: str
     keys: tuple[Key, ...]
-    calls: tuple[tuple[str, str, str | None, str], ...]
+    calls: tuple[CallText, ...]
     windows: TimeWindows
     time: Field | None
     instants: tuple[tuple[str, str], ...] = ()
@@ -73,7 +88,7 @@ class Aggregated:
         keys = tuple(key.field for key in self.keys)
         kind = None if self.time is None else window_type(self.time)
         windows = () if kind is None else tuple(Field(self.table, name, name, kind) for name in (START, END))
-        return (*keys, *windows, *(Field("", name, name, type_name) for name, _, _, type_name in self.calls))
+        return (*keys, *windows, *(Field("", call.name, call.name, call.type) for call in self.calls))
 
     @property
     def times(self) -> tuple[str, ...]:
@@ -81,21 +96,23 @@ class Aggregated:
 
     def make(self, nodes: Nodes, time: str | None) -> str:
         keys = tuple(key.field.column for key in self.keys)
-        values = [(name, text) for name, _, text, _ in self.calls if text is not None]
         read: dict[str, str] = {}
-        for name, _ in values:
-            argument = f"argument of {name}"
+        for text in (text for call in self.calls for text in (call.text, call.by) if text is not None):
+            argument = f"argument {len(read) + 1}"
             while argument in keys:
                 argument += "_"
-            read[name] = argument
-        calls = tuple(AggregateCall(name, function, read.get(name)) for name, function, _, _ in self.calls)
+            read.setdefault(text, argument)
+        calls = tuple(
+            AggregateCall(call.name, call.function, read.get(call.text or ""), read.get(call.by or ""), call.distinct)
+            for call in self.calls
+        )
         start, end, output = START, END, {START: "start", END: "end"}.get(str(time), "last")
         below_time = None if self.time is None else self.time.column
         if below_time is None:
             below_time = dict(self.instants)[time] if time is not None else self.instants[0][1]
             start, end, output = "instant", "after", "start"
         below = self.of.make(nodes, below_time)
-        computed = (*((key.field.column, key.text) for key in self.keys), *((read[name], text) for name, text in values))
+        computed = (*((key.field.column, key.text) for key in self.keys), *((name, text) for text, name in read.items()))
         if computed:
             source = below
             below = nodes.add("select", lambda name: Project(name, source, computed))
@@ -115,7 +132,7 @@ class Grouping:
         self._keys: list[Key] = []
         self._has_window = False
         self._taken = {START, END, "instant", "after"}  # names of columns of the groups
-        self._found: dict[str, tuple[str, str, str | None, str]] = {}  # calls, by their text
+        self._found: dict[str, CallText] = {}  # by their text
         for expression in self._grouped_by(node):
             self._add_key(expression)
         for item in [*node.expressions, *([node.args["having"].this] if node.args.get("having") else [])]:
@@ -205,10 +222,16 @@ class Grouping:
         function = "count" if isinstance(call, exp.CountIf) else _FUNCTIONS.get(type(call))
         if function is None:
             raise UserError(f"{shown} is not supported", remedy=_REMEDY)
-        argument = call.this
-        if isinstance(argument, exp.Distinct):
-            raise UserError(f"{shown}: DISTINCT is not supported here", remedy="group by it in a subquery, and count its rows")
-        more = [name for name, value in call.args.items() if value and name not in ("this", "big_int")]
+        argument, by = call.this, call.args.get("expression") if function.startswith("arg_") else None
+        distinct = isinstance(argument, exp.Distinct)
+        if distinct:
+            if len(argument.expressions) != 1 or argument.args.get("on"):
+                raise UserError(f"{shown} is not supported", remedy="name one column behind DISTINCT")
+            argument = argument.expressions[0]
+        if distinct and function in ("min", "max", "first", "last"):
+            distinct = False  # says nothing
+        read = {"this", "big_int", *(("expression",) if by is not None else ())}
+        more = [name for name, value in call.args.items() if value and name not in read]
         if more or isinstance(argument, exp.Order):
             raise UserError(f"{shown} is not supported", remedy=_REMEDY)
         if isinstance(argument, exp.Star) and not any(argument.args.values()):
@@ -217,7 +240,7 @@ class Grouping:
             raise UserError(f"{shown} is not supported", remedy="write count(*)")
         if argument is None and function != "count":
             raise UserError(f"{shown} needs a column", remedy="name one")
-        if any(_calls(part) for part in (argument, where) if part is not None):
+        if any(_calls(part) for part in (argument, where, by) if part is not None):
             raise UserError(f"{shown}: an aggregate of an aggregate", remedy="aggregate in a subquery")
         if isinstance(call, exp.CountIf):
             argument, where = None, argument if where is None else exp.and_(argument, where)
@@ -225,17 +248,24 @@ class Grouping:
             argument = exp.Case(ifs=[exp.If(this=where.copy(), true=argument or exp.Literal.number(1))])
         name = self._free(shown, self._names.fields)
         if argument is None:
-            self._found[text] = (name, function, None, "int64")
+            self._found[text] = CallText(name, function, None, "int64")
             return
+        value, kind = self._argument(argument, shown)
+        other, other_kind = (None, None) if by is None else self._argument(by, shown)
+        try:
+            found = result_type(function, kind, other_kind, distinct=distinct)
+            self._found[text] = CallText(name, function, value, found, other, distinct)
+        except UserError as error:
+            raise error.prefixed(shown) from None
+
+    def _argument(self, argument: exp.Expr, shown: str) -> tuple[str, str]:
+        """Text and type of what a call reads."""
         if self._windowed is not None and any(f in self._windowed.fields[-2:] for f in self._names.read_by(argument)):
             raise UserError(f"{shown}: an aggregate of a window's edge", remedy=f"write {START} or {END} by itself")
         value, expr = self._names.text(argument)
         if pa.types.is_null(expr.type):
             raise UserError(f"{shown}: its argument is null for every row", remedy="leave it out")
-        try:
-            self._found[text] = (name, function, value, result_type(function, str(expr.type)))
-        except UserError as error:
-            raise error.prefixed(shown) from None
+        return value, str(expr.type)
 
     # ------------------------------------------------------------ groups
 
@@ -244,6 +274,8 @@ class Grouping:
         if self._windowed is not None:
             if not self._has_window:
                 raise UserError("groups without their window", remedy=f"write GROUP BY {START}, {END} and what else groups")
+            if isinstance(self._windowed.windows, Gap):
+                return self._of_sessions(self._windowed.windows, self._windowed.time, calls)
             return Aggregated(self._of, self._table, keys, calls, self._windowed.windows, self._windowed.time)
         texts = {quoted(time): time for time in self._of.times}
         instants = tuple((key.field.column, texts[key.text]) for key in keys if key.text in texts)
@@ -252,6 +284,14 @@ class Grouping:
             raise UserError("GROUP BY, DISTINCT or an aggregate without a window", remedy=f"give one: {remedy}")
         return Aggregated(self._of, self._table, keys, calls, TimeWindows(1, 1), None, instants)
 
+    def _of_sessions(self, gap: Gap, time: Field, calls: tuple[CallText, ...]) -> Aggregated:
+        """Groups of rows with their sessions, which are by the other keys, or by those of the table's argument."""
+        texts = [key.text for key in self._keys] if gap.keys is None else [self._names.text(key)[0] for key in gap.keys]
+        rows = InSessions(self._of, self._table, tuple(dict.fromkeys(texts)), time, gap.us)
+        edges = tuple(Key(quoted(f.column), replace(f, column=f.name), True) for f in rows.edges)
+        instants = ((END, rows.edges[1].column),)
+        return Aggregated(rows, self._table, (*self._keys, *edges), calls, TimeWindows(1, 1), None, instants)
+
     def rewritten(self, item: exp.Expr) -> exp.Expr:
         """An expression of SELECT or HAVING over the columns of the groups. UserError for what is not the same in a group."""
         self._check_names(item)
@@ -259,7 +299,7 @@ class Grouping:
 
         def changed(node: exp.Expr) -> exp.Expr:
             call = self._found.get(node.sql("duckdb")) if isinstance(node, exp.AggFunc | exp.Filter) else None
-            column = None if call is None else call[0]
+            column = None if call is None else call.name
             if column is None and computed and not isinstance(node, exp.Column | exp.Literal | exp.Identifier | exp.Alias):
                 column = computed.get(self._text(node))
             return node if column is None else exp.column(column, quoted=True)

@@ -6,7 +6,7 @@ Stays out: conditions of joins (`frontends.sql.conditions`), the nodes (`fronten
 (`expressions.binder`).
 
 Clauses: WITH, SELECT with expressions, aliases and stars, FROM with tables, windows, subqueries and joins, WHERE, GROUP BY,
-HAVING, DISTINCT, UNION ALL.
+HAVING, DISTINCT, ROW_NUMBER, QUALIFY, UNION ALL, and at the end of a query ORDER BY and LIMIT.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from sqlglot import exp, parse
 
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, one_line
+from swjoin.core.kept_columns import OrderKey
 from swjoin.expressions.binder import parsed
 from swjoin.expressions.tree import can_fail
 from swjoin.expressions.types import common, read_as
 from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, instant_text, instant_type, joined
 from swjoin.frontends.sql.grouping import Grouping, checked_where, is_grouped
+from swjoin.frontends.sql.lookups import has_static, is_static, looked_up, refuse_static
+from swjoin.frontends.sql.ranking import NumberCall, first_rows, limit_of, limited, number_call, numbered, ordered_by
 from swjoin.frontends.sql.relations import (
     Aliased,
     Field,
@@ -38,14 +41,11 @@ from swjoin.frontends.sql.relations import (
     quoted,
     source_of,
 )
-from swjoin.frontends.sql.windows import END, START, Dialect, WindowCall, Windowed, window_call
+from swjoin.frontends.sql.windows import END, START, Dialect, Gap, InWindows, WindowCall, Windowed, window_call
 from swjoin.plan.logical import LogicalPlan
 
 _CLAUSES = {
-    "order": "ORDER BY",
-    "limit": "LIMIT",
     "offset": "OFFSET",
-    "qualify": "QUALIFY",
     "windows": "WINDOW",
     "sample": "a sample",
     "laterals": "LATERAL",
@@ -57,6 +57,7 @@ _CLAUSES = {
     "match": "MATCH_RECOGNIZE",
     "prewhere": "PREWHERE",
 }
+_MOST_WINDOWS = 100  # of a row that is not grouped
 _INNER = {"": "inner", "INNER": "inner", "CROSS": "inner", "SEMI": "semi", "ANTI": "anti"}
 _JOIN_KINDS = {("", kind): how for kind, how in _INNER.items()}
 _JOIN_KINDS |= {(side, kind): side.lower() for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
@@ -64,7 +65,7 @@ _JOIN_KINDS |= {(side, kind): side.lower() for side in ("LEFT", "RIGHT", "FULL")
 
 @dataclass(frozen=True)
 class Table:
-    """A table that queries may name. columns: names and types, as Arrow writes them. time: its time column; None: it has none.
+    """A table that queries may name. columns: names and types, as Arrow writes them. time: its time column; None: it is static.
     unit_us: of times that are integers, microseconds of one; below 1 for nanoseconds."""
 
     columns: tuple[tuple[str, str], ...]
@@ -94,22 +95,61 @@ def parse_query(text: str) -> exp.Query:
 def plan_query(text: str, tables: Mapping[str, Table]) -> Query:
     """The plan of a query. UserError, one line, for what it cannot mean or what is not supported."""
     try:
-        relation = _Planner(tables).query(parse_query(text), {})
+        tree = parse_query(text)
+        last = {name: tree.args.pop(name, None) for name in ("order", "limit")}
+        relation = _Planner(tables).query(tree, {})
     except RecursionError:
         raise UserError("the query is too deeply nested") from None
     except UserError as error:
         raise (UserError(one_line(error, 2_000)) if "\n" in str(error) else error) from None
+    refuse_static(relation, "a query")
     names = [f.name for f in relation.fields]
     if "" in names:
         shown = relation.fields[names.index("")].column
         raise UserError(f"column {names.index('') + 1}, {shown}, has no name", remedy="give it one: ... AS name")
     _differ(relation)
+    order = tuple(_ordered(tree, last["order"], relation)) if last["order"] is not None else ()
     columns = tuple(replace(f, column=f.name) for f in relation.fields)
-    last = Selected(relation, columns, tuple(quoted(f.column) for f in relation.fields))
+    top: Relation = relation
+    if last["limit"] is not None:
+        by = tuple(OrderKey(quoted(relation.fields[at].column), *how) for at, *how in order)
+        top = first_rows(relation, by, _limit(last["limit"]))
+    if not isinstance(top, Selected) or any(f.column != f.name for f in relation.fields):
+        top = Selected(top, columns, tuple(quoted(f.column) for f in relation.fields))
     nodes = Nodes(tables)
-    top = relation if all(f.column == f.name for f in relation.fields) and isinstance(relation, Selected) else last
-    plan = nodes.plan(top.make(nodes, None))
+    plan = nodes.plan(top.make(nodes, None), tuple(OrderKey(columns[at].name, *how) for at, *how in order))
     return Query(plan, tuple(node.name for node in plan.nodes if not node.inputs))
+
+
+def _ordered(tree: exp.Query, order: exp.Order, relation: Relation) -> Iterator[tuple[int, bool, bool]]:
+    """Of ORDER BY at the end: the position of each column of the answer, whether it is descending, whether nulls are first."""
+    names, selects = [f.name for f in relation.fields], [item.unalias().sql("duckdb") for item in tree.selects]
+    for item, descending, nulls_first in ordered_by(order.expressions):
+        shown = item.sql("duckdb")
+        if isinstance(item, exp.Literal) and str(item.this).isdigit() and 1 <= int(str(item.this)) <= len(names):
+            yield int(str(item.this)) - 1, descending, nulls_first
+        elif isinstance(item, exp.Column) and not item.table and item.name in names:
+            yield names.index(item.name), descending, nulls_first
+        elif len(selects) == len(names) and shown in selects:
+            yield selects.index(shown), descending, nulls_first
+        else:
+            raise UserError(
+                f"ORDER BY {one_line(shown, 60)}: is no column of the answer", remedy="select it, and order by its name"
+            )
+
+
+def _limit(limit: exp.Expr) -> int:
+    count = limit.args.get("expression")
+    if (
+        not isinstance(limit, exp.Limit)
+        or not isinstance(count, exp.Literal)
+        or not str(count.this).isdigit()
+        or not int(count.this)
+    ):
+        raise UserError(
+            f"{one_line(limit.sql('duckdb'), 60)} is not supported", remedy="give a number of rows above zero: LIMIT 10"
+        )
+    return int(str(count.this))
 
 
 def _differ(relation: Relation, where: str = "") -> None:
@@ -156,6 +196,8 @@ class _Planner:
         if node.args.get("distinct"):
             raise UserError("UNION is not supported", remedy="write UNION ALL, which keeps rows that are equal")
         parts = [self.query(part, named) for part in (node.this, node.expression)]
+        if is_static(parts[0]) != is_static(parts[1]):
+            refuse_static(parts[is_static(parts[1])], "UNION ALL, with a stream,")
         counts = [len(part.fields) for part in parts]
         if counts[0] != counts[1]:
             raise UserError(f"UNION ALL of {counts[0]} and {counts[1]} columns", remedy="select as many on both sides")
@@ -182,31 +224,59 @@ class _Planner:
         for name, clause in _CLAUSES.items():
             if node.args.get(name):
                 raise UserError(f"{clause} is not supported", remedy="leave it out")
-        _only(node, "with_", "expressions", "from_", "joins", "where", "group", "having", "distinct")
-        for item in node.expressions:
-            for call in item.find_all(exp.Window):
-                raise UserError(f"{one_line(call.sql('duckdb'), 100)}: OVER is not supported", remedy="aggregate with GROUP BY")
+        for name in ("order", "limit"):
+            if node.args.get(name):
+                raise UserError(
+                    f"{name.upper()}{' BY' * (name == 'order')} inside a query", remedy="write it at the end, or ROW_NUMBER"
+                )
+        _only(node, "with_", "expressions", "from_", "joins", "where", "group", "having", "distinct", "qualify")
+        call = number_call(node)
         if node.args.get("from_") is None:
             raise UserError("a SELECT without FROM", remedy="name a table")
         where = node.args.get("where")
         conditions = [] if where is None else list(conjuncts(where.this))
         checked_where(conditions)
+        if call is not None:
+            return self._numbered(node, call, named, conditions)
         if is_grouped(node):
             return self._grouped(node, named, conditions)
         relation = self._from(node, named, conditions)
-        return self._selected(relation, [found for item in node.expressions for found in self._item(item, relation)])
+        return self._selected(relation, [found for item in node.expressions for found in self._item(item, relation.fields)])
+
+    def _numbered(self, node: exp.Select, call: NumberCall, named: Mapping[str, Relation], where: list[exp.Expr]) -> Relation:
+        """A SELECT whose rows are numbered. Its WHERE is tested before, but for the edges of windows, which are the same in a
+        group."""
+        windowed, edges = self._windows_of(node, named), []
+        if windowed is None:
+            relation = self._from(node, named, where)
+            refuse_static(relation, "ROW_NUMBER()")
+        else:
+            below = Names(windowed.of.fields)
+            edges = [c for c in where if not below.knows(c)]
+            relation = _filtered(windowed.of, [c for c in where if below.knows(c)])
+        rows = numbered(call, relation, windowed)
+        top, shown = _filtered(rows, edges), rows.fields[:-1]
+        found, text = [], call.node.sql("duckdb")
+
+        def changed(part: exp.Expr) -> exp.Expr:
+            is_call = isinstance(part, exp.Window) and part.sql("duckdb") == text
+            return exp.column(rows.rank, quoted=True) if is_call else part
+
+        for item in node.expressions:
+            star = isinstance(item, exp.Star) or isinstance(item.this, exp.Star)
+            for f, value in self._item(item.copy().transform(changed), shown if star else top.fields):
+                unnamed = value == quoted(rows.rank) and not isinstance(item, exp.Alias)
+                found.append((replace(f, name="", column=one_line(item.sql("duckdb"), 100)) if unnamed else f, value))
+        return self._selected(top, found)
 
     def _grouped(self, node: exp.Select, named: Mapping[str, Relation], where: list[exp.Expr]) -> Relation:
         """A SELECT of groups. Its WHERE is tested before, but for the window's edges, which are the same in a group."""
-        first = node.args["from_"].this
-        call, edges = window_call(first), []
-        if call is None:
+        windowed, edges = self._windows_of(node, named), []
+        if windowed is None:
             relation = self._from(node, named, where)
+            refuse_static(relation, "groups")
             grouping = Grouping(node, relation, None, "")
         else:
-            if node.args.get("joins"):
-                raise UserError(f"{call.name} beside a join", remedy=f"join in a subquery: {call.name}((SELECT ...), ...)")
-            windowed = self._windowed(first, call, named)
             below = Names(windowed.of.fields)
             edges = [c for c in where if not below.knows(c)]
             relation = _filtered(windowed.of, [c for c in where if below.knows(c)])
@@ -219,11 +289,21 @@ class _Planner:
         for item in node.expressions:
             if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
                 raise UserError("* of groups is not supported", remedy="name the columns")
-            for f, text in self._item(grouping.rewritten(item), groups):
+            for f, text in self._item(grouping.rewritten(item), groups.fields):
                 named_so = isinstance(item, exp.Alias) or isinstance(item.unnest(), exp.Column)
                 shown = one_line(item.sql("duckdb"), 100)
                 found.append((f if named_so else replace(f, name="", column=shown), text))
         return self._selected(groups, found)
+
+    def _windows_of(self, node: exp.Select, named: Mapping[str, Relation]) -> Windowed | None:
+        """The windows of FROM; None without."""
+        first = node.args["from_"].this
+        call = window_call(first)
+        if call is None:
+            return None
+        if node.args.get("joins"):
+            raise UserError(f"{call.name} beside a join", remedy=f"join in a subquery: {call.name}((SELECT ...), ...)")
+        return self._windowed(first, call, named)
 
     def _windowed(self, node: exp.Expr, call: WindowCall, named: Mapping[str, Relation]) -> Windowed:
         """The table of a window function with its time column. UserError for a column that is no time of its rows."""
@@ -237,6 +317,7 @@ class _Planner:
         else:
             table = node.alias or call.name.lower()
             relation = self._aliased(self.query(source, named), table)
+        refuse_static(relation, call.name)
         of = Aliased(relation, table)
         time = Names(of.fields).field(call.time)
         if time.column not in of.times:
@@ -256,18 +337,18 @@ class _Planner:
         numbered = tuple(replace(f, column=column) for f, column in zip(fields, columns, strict=True))
         return Selected(relation, numbered, tuple(texts))
 
-    def _item(self, item: exp.Expr, relation: Relation) -> Iterator[tuple[Field, str]]:
-        """The columns that an item of SELECT makes, and their texts."""
+    def _item(self, item: exp.Expr, fields: Sequence[Field]) -> Iterator[tuple[Field, str]]:
+        """The columns that an item of SELECT makes of these, and their texts."""
         star = item if isinstance(item, exp.Star) else item.this if isinstance(item, exp.Column) else None
         if isinstance(star, exp.Star):
             _only(star)
             table = item.table if isinstance(item, exp.Column) else None
-            found = [f for f in relation.fields if table is None or f.table.casefold() == table.casefold()]
+            found = [f for f in fields if table is None or f.table.casefold() == table.casefold()]
             if not found:
-                raise UserError(f"{table}.*: no table {table}", remedy=_near(str(table), {f.table for f in relation.fields}))
+                raise UserError(f"{table}.*: no table {table}", remedy=_near(str(table), {f.table for f in fields}))
             yield from ((replace(f, table="", column=f.name), quoted(f.column)) for f in found)
             return
-        names = Names(relation.fields)
+        names = Names(fields)
         value = item
         if isinstance(item, exp.Alias):
             _only(item, "this", "alias")
@@ -302,6 +383,8 @@ class _Planner:
         known = Names([f for r in (relation, *shown) for f in r.fields])
         for condition in where:
             known.read_by(condition)  # its names are known, and not ambiguous
+        if not joins:
+            relation, where = _limited(relation, where)
         relation, where = _tested(relation, where, hows)
         for i, (join, how, right) in enumerate(zip(joins, hows, rights, strict=True)):
             conditions = Conditions(relation, right, how)
@@ -311,7 +394,7 @@ class _Planner:
                 conditions.add_all(conjuncts(join.args["on"]))
             if how == "inner":
                 where = conditions.take(where, pushed=_keep_rows(hows[i + 1 :]))
-            relation = joined(conditions)
+            relation = looked_up(conditions) if has_static(conditions) else joined(conditions)
             relation, where = _tested(relation, where, hows[i + 1 :])
         return _filtered(relation, where)
 
@@ -339,7 +422,13 @@ class _Planner:
             _only(alias, "this")
             return self._aliased(self.query(node.this, named), node.alias)
         if (call := window_call(node)) is not None:
-            raise UserError(f"{call.name} without GROUP BY {START}", remedy="select groups, in a subquery beside a join")
+            windowed = self._windowed(node, call, named)
+            if isinstance(windowed.windows, Gap):
+                raise UserError(f"{call.name} without GROUP BY {START}", remedy="select groups, in a subquery beside a join")
+            if windowed.windows.size_us > _MOST_WINDOWS * windowed.windows.slide_us:
+                problem = f"{call.name}: a row is in more than {_MOST_WINDOWS} windows"
+                raise UserError(problem, remedy=f"group by {START}, {END}")
+            return self._aliased(InWindows(windowed), windowed.table)
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
             raise UserError(f"{one_line(node.sql('duckdb'), 60)} is not supported in FROM", remedy="name a table or a subquery")
         _only(node, "this", "alias")
@@ -353,8 +442,6 @@ class _Planner:
             if known is named:
                 return self._aliased(named[spelled], alias)
             table = self._tables[spelled]
-            if table.time is None:
-                raise UserError(f"table {spelled} has no time", remedy=f"name its time column: --table {spelled}=PATH:TIME")
             return TableRelation(source_of(spelled, table.columns, table.time), alias, table.unit_us)
         raise UserError(f"table {name} is unknown", remedy=_near(name, {*named, *self._tables}))
 
@@ -386,6 +473,25 @@ def _filtered(relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
             raise UserError(f"{one_line(condition.sql('duckdb'), 100)} is no condition", remedy="use a comparison")
         found.append((can_fail(expr), text))
     return filtered(relation, [text for _, text in sorted(found, key=lambda part: part[0])])
+
+
+def _limited(relation: Relation, where: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
+    """With the conditions on numbers of rows that say how many are kept; the other conditions."""
+    names, rest = Names(relation.fields), []
+    for condition in where:
+        bound = limit_of(condition)
+        found = None
+        if bound is not None and isinstance(bound[0], exp.Column):
+            f = names.field(bound[0])
+            found = limited(relation, f.column, bound[1])
+            if found is not None and bound[1] < 1:
+                raise UserError(
+                    f"{one_line(condition.sql('duckdb'), 60)}: no row has such a number", remedy="numbers begin at 1"
+                )
+        relation = found or relation
+        if found is None or bound is None or not bound[2]:
+            rest.append(condition)
+    return relation, rest
 
 
 def _tested(relation: Relation, where: list[exp.Expr], later: Sequence[str]) -> tuple[Relation, list[exp.Expr]]:

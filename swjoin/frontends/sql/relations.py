@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from sqlglot import exp
+
 from swjoin.config.sections import QueryConfig
 from swjoin.core.join_semantics import How
+from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, OutputTime, Project, Result, Source, Union
 
 
@@ -32,6 +35,19 @@ class Field:
     column: str
     type: str
     unit_us: float | None = None
+
+
+def instant_of(column: exp.Expr, f: Field) -> exp.Expr:
+    """The timestamp that an integer stands for."""
+    unit_us = f.unit_us
+    if unit_us is None:
+        return column
+    if f.type == "uint64":
+        column = exp.cast(column, "BIGINT")
+    if unit_us < 1:
+        return exp.Anonymous(this="make_timestamp_ns", expressions=[column])
+    micros = column if unit_us == 1 else exp.Mul(this=column, expression=exp.Literal.number(int(unit_us)))
+    return exp.UnixToTime(this=micros, scale=exp.Literal.number(6))
 
 
 class Nodes:
@@ -55,8 +71,8 @@ class Nodes:
             self.nodes.append(source)
         return source.name
 
-    def plan(self, last: str) -> LogicalPlan:
-        """The plan of what this node needs, which is its result."""
+    def plan(self, last: str, order: tuple[OrderKey, ...] = ()) -> LogicalPlan:
+        """The plan of what this node needs, which is its result. order: of its rows, see `Result`."""
         found = {node.name: node for node in self.nodes}
         needed, waiting = {last}, [last]
         while waiting:
@@ -67,7 +83,7 @@ class Nodes:
         name = "result"
         while name in needed:
             name += "_"
-        return LogicalPlan((*(node for node in self.nodes if node.name in needed), Result(name, last, of_values=True)))
+        return LogicalPlan((*(node for node in self.nodes if node.name in needed), Result(name, last, True, order)))
 
 
 class Relation(Protocol):
@@ -180,16 +196,21 @@ class Selected:
 @dataclass(frozen=True)
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
-    equality. merged: its columns whose values are those of a key's column."""
+    equality. merged: its columns whose values are those of a key's column. copies: further expressions for the last key, for
+    each of which the rows are there once more."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
+    copies: tuple[str, ...] = ()
 
     def make(self, nodes: Nodes) -> str:
-        below = self.of.make(nodes, self.time)
-        return nodes.add("select", lambda name: Project(name, below, self.columns))
+        below, made = self.of.make(nodes, self.time), []
+        for text in (self.keys[-1][1], *self.copies):
+            columns = (*self.columns[:-1], (self.keys[-1][0], text))
+            made.append(nodes.add("select", lambda name, columns=columns: Project(name, below, columns)))  # type: ignore[misc]
+        return made[0] if len(made) == 1 else nodes.add("union", lambda name: Union(name, tuple(made)))
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
@@ -256,5 +277,5 @@ class United:
         return nodes.add("union", lambda name: Union(name, made))
 
 
-def source_of(name: str, columns: Sequence[tuple[str, str]], time: str) -> Source:
+def source_of(name: str, columns: Sequence[tuple[str, str]], time: str | None) -> Source:
     return Source(name, tuple(Column(*column) for column in columns), time)

@@ -1,6 +1,7 @@
-"""Windows in FROM: TUMBLE and HOP, in both spellings.
+"""Windows in FROM: TUMBLE, HOP and SESSION, in both spellings.
 
-What: `Dialect`, DuckDB's SQL with `TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), ...))`; `window_call`; `Windowed`, their relation.
+What: `Dialect`, DuckDB's SQL with `TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), ...))`; `window_call`; `Windowed`, their relation;
+`InWindows` and `InSessions`, of rows with windows and sessions; `window_columns`.
 Why: no dialect of sqlglot reads Flink's spelling; RisingWave's, `TUMBLE(t, ts, ...)`, is a function of a table.
 Stays out: GROUP BY (`frontends.sql.grouping`), what a window is (`core.time_windows`).
 """
@@ -22,10 +23,12 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
 from swjoin.expressions.binder import Scope, bind
 from swjoin.expressions.tree import Literal
-from swjoin.frontends.sql.relations import Field, Nodes, Relation
+from swjoin.frontends.sql.relations import Aliased, Field, Filtered, Nodes, Relation, Selected, instant_of, quoted
 from swjoin.plan.aggregates import NAIVE
+from swjoin.plan.kept_rows import Sessions
+from swjoin.plan.logical import Filter, Project, Union
 
-_INTERVALS = {"TUMBLE": ("size",), "HOP": ("slide", "size")}
+_INTERVALS = {"TUMBLE": ("size",), "HOP": ("slide", "size"), "SESSION": ("gap",)}
 START, END = "window_start", "window_end"
 
 
@@ -34,8 +37,12 @@ class Dialect(DuckDB):
 
     class Parser(DuckDBParser):
         def _parse_table(self, *args: Any, **options: Any) -> Any:
-            if self._match_text_seq("SESSION", "("):
-                raise UserError("SESSION is not supported", remedy="use TUMBLE or HOP")
+            if self._match_text_seq("SESSION", "("):  # elsewhere a word for settings
+                arguments = self._parse_csv(self._parse_lambda)
+                self._match_r_paren()
+                table = exp.Table(this=exp.Anonymous(this="SESSION", expressions=arguments))
+                table.set("alias", self._parse_table_alias())
+                return table
             if not self._match_pair(TokenType.TABLE, TokenType.L_PAREN):
                 return super()._parse_table(*args, **options)
             inner = self._parse_table()
@@ -47,7 +54,14 @@ class Dialect(DuckDB):
 
         def _parse_lambda(self, *args: Any, **options: Any) -> Any:
             if self._match(TokenType.TABLE):
-                return exp.Anonymous(this="TABLE", expressions=[exp.column(self._parse_id_var() or "")])
+                found: list[exp.Expr] = [exp.column(self._parse_id_var() or "")]
+                if self._match(TokenType.PARTITION_BY):
+                    several = self._match(TokenType.L_PAREN)
+                    keys = self._parse_csv(self._parse_column) if several else [self._parse_column()]
+                    if several:
+                        self._match_r_paren()
+                    found.append(exp.Tuple(expressions=keys))
+                return exp.Anonymous(this="TABLE", expressions=found)
             return super()._parse_lambda(*args, **options)
 
 
@@ -55,9 +69,25 @@ def plain_arguments(call: exp.Anonymous) -> list[exp.Expr]:
     """Of a window function: without `TABLE` and `DESCRIPTOR`."""
     found = []
     for part, word in itertools.zip_longest(call.expressions, ("TABLE", "DESCRIPTOR")):
-        of = part.expressions if isinstance(part, exp.Anonymous) and str(part.this).upper() == word else ()
-        found.append(of[0] if len(of) == 1 else part)
+        of = list(part.expressions) if isinstance(part, exp.Anonymous) and str(part.this).upper() == word else []
+        keyed = word == "TABLE" and bool(partition_by(call))
+        found.append(of[0] if len(of) == 1 or keyed else part)
     return [part for part in found if part is not None]
+
+
+def partition_by(call: exp.Anonymous) -> list[exp.Expr]:
+    """What sessions are by, where a table's argument says it."""
+    table = call.expressions[0] if call.expressions else None
+    given = table.expressions[1:] if isinstance(table, exp.Anonymous) and str(table.this).upper() == "TABLE" else []
+    return given[0].expressions if given else []
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Sessions. keys: of these; None: of what groups their rows."""
+
+    us: int
+    keys: tuple[exp.Expr, ...] | None
 
 
 @dataclass(frozen=True)
@@ -67,17 +97,17 @@ class WindowCall:
     name: str
     source: exp.Expr
     time: exp.Column
-    windows: TimeWindows
+    windows: TimeWindows | Gap
 
 
 def window_call(node: exp.Expr) -> WindowCall | None:
     """The windows that an item of FROM gives; None for another item. UserError for arguments that it cannot have."""
     call = node.this if isinstance(node, exp.Table) else None
-    if not isinstance(call, exp.Anonymous) or str(call.this).upper() not in {*_INTERVALS, "SESSION", "CUMULATE"}:
+    if not isinstance(call, exp.Anonymous) or str(call.this).upper() not in {*_INTERVALS, "CUMULATE"}:
         return None
     name, shown = str(call.this).upper(), one_line(call.sql("duckdb"), 100)
     if name not in _INTERVALS:
-        raise UserError(f"{name} is not supported", subject=shown, remedy="use TUMBLE or HOP")
+        raise UserError(f"{name} is not supported", subject=shown, remedy="use TUMBLE, HOP or SESSION")
     lengths = _INTERVALS[name]
     form = f"{name}(TABLE, TIME COLUMN, {', '.join(f'INTERVAL {length}' for length in lengths)})"
     arguments = plain_arguments(call)
@@ -87,6 +117,11 @@ def window_call(node: exp.Expr) -> WindowCall | None:
     if not isinstance(source, exp.Column | exp.Subquery) or (isinstance(source, exp.Column) and source.table):
         raise UserError(f"{shown}: its first argument is no table", remedy=f"write {form}")
     found = dict(zip(lengths, (_length(part, shown, form) for part in given), strict=True))
+    keys = partition_by(call)
+    if keys and name != "SESSION":
+        raise UserError(f"{shown}: PARTITION BY is for sessions", remedy="leave it out, and group by it")
+    if name == "SESSION":
+        return WindowCall(name, source, time, Gap(found["gap"], tuple(keys) or None))
     return WindowCall(name, source, time, TimeWindows(found["size"], found.get("slide", found["size"])))
 
 
@@ -117,7 +152,7 @@ class Windowed:
     of: Relation
     table: str
     time: Field
-    windows: TimeWindows
+    windows: TimeWindows | Gap
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -130,3 +165,99 @@ class Windowed:
 
     def make(self, nodes: Nodes, time: str | None) -> str:
         raise AssertionError("windows are made by the aggregate over them")
+
+
+@dataclass(frozen=True)
+class InWindows:
+    """Rows, once for each window that has them. windowed: their windows, which are none of sessions."""
+
+    windowed: Windowed
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return self.windowed.fields
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return self.windowed.times
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        of, windows = self.windowed.of, self.windowed.windows
+        assert isinstance(windows, TimeWindows), "sessions have no windows of each row alone"
+        below, size, slide = of.make(nodes, time), windows.size_us, windows.slide_us
+        instant = exp.column(self.windowed.time.column, quoted=True)
+        us = f"epoch_us(date_trunc('microsecond', {instant_of(instant, self.windowed.time).sql('duckdb')}))"
+        plain = tuple((f.column, quoted(f.column)) for f in of.fields)
+        made = []
+        for back in range(-(-size // slide)):  # windows that began so many slides before the newest one
+            start = f"{us} - ({us} % {slide} + {slide}) % {slide} - {back * slide}"
+            edges = tuple((name, f"make_timestamp({text})") for name, text in ((START, start), (END, f"{start} + {size}")))
+            rows = below
+            if (back + 1) * slide > size:
+                inside = f"({us} % {slide} + {slide}) % {slide} + {back * slide} < {size}"
+                rows = nodes.add("filter", lambda name, inside=inside: Filter(name, below, inside))  # type: ignore[misc]
+            made.append(nodes.add("select", lambda name, r=rows, e=edges: Project(name, r, (*plain, *e))))  # type: ignore[misc]
+        return made[0] if len(made) == 1 else nodes.add("union", lambda name: Union(name, tuple(made)))
+
+
+def window_columns(relation: Relation) -> dict[str, tuple[str, TimeWindows, str]]:
+    """Of the columns that are edges of rows' windows: which edge, the windows, and the column of the rows' time."""
+    if isinstance(relation, InWindows) and isinstance(relation.windowed.windows, TimeWindows):
+        windows, time = relation.windowed.windows, relation.windowed.time.column
+        return {f.column: (f.name, windows, time) for f in relation.fields[-2:]}
+    if isinstance(relation, Aliased | Filtered):
+        return window_columns(relation.of)
+    if isinstance(relation, Selected):
+        below = {quoted(column): found for column, found in window_columns(relation.of).items()}
+        shown = {text: f.column for f, text in zip(relation.fields, relation.texts, strict=True)}
+        return {
+            shown[text]: (edge, windows, shown[quoted(time)])
+            for text, (edge, windows, time) in below.items()
+            if text in shown and quoted(time) in shown
+        }
+    return {}
+
+
+@dataclass(frozen=True)
+class InSessions:
+    """Rows with their sessions. keys: expressions over `of`. time: its time column."""
+
+    of: Relation
+    table: str
+    keys: tuple[str, ...]
+    time: Field
+    gap_us: int
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (*self.of.fields, *self.edges)
+
+    @property
+    def edges(self) -> tuple[Field, Field]:
+        """Start and end of a row's session."""
+        kind, taken = window_type(self.time), {f.column for f in self.of.fields}
+        start, end = (f"session {what}" for what in ("start", "end"))
+        while {start, end} & taken:
+            start, end = f"{start}_", f"{end}_"
+        return Field(self.table, START, start, kind), Field(self.table, END, end, kind)
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        return (self.edges[1].column,)
+
+    def make(self, nodes: Nodes, time: str | None) -> str:
+        below = self.of.make(nodes, self.time.column)
+        start, end = (f.column for f in self.edges)
+        read: dict[str, str] = {quoted(f.column): f.column for f in self.of.fields}
+        plain = len(read)
+        for text in self.keys:
+            name = f"key {len(read)}"
+            while name in (start, end, *read.values()):
+                name += "_"
+            read.setdefault(text, name)
+        if len(read) > plain:
+            source, columns = below, tuple((name, text) for text, name in read.items())
+            below = nodes.add("select", lambda name: Project(name, source, columns))
+        key, output, kind = tuple(read[text] for text in self.keys), "end" if time == end else "last", window_type(self.time)
+        what = key, self.gap_us, start, end, output, kind
+        return nodes.add("sessions", lambda name: Sessions(name, below, *what))  # type: ignore[arg-type]

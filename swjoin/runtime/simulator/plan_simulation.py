@@ -24,6 +24,7 @@ from swjoin.config.run import RunConfig
 from swjoin.core.batch import SourceBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import SlaveId
+from swjoin.plan.columns import StaticTables
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.stages import cut
 from swjoin.runtime.simulator.checkers import check_owners, check_stages
@@ -44,9 +45,11 @@ class PlanSimulation(Simulation):
         seed: int,
         folder: Path | None = None,
         crashes: Sequence[tuple[int, int]] = (),
+        tables: StaticTables | None = None,
     ) -> None:
-        """folder, crashes: as of `Simulation`; the crashes say how many slave ranks are left from then on."""
-        self._plan = plan
+        """folder, crashes: as of `Simulation`; the crashes say how many slave ranks are left from then on. tables: static
+        ones, that lookups read."""
+        self._plan, self._tables = plan, tables
         super().__init__(config, sources, width, seed, folder=folder, crashes=crashes)
 
     def _open_sources(self, sources: Sequence[Sequence[SourceBatch]]) -> tuple[BatchSource, ...]:
@@ -60,7 +63,8 @@ class PlanSimulation(Simulation):
         store = self._master_checkpointer
         manifest = None if store is None else store.folder.newest()
         owners = owners_of(manifest, fitted, self._plan, slave_count)
-        self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch_of(manifest), owners)
+        first_epoch = first_epoch_of(manifest)
+        self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch, owners, self._tables)
         config, count = instances.config_of_gateway, instances.slave_count
         self.master = Master(config, count, instances.subclusters, self._new_dealer(config))
         self.gateways = [

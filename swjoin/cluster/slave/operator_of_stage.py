@@ -1,0 +1,42 @@
+"""The operator that an instance of a plan's stage runs.
+
+What: `operator_of`.
+Why: a new operator is named here, and nowhere else in the roles.
+Stays out: the operators (`operators`), what an instance has around its own (`cluster.slave.stage`).
+"""
+
+from __future__ import annotations
+
+from swjoin.cluster.slave.stage import StageInstance
+from swjoin.config.run import RunConfig
+from swjoin.core.aggregate_columns import AggregateColumns
+from swjoin.core.group_keys import GroupKeys
+from swjoin.core.kept_columns import RankColumns, SessionColumns
+from swjoin.operators.aggregation import Aggregation
+from swjoin.operators.gathering import Gathering
+from swjoin.operators.join_operator import JoinOperator
+from swjoin.operators.keyed_operator import Limits
+from swjoin.operators.ranking import Ranking
+from swjoin.operators.sessions import Sessions
+from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.plan import aggregates, kept_rows
+
+
+def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: bool) -> JoinOperator:
+    """name: of the slave, for messages. rows: whether pairs of a join have columns. UserError when the types of a predicate do
+    not fit."""
+    node, columns, keys, module = stage.stage.node, stage.columns.keyed, stage.keys, config.module
+    limits = Limits(module.result_buffer_bytes, module.window_bytes)
+    if stage.stage.gathers:
+        return Gathering(module.result_buffer_bytes, name)
+    if stage.stage.joins:
+        where = stage.columns.compiled_where()
+        return WindowJoinOperator.for_run(config, stage.layouts, name=name, where=where, in_order=False, rows=rows)
+    assert isinstance(keys, GroupKeys), f"{name}: groups with the keys of a join"
+    if isinstance(node, aggregates.Aggregate) and isinstance(columns, AggregateColumns):
+        return Aggregation(node.windows, columns, keys, limits, name)
+    if isinstance(node, kept_rows.Ranked) and isinstance(columns, RankColumns):
+        return Ranking(node.windows, columns, keys, limits, name)
+    assert isinstance(node, kept_rows.Sessions), f"{name}: a stage without an operator"
+    assert isinstance(columns, SessionColumns), f"{name}: sessions without their columns"
+    return Sessions(node.gap_us, columns, keys, limits, name)

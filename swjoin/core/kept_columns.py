@@ -1,0 +1,133 @@
+"""Columns of operators that keep rows: which groups rows are in, their order, and the rows that come out.
+
+What: `RankColumns`, of the first rows of each window and group; `SessionColumns`, of rows with the session that they are in;
+`OrderKey`, `sorted_rows`.
+Why: the operators handle positions, times and codes, and know nothing of Arrow's types.
+Stays out: keeping rows (`operators.ranking`, `operators.sessions`), which columns travel (`plan.columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from swjoin.core.aggregate_functions import order_codes
+from swjoin.core.batch import I64, U64, Bool, ResultRows, TupleBatch
+from swjoin.core.columns import Columns
+from swjoin.core.group_keys import GroupKeys
+from swjoin.core.hashing import GOLDEN
+from swjoin.core.join_semantics import mix64
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class OrderKey(NamedTuple):
+    """A column by which rows are ordered. NaN is the greatest number; text is ordered by its bytes."""
+
+    column: str
+    descending: bool = False
+    nulls_first: bool = False
+
+
+@dataclass(frozen=True)
+class KeptColumns:
+    """name: of the operator, for messages. key: grouping columns. shown: columns of the input that come out. start, end: names
+    of the window's columns, of type `time`; "" for none."""
+
+    name: str
+    key: tuple[str, ...]
+    key_types: tuple[tuple[str, pa.DataType], ...]
+    shown: tuple[str, ...]
+    start: str
+    end: str
+    time: pa.DataType
+
+    def new_keys(self) -> GroupKeys:
+        """An encoder of the groups, with a dictionary of its own."""
+        return GroupKeys(self.key_types)
+
+    def encoded(self, keys: GroupKeys, rows: TupleBatch) -> tuple[I64, Bool]:
+        """Codes of the rows' groups, int64 (n,), and which are null, bool (n,)."""
+        return keys.encode([] if rows.columns is None else [rows.columns.column(name) for name in self.key], len(rows))
+
+    def _with_window(self, rows: TupleBatch, starts: I64, ends: I64, more: Sequence[tuple[str, pa.Array]]) -> Columns:
+        """The columns that come out. starts, ends: microseconds, int64 (n,). more: names and columns after those."""
+        import pyarrow as pa
+
+        found = [(name, rows.columns.column(name)) for name in self.shown if rows.columns is not None]
+        for name, times in ((self.start, starts), (self.end, ends)):
+            if name:
+                found.append((name, pa.array(times).view(self.time)))
+        found += more
+        return Columns(pa.RecordBatch.from_arrays([array for _, array in found], [name for name, _ in found]))
+
+
+@dataclass(frozen=True)
+class RankColumns(KeptColumns):
+    """most: rows of each window and group. rank: name of the column of their numbers, from 1 on. ts_after_us: time of a row
+    that comes out, from the window's start."""
+
+    order: tuple[OrderKey, ...]
+    most: int
+    rank: str
+    size_us: int
+    ts_after_us: int
+
+    def first(self, keys: GroupKeys, rows: TupleBatch) -> tuple[I64, I64]:
+        """Positions of the first rows of each group, in order, int64 (m,), and their numbers. Rows that are equal in all
+        columns of the order are in that of their ids."""
+        codes, nulls = self.encoded(keys, rows)
+        order = []
+        for key in self.order:
+            assert rows.columns is not None, f"{self.name}: rows without column {key.column}"
+            order += _codes(key, rows.columns.column(key.column))
+        by = np.lexsort((rows.id, *reversed(order), nulls, codes))
+        new = np.ones(len(by), np.bool_)
+        new[1:] = (codes[by[1:]] != codes[by[:-1]]) | (nulls[by[1:]] != nulls[by[:-1]])
+        at = np.arange(len(by))
+        ranks = at - np.maximum.accumulate(np.where(new, at, 0)) + 1
+        kept = ranks <= self.most
+        return by[kept], ranks[kept]
+
+    def rows(self, rows: TupleBatch, ranks: I64, start_us: int) -> ResultRows:
+        """Rows of the window that starts then, with their numbers."""
+        import pyarrow as pa
+
+        n = len(rows)
+        starts = np.full(n, start_us, np.int64)
+        columns = self._with_window(rows, starts, starts + self.size_us, [(self.rank, pa.array(ranks))])
+        return ResultRows(window_row_ids(start_us, rows.id), np.full(n, start_us + self.ts_after_us, np.int64), columns)
+
+
+@dataclass(frozen=True)
+class SessionColumns(KeptColumns):
+    """ts_after_us: time of a row that comes out, from its session's end."""
+
+    ts_after_us: int
+
+    def rows(self, rows: TupleBatch, starts: I64, ends: I64) -> ResultRows:
+        """Rows with their sessions, microseconds, int64 (n,)."""
+        return ResultRows(rows.id, ends + self.ts_after_us, self._with_window(rows, starts, ends, []))
+
+
+def window_row_ids(start_us: int, ids: U64) -> U64:
+    """Ids, uint64 (n,), of rows as rows of the window that starts then, since a row may be in several."""
+    with np.errstate(over="ignore"):
+        return mix64(ids + np.uint64(start_us & (1 << 64) - 1) * GOLDEN)
+
+
+def sorted_rows(rows: pa.Table, order: Sequence[OrderKey]) -> pa.Table:
+    """The rows in this order; those that are equal in all of its columns stay as they are."""
+    import pyarrow as pa
+
+    whole = rows.combine_chunks()
+    codes = [c for key in order for c in _codes(key, pa.concat_arrays(whole.column(key.column).chunks))]
+    return whole.take(pa.array(np.lexsort(codes[::-1]))) if len(whole) else whole
+
+
+def _codes(key: OrderKey, column: pa.Array) -> list[I64]:
+    return order_codes(column, descending=key.descending, nulls_first=key.nulls_first)

@@ -1,0 +1,104 @@
+"""The rows that decide calls of an aggregate for which no few numbers do: first, last, extremes of text, different values.
+
+What: `DecidingRows`, of the panes of an `Aggregation`; `totals_of` a group table.
+Why: such a call needs a row, or one of each value; until its windows have closed, a pane keeps no more rows than decide, times
+two.
+Stays out: which rows decide (`core.aggregate_columns`), the other calls (`operators.aggregation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from swjoin.core.aggregate_columns import AggregateColumns, Call, Totals
+from swjoin.core.aggregate_functions import Accumulation
+from swjoin.core.batch import I64, TupleBatch
+from swjoin.core.group_keys import GroupKeys
+from swjoin.operators.kept_rows import KeptRows
+from swjoin.state.group_table import GroupTable
+
+_LEAST = 4_096  # rows that a pane takes before it keeps only those that decide
+ResultsOf = Callable[[I64], "Totals | object"]  # of these slots
+
+
+def totals_of(table: GroupTable, call: int, slots: I64) -> Totals:
+    return Totals(table.words(call, 0, slots), lambda word: table.words(call, word, slots), lambda: table.sums(call, slots))
+
+
+class _Pane(KeptRows):
+    """due: rows at which it is to be cut down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due = _LEAST
+
+
+class DecidingRows:
+    """keys: the encoder of this instance. panes are named by their start."""
+
+    def __init__(self, columns: AggregateColumns, keys: GroupKeys) -> None:
+        self._columns, self._keys = columns, keys
+        self._calls = {i: call for i, call in enumerate(columns.calls) if call.accumulation == Accumulation.ROWS}
+        self._panes: dict[int, _Pane] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are such calls."""
+        return bool(self._calls)
+
+    def add(self, pane_us: int, rows: TupleBatch, groups: I64, table: GroupTable) -> None:
+        """Rows of a pane, with their partition-groups. table: which has their groups."""
+        pane = self._panes.setdefault(pane_us, _Pane())
+        pane.add(rows, groups)
+        if len(pane) >= pane.due:
+            slots = self._slots(pane, table)
+            pane.keep(np.unique(np.concatenate([self._columns.deciding(c, slots, pane.rows) for c in self._calls.values()])))
+            pane.due = max(_LEAST, 2 * len(pane))
+
+    def _slots(self, rows: KeptRows, table: GroupTable) -> I64:
+        codes, nulls = self._columns.encoded(self._keys, rows.rows)
+        return table.slots_of(codes, nulls, rows.groups)
+
+    def results(self, start_us: int, end_us: int, table: GroupTable) -> dict[int, ResultsOf]:
+        """The results of each such call, by its place, for slots of the table, which has the groups of a window."""
+        whole = KeptRows()
+        for at in sorted(self._panes):
+            if start_us <= at < end_us:
+                whole.add(self._panes[at].rows, self._panes[at].groups)
+        if not len(whole):
+            return {}
+        slots, found = self._slots(whole, table), {}
+        for i, call in self._calls.items():
+            found[i] = self._result(call, slots, whole.rows, len(table))
+        return found
+
+    def _result(self, call: Call, slots: I64, rows: TupleBatch, count: int) -> ResultsOf:
+        if call.of_distinct is None:
+            import pyarrow as pa
+
+            values = self._columns.picked(call, slots, rows, count)
+            return lambda some: values.take(pa.array(some))
+        at, sums = self._columns.deciding(call, slots, rows), GroupTable([call.of_distinct])
+        sums.slots_of(np.arange(count), np.zeros(count, np.bool_), np.zeros(count, np.int64))
+        argument = self._columns.argument(call, rows.take(at))
+        sums.add(0, slots[at], argument.valid, argument.values, unsigned=argument.unsigned)
+        return lambda some: totals_of(sums, 0, some)
+
+    def drop(self, pane_us: int) -> None:
+        """No window has this pane any more."""
+        self._panes.pop(pane_us, None)
+
+    def take_out(self, group: int) -> list[TupleBatch]:
+        """The rows of a partition-group, which are kept no longer."""
+        gone = [pane.take_out(group) for pane in self._panes.values()]
+        self._panes = {start: pane for start, pane in self._panes.items() if len(pane)}
+        return gone
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pane.nbytes for pane in self._panes.values())
+
+    def validate(self, panes: Iterable[int]) -> None:
+        """Raise AssertionError on a broken invariant. panes: that are open."""
+        assert set(self._panes) <= set(panes), f"{self._columns.name}: rows of a pane that is closed"

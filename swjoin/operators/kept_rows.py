@@ -1,0 +1,69 @@
+"""Rows that an operator keeps, with their partition-groups.
+
+What: `KeptRows`; `leaving_rows`, of a partition-group that leaves.
+Why: rows come in batches, and are one batch when they are sorted or leave.
+Stays out: which rows are kept (`operators.ranking`, `operators.sessions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from swjoin.core.batch import I64, TupleBatch
+from swjoin.operators.join_operator import MoveId
+from swjoin.operators.keyed_operator import LeavingState
+
+
+class KeptRows:
+    """Rows in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._rows: list[TupleBatch] = []
+        self._groups: list[I64] = []
+        self._count = self.nbytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rows: TupleBatch, groups: I64) -> None:
+        """groups: their partition-groups, int64 (n,)."""
+        if len(rows):
+            self._rows.append(rows)
+            self._groups.append(groups)
+            self._count += len(rows)
+            self.nbytes += rows.nbytes + groups.nbytes
+
+    @property
+    def rows(self) -> TupleBatch:
+        if len(self._rows) > 1:
+            self._rows = [TupleBatch.concat(self._rows)]
+        return self._rows[0] if self._rows else TupleBatch.empty()
+
+    @property
+    def groups(self) -> I64:
+        if len(self._groups) > 1:
+            self._groups = [np.concatenate(self._groups)]
+        return self._groups[0] if self._groups else np.empty(0, np.int64)
+
+    def keep(self, index: I64) -> None:
+        """The rows at these positions alone."""
+        rows, groups = self.rows, self.groups
+        self._rows, self._groups, self._count, self.nbytes = [], [], 0, 0
+        if len(index):
+            self.add(rows.take(index), groups[index])
+
+    def take_out(self, group: int) -> TupleBatch:
+        """The rows of a partition-group, which are kept no longer."""
+        mine = self.groups == group
+        gone = self.rows.take(np.flatnonzero(mine))
+        if mine.any():
+            self.keep(np.flatnonzero(~mine))
+        return gone
+
+
+def leaving_rows(move_id: MoveId, parts: Sequence[TupleBatch], final_us: int, chunk_bytes: int) -> LeavingState:
+    """A partition-group's rows, as they leave. final_us: what was final by this time is out."""
+    some = [part for part in parts if len(part)]
+    return LeavingState(move_id, [TupleBatch.concat(some)] if some else [], final_us, chunk_bytes)

@@ -1,0 +1,278 @@
+"""What operators of keyed stages with one port have in common: their rows come out at ends of epochs, once, and final.
+
+What: `KeyedOperator`; `WindowOperator`, one that has windows of time, in panes; `Limits`; `LeavingState` and `ComingState`, the
+two ends of a state movement.
+Why: they differ in what they keep of rows, and in which rows come out when a watermark has passed.
+Stays out: what is kept (`operators.aggregation`, `operators.ranking`, `operators.sessions`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from swjoin.core.batch import I64, U64, ResultRows, TupleBatch
+from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
+from swjoin.core.errors import RunFailed
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
+from swjoin.core.time_windows import TimeWindows
+from swjoin.operators.join_operator import MoveId
+from swjoin.operators.join_step import Step, WindowMemory, Work, check_columns
+from swjoin.state.delay_histogram import record_delays
+
+if TYPE_CHECKING:
+    from swjoin.state.arrays import Inputs
+
+Pane = TypeVar("Pane")
+_NO_GROUPS: I64 = np.empty(0, np.int64)
+
+
+class Limits(NamedTuple):
+    """result_bytes: most bytes of rows per step, about. window_bytes: most of the state."""
+
+    result_bytes: int
+    window_bytes: int
+
+
+class KeyedOperator(ABC):
+    """name: owner, for messages."""
+
+    def __init__(self, limits: Limits, name: str) -> None:
+        self._limits, self._name = limits, name
+        self._open: Work | None = None
+        self._at = 0  # rows of the open delivery that are accumulated
+        self._groups: I64 = np.empty(0, np.int64)  # partition-groups of its rows
+        self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
+        self._came_us: int | None = None  # arrival of the newest row of the open delivery
+        self._peak_bytes = 0
+
+    @abstractmethod
+    def _accumulate(self, rows: TupleBatch, groups: I64, where: str = "") -> None:
+        """groups: partition-groups of the rows. where: of rows that no closed window may have; "": those are left out."""
+
+    @abstractmethod
+    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """Rows that are final by this time, in pieces; of each row its partition-group."""
+
+    @abstractmethod
+    def _pass(self, watermark_us: int) -> None:
+        """What is final by this time is out."""
+
+    @abstractmethod
+    def take_chunk(self, chunk: StateChunk) -> None:
+        """State of a partition-group that comes. RunFailed if it does not fit."""
+
+    @abstractmethod
+    def group_ids(self) -> list[GroupId]: ...
+
+    @abstractmethod
+    def window_tuples(self) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def window_bytes(self) -> int: ...
+
+    def check_rows(self, delivery: Delivery, where: str) -> None:
+        check_columns(delivery, where)
+
+    def open(self, delivery: Delivery) -> Work:
+        """Start a delivery: rows of the left side."""
+        assert self._open is None, "the delivery before is not done"
+        nothing: U64 = np.zeros(len(delivery.groups), np.uint64)
+        results = GroupResults(delivery.groups, np.zeros(len(delivery.groups), np.int64), nothing)
+        self._open, self._at = Work(delivery, cast("Inputs", None), results), 0
+        self._groups = np.repeat(delivery.groups, delivery.left_counts)
+        self._came_us = int(delivery.left.arrival_us.max()) if len(delivery.left) else None
+        return self._open
+
+    def step(self, work: Work, now_us: int, tuple_budget: int) -> Step[ResultRows]:
+        """Accumulate some rows; after the last one of an epoch, the next rows of windows that close, in pieces of bounded
+        size. now_us: their production time."""
+        assert work is self._open, "step on a delivery that is not open"
+        delivery, start = work.delivery, self._at
+        if start < len(delivery.left):
+            self._at = stop = min(len(delivery.left), start + tuple_budget)
+            self._accumulate(delivery.left.slice(start, stop), self._groups[start:stop], f"epoch {delivery.epoch}")
+            return Step(None, self._ends_here(delivery), stop - start)
+        if not delivery.final:
+            self._open = None
+            return Step(None, True, 0)
+        if self._out is None:
+            self._out = self._closed(delivery.left_time_us)
+        for rows, groups in self._out:
+            self._count(work, rows, groups)
+            if self._came_us is not None:
+                record_delays(now_us, np.full(len(rows), self._came_us, np.int64), work.stats, work.delay_histogram)
+            return Step(rows, False, 0)
+        self._open = self._out = None
+        return Step(None, True, 0)
+
+    def _ends_here(self, delivery: Delivery) -> bool:
+        """Whether the delivery is done: nothing closes before the end of an epoch."""
+        if self._at < len(delivery.left) or delivery.final:
+            return False
+        self._open = None
+        return True
+
+    def _count(self, work: Work, rows: ResultRows, groups: I64) -> None:
+        """Rows that came out, by partition-group."""
+        before = work.unmatched or GroupResults(_NO_GROUPS, _NO_GROUPS, _NO_GROUPS.astype(np.uint64))
+        which, inverse = np.unique(np.concatenate([before.groups, groups]), return_inverse=True)
+        counts, digests = np.zeros(len(which), np.int64), np.zeros(len(which), np.uint64)
+        np.add.at(counts, inverse, np.concatenate([before.counts, np.ones(len(rows), np.int64)]))
+        np.add.at(digests, inverse, np.concatenate([before.digests, rows.id]))
+        work.unmatched = GroupResults(which, counts, digests)
+
+    # ------------------------------------------------------------ restore, moves
+
+    def restore(self, delivery: Delivery) -> None:
+        """Accumulate rows that were accumulated before a crash; those of closed windows are left out."""
+        self._accumulate(delivery.left, np.repeat(delivery.groups, delivery.left_counts))
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:  # noqa: B027 - `restored` has the last watermark
+        """Nothing."""
+
+    def restored(self, times_us: I64) -> None:
+        """What was final by these watermarks, which are the same for all partition-groups, is out."""
+        self._pass(int(times_us[:, 0].min()))
+
+    def _leaves(self, pending: tuple[TupleBatch, TupleBatch]) -> None:
+        """A partition-group leaves between two deliveries only."""
+        assert self._open is None, "a partition-group leaves between deliveries"
+        assert not any(map(len, pending)), "delivered rows of a partition-group that leaves"
+
+    def import_group(self, first: StateChunk) -> ComingState:
+        return ComingState(self)
+
+    def _check_memory(self) -> None:
+        held = self.window_bytes()
+        self._peak_bytes = max(self._peak_bytes, held)
+        if held > self._limits.window_bytes:
+            text = f"{self._name}: windows hold {held} bytes, above the limit of {self._limits.window_bytes}"
+            raise RunFailed(f"{text} (module.window_bytes)")
+
+    @property
+    def may_append(self) -> bool:
+        return self._open is None
+
+    def window_memory(self) -> WindowMemory:
+        return WindowMemory(self._peak_bytes, self._peak_bytes, 0, self.window_bytes(), self.window_tuples()[0])
+
+    def mini_group_count(self) -> int:
+        return 0
+
+    def block_count(self) -> int:
+        return 0
+
+
+class WindowOperator(KeyedOperator, Generic[Pane]):
+    """Rows are in panes, of which windows consist."""
+
+    def __init__(self, windows: TimeWindows, limits: Limits, name: str) -> None:
+        super().__init__(limits, name)
+        self._windows = windows
+        self._panes: dict[int, Pane] = {}  # by start
+        self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
+
+    @abstractmethod
+    def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """The rows of the window that starts then, in pieces; of each row its partition-group."""
+
+    def _left(self, start_us: int, pane: Pane) -> None:
+        """No window has this pane any more."""
+
+    def _in_open_panes(self, rows: TupleBatch, groups: I64, where: str) -> tuple[TupleBatch, I64, I64]:
+        """The rows that are in windows, their partition-groups and panes. where: as in `_accumulate`."""
+        if (inside := self._windows.inside(rows.ts)) is not None and not inside.all():
+            index = np.flatnonzero(inside)
+            rows, groups = rows.take(index), groups[index]
+        panes = self._windows.panes(rows.ts)
+        if len(rows) and int(panes.min()) < self._next_us:
+            if where:
+                late_us = int(rows.ts.min())
+                raise RunFailed(f"{self._name}, {where}: a row of time {late_us} us came after its windows had closed")
+            index = np.flatnonzero(panes >= self._next_us)
+            rows, groups, panes = rows.take(index), groups[index], panes[index]
+        return rows, groups, panes
+
+    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """Rows of the windows that end by this time, oldest first."""
+        windows = self._windows
+        while self._panes:
+            start = max(windows.first_with(min(self._panes)), self._next_us)
+            if start + windows.size_us > watermark_us:
+                break
+            yield from self._rows_of(start)
+            self._next_us = start + windows.slide_us
+            self._forget()
+        self._pass(watermark_us)
+
+    def _pass(self, watermark_us: int) -> None:
+        self._next_us = min(max(self._next_us, self._windows.first_after(watermark_us)), END_OF_TIME_US)
+        self._forget()
+
+    def _forget(self) -> None:
+        for pane in [pane for pane in self._panes if pane < self._next_us]:
+            self._left(pane, self._panes.pop(pane))
+
+    def _check_open(self, chunk: StateChunk) -> None:
+        """RunFailed if other windows are open here than where a chunk comes from."""
+        if chunk.times_us[0] != self._next_us:
+            here = f"its windows are open from {chunk.times_us[0]} us on, those here from {self._next_us} us"
+            raise RunFailed(f"{self._name}: partition-group {chunk.group}: {here}")
+
+
+class LeavingState:
+    """A partition-group's state, as it leaves, in parts of a layout each: key and time of what is kept, as row or columns.
+    final_us: the time up to which it is final."""
+
+    def __init__(self, move_id: MoveId, parts: Sequence[TupleBatch], final_us: int, chunk_bytes: int) -> None:
+        self._move_id, self._final_us, self._index = move_id, final_us, 0
+        self._chunks: list[TupleBatch] = []
+        for part in parts:
+            most = max(1, chunk_bytes * len(part) // max(1, part.nbytes))
+            self._chunks += [part.slice(at, min(len(part), at + most)) for at in range(0, len(part), most)]
+        self._chunks = self._chunks or [TupleBatch.empty()]
+        self.tuples = self.nbytes = 0
+        self.done = False
+
+    def waiting_tuples(self, stream: int) -> int:
+        return 0
+
+    def next_chunk(self) -> StateChunk:
+        """The next chunk; `done` once it is the last one."""
+        part = self._chunks[self._index]
+        self.done = self._index == len(self._chunks) - 1
+        m, some = self._move_id, min(1, len(part))
+        head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, (self._final_us, 0), 0, False)
+        self._index += 1
+        self.tuples += len(part)
+        self.nbytes += part.nbytes
+        return StateChunk(*head, np.zeros(some, np.int64), np.full(some, len(part), np.int64), part)
+
+
+class ComingState:
+    """The other end of a `LeavingState`."""
+
+    def __init__(self, operator: KeyedOperator) -> None:
+        self._operator, self._next = operator, 0
+        self.tuples = self.nbytes = 0
+        self.complete = False
+
+    def add(self, chunk: StateChunk) -> None:
+        """Install the next chunk. RunFailed when it does not fit."""
+        if chunk.index != self._next or self.complete:
+            raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
+        self._operator.take_chunk(chunk)
+        self._next += 1
+        self.tuples += len(chunk.tuples)
+        self.nbytes += chunk.nbytes
+        self.complete = chunk.last
+
+    def waiting_tuples(self, stream: int) -> int:
+        return 0
+
+    def settle(self, epoch: EpochIndex) -> Work | None:
+        return None

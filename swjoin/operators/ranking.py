@@ -1,0 +1,108 @@
+"""The operator of top-n: the first rows of each window and group, with their numbers.
+
+What: `Ranking`, an operator as `JoinOperator` describes it.
+Why: a row's number is final when its window has ended; until then a pane keeps no more rows of a group than may come out,
+times two.
+Stays out: order and columns of rows (`core.kept_columns`), edges of windows (`core.time_windows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from swjoin.core.batch import I64, ResultRows, TupleBatch
+from swjoin.core.data_messages import StateChunk
+from swjoin.core.group_keys import GroupKeys
+from swjoin.core.ids import GroupId
+from swjoin.core.kept_columns import RankColumns
+from swjoin.core.time_windows import TimeWindows
+from swjoin.operators.join_operator import MoveId
+from swjoin.operators.kept_rows import KeptRows, leaving_rows
+from swjoin.operators.keyed_operator import LeavingState, Limits, WindowOperator
+
+_LEAST = 4_096  # rows that a pane takes before it keeps only those that may come out
+
+
+class _Pane(KeptRows):
+    """due: rows at which it is to be cut down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due = _LEAST
+
+
+class Ranking(WindowOperator[_Pane]):
+    """keys: the encoder of this instance. name: owner, for messages."""
+
+    def __init__(self, windows: TimeWindows, columns: RankColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
+        super().__init__(windows, limits, name)
+        self._columns, self._keys = columns, keys
+
+    def _accumulate(self, rows: TupleBatch, groups: I64, where: str = "") -> None:
+        rows, groups, panes = self._in_open_panes(rows, groups, where)
+        for pane in np.unique(panes).tolist():
+            index = np.flatnonzero(panes == pane)
+            self._keep(pane, rows if len(index) == len(rows) else rows.take(index), groups[index])
+        if len(rows):
+            self._check_memory()
+
+    def _keep(self, start_us: int, rows: TupleBatch, groups: I64) -> None:
+        pane = self._panes.setdefault(start_us, _Pane())
+        pane.add(rows, groups)
+        if len(pane) >= pane.due:
+            index, _ = self._columns.first(self._keys, pane.rows)
+            pane.keep(index)
+            pane.due = max(_LEAST, 2 * len(pane))
+
+    def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        whole = KeptRows()
+        for at in sorted(self._panes):
+            if start_us <= at < start_us + self._windows.size_us:
+                whole.add(self._panes[at].rows, self._panes[at].groups)
+        if not len(whole):
+            return
+        rows, groups = whole.rows, whole.groups
+        index, ranks = self._columns.first(self._keys, rows)
+        most = max(1, self._limits.result_bytes * len(rows) // max(1, rows.nbytes))
+        for at in range(0, len(index), most):
+            piece = index[at : at + most]
+            yield self._columns.rows(rows.take(piece), ranks[at : at + most], start_us), groups[piece]
+
+    # ------------------------------------------------------------ moves
+
+    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingState:
+        """A partition-group leaves with its rows of every pane. Between two deliveries only."""
+        self._leaves(pending)
+        gone = [pane.take_out(int(move_id.group)) for pane in self._panes.values()]
+        self._panes = {start: pane for start, pane in self._panes.items() if len(pane)}
+        return leaving_rows(move_id, gone, self._next_us, chunk_bytes)
+
+    def take_chunk(self, chunk: StateChunk) -> None:
+        """Rows of a partition-group that comes. RunFailed if other windows are open here."""
+        self._check_open(chunk)
+        self._accumulate(chunk.tuples, np.full(len(chunk.tuples), int(chunk.group), np.int64), "a move")
+
+    def group_ids(self) -> list[GroupId]:
+        found = {group for pane in self._panes.values() for group in np.unique(pane.groups).tolist()}
+        return [GroupId(group) for group in sorted(found)]
+
+    def tuples_by_group(self, partition_count: int) -> I64:
+        counts = np.zeros(partition_count, np.int64)
+        for pane in self._panes.values():
+            counts += np.bincount(pane.groups, minlength=partition_count)
+        return counts
+
+    def window_tuples(self) -> tuple[int, int]:
+        return sum(map(len, self._panes.values())), 0
+
+    def window_bytes(self) -> int:
+        return sum(pane.nbytes for pane in self._panes.values())
+
+    def validate(self) -> None:
+        """Raise AssertionError on a broken invariant."""
+        for start, pane in self._panes.items():
+            assert start >= self._next_us, f"{self._name}: a pane of {start} us, windows are open from {self._next_us} us on"
+            assert len(pane), f"{self._name}: an empty pane"
+            assert (self._windows.panes(pane.rows.ts) == start).all(), f"{self._name}: rows in another pane"

@@ -1,0 +1,148 @@
+"""Rows that are kept until they are final, as nodes of logical plans: top-n, and sessions.
+
+What: `Ranked`, `Sessions`; `kept_types`, `kept_columns_of`; `Keyed`, these and aggregates: nodes of groups with one input.
+Why: key, order and windows, and the types of what they give, are one description for plans, explanations and instances.
+Stays out: other nodes (`plan.logical`), watermarks (`plan.watermarks`), keeping rows (`operators.ranking`,
+`operators.sessions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from swjoin.core.columns import type_named
+from swjoin.core.errors import UserError
+from swjoin.core.group_keys import GroupKeys
+from swjoin.core.kept_columns import OrderKey, RankColumns, SessionColumns
+from swjoin.core.time_windows import TimeWindows
+from swjoin.core.units import format_duration
+from swjoin.plan.aggregates import NAIVE, Aggregate, WindowTime, ts_after
+
+WHOLE: Final = TimeWindows((1 << 61) - 1, (1 << 61) - 1, -(1 << 60))  # one window of all times
+
+
+class _OneKeyedInput:
+    input: str
+    key: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input,)
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """By port."""
+        return self.key, ()
+
+
+@dataclass(frozen=True)
+class Ranked(_OneKeyedInput):
+    """The first rows of each window and group, with their numbers.
+
+    key: grouping columns, any number; null is a group. order: rows that are equal in it are in the order of their ids. most:
+    rows of each window and group. rank: name of the column of numbers, from 1 on. start, end: names of the window's columns, ""
+    for none. output_time, time_type: as of an aggregate. A row's id is `core.kept_columns.window_row_ids`.
+    """
+
+    name: str
+    input: str
+    key: tuple[str, ...]
+    order: tuple[OrderKey, ...]
+    most: int
+    windows: TimeWindows
+    rank: str = "rank"
+    start: str = ""
+    end: str = ""
+    output_time: WindowTime = "last"
+    time_type: str = NAIVE
+
+    def reads(self, wanted: set[str]) -> set[str]:
+        """Columns of its input from which these of its own come, and by which it groups and orders."""
+        return {*self.key, *(column for column, _, _ in self.order), *(wanted - {self.rank, self.start, self.end})}
+
+    @property
+    def ts_after_us(self) -> int:
+        """Time of a row, from its window's start."""
+        return ts_after(self.windows, self.output_time)
+
+    @property
+    def description(self) -> str:
+        order = ", ".join(f"{column}{' descending' if down else ''}" for column, down, _ in self.order)
+        what = f"first {self.most} rows" + (f" by {order}" if order else "") + f" of {', '.join(self.key) or 'window'}"
+        if self.windows == WHOLE:
+            return f"{what}, of the whole input"
+        size, slide = (format_duration(us) for us in (self.windows.size_us, self.windows.slide_us))
+        return f"{what}, windows of {size}" + ("" if size == slide else f" every {slide}")
+
+
+@dataclass(frozen=True)
+class Sessions(_OneKeyedInput):
+    """Rows with start and end of the session of their group that they are in.
+
+    key: grouping columns, any number; null is a group. gap_us: pause, microseconds, from which on a session ends; its end is a
+    gap after its last row. output_time: the time of a row: the last microsecond of its session, or its end.
+    """
+
+    name: str
+    input: str
+    key: tuple[str, ...]
+    gap_us: int
+    start: str = "window_start"
+    end: str = "window_end"
+    output_time: Literal["last", "end"] = "last"
+    time_type: str = NAIVE
+
+    def reads(self, wanted: set[str]) -> set[str]:
+        """Columns of its input from which these of its own come, and by which it groups."""
+        return {*self.key, *(wanted - {self.start, self.end})}
+
+    @property
+    def ts_after_us(self) -> int:
+        """Time of a row, from its session's end."""
+        return 0 if self.output_time == "end" else -1
+
+    @property
+    def description(self) -> str:
+        return f"sessions by {', '.join(self.key) or 'time alone'}, gap {format_duration(self.gap_us)}"
+
+
+Keyed: TypeAlias = Aggregate | Ranked | Sessions
+
+
+def kept_types(node: Ranked | Sessions, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:
+    """Names and types of the columns of a node's rows. types, time: of its input. UserError if it cannot have them."""
+    if time is None:
+        raise UserError(f"input {node.input} has no time", subject=node.name, remedy="name the time column of its sources")
+    missing = sorted(name for name in node.reads(set()) if name not in types)
+    if missing:
+        raise UserError(f"no column {missing[0]}", subject=node.name, remedy=f"columns are {', '.join(types)}")
+    if isinstance(node, Ranked) and node.most < 1:
+        raise UserError(f"the first {node.most} rows of a group", subject=node.name, remedy="keep one or more")
+    if isinstance(node, Sessions) and node.gap_us < 1:
+        raise UserError(f"a session's gap is {node.gap_us} us", subject=node.name, remedy="give a time above zero")
+    try:
+        GroupKeys([(name, type_named(types[name])) for name in node.key])
+    except UserError as error:
+        raise error.prefixed(node.name) from None
+    found = [*types.items(), *((name, node.time_type) for name in (node.start, node.end) if name)]
+    if isinstance(node, Ranked):
+        found.append((node.rank, "int64"))
+    names = [name for name, _ in found]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(f"two columns are named {twice[0]}", subject=node.name, remedy="name each once")
+    return found
+
+
+def kept_columns_of(node: Ranked | Sessions, types: Mapping[str, str], wanted: set[str]) -> RankColumns | SessionColumns:
+    """What an instance needs. types: of the input. wanted: columns of its rows that a later node needs."""
+    keys = tuple((name, type_named(types[name])) for name in node.key)
+    shown = tuple(name for name in types if name in wanted)
+    time: Any = type_named(node.time_type)
+    start, end = (name if name in wanted else "" for name in (node.start, node.end))
+    head = node.name, node.key, keys, shown, start, end, time
+    if isinstance(node, Sessions):
+        return SessionColumns(*head, node.ts_after_us)
+    return RankColumns(*head, node.order, node.most, node.rank, node.windows.size_us, node.ts_after_us)

@@ -1,0 +1,200 @@
+"""Bugs planted into top-n, sessions and calls that rows decide must be caught by random plans in the simulator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from swjoin.cluster.slave import stage
+from swjoin.core.aggregate_columns import AggregateColumns, Call
+from swjoin.core.batch import I64, TupleBatch
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.kept_columns import RankColumns
+from swjoin.operators.deciding_rows import DecidingRows
+from swjoin.operators.kept_rows import KeptRows
+from swjoin.operators.ranking import Ranking
+from swjoin.operators.sessions import Sessions
+from swjoin.plan import aggregates, kept_rows
+from swjoin.plan.logical import Node
+from swjoin.plan.watermarks import needed_below, watermark_out
+from tests.support.planted import texts
+from tests.tools.random_plans import PlanScenario, simulate
+
+PLANS, ENOUGH = 16, 2
+Monkey = pytest.MonkeyPatch
+
+
+def _decided(node: Node) -> bool:
+    """Whether rows decide a call of it."""
+    calls = node.calls if isinstance(node, aggregates.Aggregate) else ()
+    return any(call.distinct or call.function in ("first", "last", "arg_min", "arg_max") for call in calls)
+
+
+@cache
+def _plans(kind: str) -> tuple[PlanScenario, ...]:
+    """Plans whose results have rows, with such a node."""
+    wanted: dict[str, Callable[[Node], bool]] = {
+        "top": lambda node: isinstance(node, kept_rows.Ranked),
+        "sessions": lambda node: isinstance(node, kept_rows.Sessions),
+        "calls": _decided,
+    }
+    drawn = (PlanScenario.draw(seed) for seed in itertools.count(30_000))
+    good = (s for s in drawn if any(wanted[kind](n) and s.evaluated()[n.name] for n in s.plan.nodes))
+    return tuple(itertools.islice(good, PLANS))
+
+
+@cache
+def _restored(kind: str) -> tuple[PlanScenario, ...]:
+    """Such plans in short epochs, each of which ends with a checkpoint, and with a crash on the way."""
+    found = []
+    for i, plan in enumerate(_plans(kind)):
+        calm = PlanScenario.draw(plan.seed, calm=True)
+        cluster = replace(calm.config.cluster, distribution_epoch_us=0, epoch_tuples=5)
+        config = replace(calm.config, pace="asap", cluster=cluster, checkpoint=replace(calm.config.checkpoint, epochs=1))
+        found.append(replace(calm, config=config, batch_rows=2, part_rows=None, crashes=((60 + 40 * (i % 9), 1),)))
+    return tuple(found)
+
+
+def _caught(plans: Sequence[PlanScenario], enough: int = ENOUGH) -> list[str]:
+    found = texts(plans, lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
+    return list(itertools.islice(found, enough))
+
+
+def _one_more(monkeypatch: Monkey) -> None:
+    """<= n taken for <= n + 1."""
+    first = RankColumns.first
+    monkeypatch.setattr(RankColumns, "first", lambda self, *given: first(replace(self, most=self.most + 1), *given))
+
+
+def _ties_as_they_come(monkeypatch: Monkey) -> None:
+    first = RankColumns.first
+
+    def tied(self: RankColumns, keys: object, rows: TupleBatch) -> tuple[I64, I64]:
+        return first(self, keys, replace(rows, id=np.arange(len(rows), dtype=np.uint64)[::-1]))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RankColumns, "first", tied)
+
+
+def _cut_down_at_once(monkeypatch: Monkey) -> None:
+    """A pane keeps the first rows that come."""
+    keep = Ranking._keep
+
+    def hasty(self: Ranking, start_us: int, rows: TupleBatch, groups: I64) -> None:
+        keep(self, start_us, rows.slice(0, 1), groups[:1])
+
+    monkeypatch.setattr(Ranking, "_keep", hasty)
+
+
+def _gap_itself_inside(monkeypatch: Monkey) -> None:
+    """> for >= at a pause of the gap."""
+    found = Sessions._found
+
+    def longer(self: Sessions) -> tuple[I64, I64, I64]:
+        self._gap_us += 1
+        by, starts, ends = found(self)
+        self._gap_us -= 1
+        return by, starts, ends - 1
+
+    monkeypatch.setattr(Sessions, "_found", longer)
+
+
+def _ended_at_the_watermark(monkeypatch: Monkey) -> None:
+    """A session is out when its last row is below the watermark."""
+    closed = Sessions._closed
+    monkeypatch.setattr(Sessions, "_closed", lambda self, us: closed(self, min(us + self._gap_us - 1, END_OF_TIME_US)))
+
+
+def _left_behind(monkeypatch: Monkey) -> None:
+    """The supplier keeps rows of a group that has left."""
+    monkeypatch.setattr(KeptRows, "take_out", lambda self, group: self.rows.take(np.flatnonzero(self.groups == group)))
+
+
+def _lost_by_a_move(monkeypatch: Monkey) -> None:
+    for operator in (Ranking, Sessions):
+        monkeypatch.setattr(operator, "take_chunk", lambda self, chunk: None)
+
+
+def _undecided_after_a_move(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(DecidingRows, "take_out", lambda self, group: [])
+
+
+def _out_again(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(Sessions, "restored", lambda self, times_us: None)
+
+
+def _nothing_needed(monkeypatch: Monkey) -> None:
+    """A checkpoint forgets rows of open sessions, as if these were as short as windows."""
+
+    def forgetful(node: object, inputs: object) -> tuple[int, int]:
+        return (inputs[0], END_OF_TIME_US) if isinstance(node, kept_rows.Sessions) else needed_below(node, inputs)  # type: ignore
+
+    monkeypatch.setattr(stage, "needed_below", forgetful)
+
+
+def _last_is_first(monkeypatch: Monkey) -> None:
+    deciding = AggregateColumns.deciding
+
+    def first(self: AggregateColumns, call: Call, slots: I64, rows: TupleBatch) -> I64:
+        return deciding(self, call._replace(function="first") if call.function == "last" else call, slots, rows)
+
+    monkeypatch.setattr(AggregateColumns, "deciding", first)
+
+
+def _values_apart(monkeypatch: Monkey) -> None:
+    """Equal values of several deliveries are not one value."""
+    deciding = AggregateColumns.deciding
+
+    def twice(self: AggregateColumns, call: Call, slots: I64, rows: TupleBatch) -> I64:
+        found = deciding(self, call, slots, rows)
+        return found if call.of_distinct is None or len(found) == len(rows) else np.append(found, found[:1])
+
+    monkeypatch.setattr(AggregateColumns, "deciding", twice)
+
+
+def _promise_of_sessions(monkeypatch: Monkey) -> None:
+    """As if all open sessions began at the watermark."""
+
+    def hasty(node: Node, inputs: Sequence[int]) -> int:
+        found = watermark_out(node, inputs)
+        bounded = isinstance(node, kept_rows.Sessions) and BEGIN_OF_TIME_US < found < END_OF_TIME_US
+        return found + (node.gap_us if bounded and isinstance(node, kept_rows.Sessions) else 0)
+
+    monkeypatch.setattr(stage, "watermark_out", hasty)
+
+
+BUGS: dict[str, tuple[str, Callable[[Monkey], None]]] = {
+    "a row more than n": ("top", _one_more),
+    "ties as rows come": ("top", _ties_as_they_come),
+    "a pane that is cut down too early": ("top", _cut_down_at_once),
+    "top-n left behind by a move": ("top", _left_behind),
+    "top-n lost by a move": ("top", _lost_by_a_move),
+    "a pause of the gap inside a session": ("sessions", _gap_itself_inside),
+    "a session that is out too early": ("sessions", _ended_at_the_watermark),
+    "a promise beyond open sessions": ("sessions", _promise_of_sessions),
+    "sessions left behind by a move": ("sessions", _left_behind),
+    "sessions lost by a move": ("sessions", _lost_by_a_move),
+    "sessions that come out again after a restore": ("sessions", _out_again),
+    "rows of open sessions that a checkpoint forgets": ("sessions", _nothing_needed),
+    "the first for the last": ("calls", _last_is_first),
+    "a value that counts twice": ("calls", _values_apart),
+    "deciding rows that a move forgets": ("calls", _undecided_after_a_move),
+}
+AFTER_A_CRASH = ("sessions that come out again after a restore", "rows of open sessions that a checkpoint forgets")
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
+    kind, plant = BUGS[name]
+    plans = _restored(kind) if name in AFTER_A_CRASH else _plans(kind)
+    plant(monkeypatch)
+    assert len(_caught(plans)) == ENOUGH
+
+
+@pytest.mark.parametrize("kind", ["top", "sessions", "calls"])
+def test_without_a_bug_the_plans_are_right(kind: str) -> None:
+    assert _caught([*_plans(kind), *_restored(kind)], 1) == []
