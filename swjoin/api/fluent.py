@@ -22,7 +22,7 @@ from swjoin.api.inputs import Input, are_paths, to_table
 from swjoin.api.queries import sql
 from swjoin.config.arguments import duration_us, one_of
 from swjoin.config.connectors import StreamConfig
-from swjoin.config.options import TimeUnit
+from swjoin.config.options import Strategy, TimeUnit
 from swjoin.connectors.files.source import describe_columns
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.ledger import Proof
@@ -441,10 +441,10 @@ class Stream:
         """Run the query, on so many MPI ranks of this machine."""
         return self.collect(ranks=ranks, **options)
 
-    def explain(self) -> str:
-        """The stages of the query, and the edges between them, a line each."""
+    def explain(self, strategy: Strategy = "query") -> str:
+        """The stages of the query, and the edges between them, a line each. strategy: as of `swjoin.sql`."""
         plan = plan_query(self.sql, {name: source.known for name, source in self._sources.items()}).plan
-        stages = cut(plan)
+        stages = cut(plan, strategy)
         return "\n".join([*map(describe_stage, stages.stages), *map(describe_edge, stages.edges)])
 
     # ------------------------------------------------------------ making queries

@@ -25,7 +25,7 @@ from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, check_workers, duration_us, one_of, size_bytes
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
-from swjoin.config.options import SqlOptions, TimeUnit, complete, takes_options
+from swjoin.config.options import SqlOptions, Strategy, TimeUnit, complete, takes_options
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, TimeConfig
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.ledger import Proof
@@ -54,8 +54,9 @@ def sql(query: str, /, **given: Any) -> Any:
     columns of integers: s, ms, us, ns.
     max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever the order); late:
     "error" or "drop". memory: limit of the window state of a thread or rank, such as "4GB". threads: in this process (default:
-    one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3. progress: as of
-    `swjoin.join`. returns: "arrow", "pandas" or "polars"; "same": what the first table is. out: a file for the rows, .parquet,
+    one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3. strategy: which of
+    them play which stage: "query", "subquery" or "operator" (docs/queries.md). progress: as of `swjoin.join`.
+    returns: "arrow", "pandas" or "polars"; "same": what the first table is. out: a file for the rows, .parquet,
     .csv or .csv.gz; returns its `Proof`.
 
     `swjoin.proof(table)` has the count, the digest of the rows' values and the ledger of an Arrow table.
@@ -130,12 +131,14 @@ def _tables(tables: Mapping[str, Input] | None, named: Mapping[str, Input]) -> d
 def _config(options: Mapping[str, Any]) -> RunConfig:
     late, memory, bound = options["late"], options["memory"], options["max_out_of_order"]
     one_of(late, ("error", "drop"), "late")
+    strategy = options["strategy"] or ClusterConfig.strategy
+    one_of(strategy, get_args(Strategy), "strategy")
     on_ranks = options["ranks"] is not None
     sort = bound is None and (late == "drop" or on_ranks)  # otherwise only if need be
     return RunConfig(
         queries=(QueryConfig(0, 0),),
         time=TimeConfig("event", 0 if bound is None else duration_us(bound, "max_out_of_order"), late, sort=sort),
-        cluster=ClusterConfig(partition_count=CLUSTER_PARTITIONS if on_ranks else JOIN_PARTITIONS),
+        cluster=ClusterConfig(partition_count=CLUSTER_PARTITIONS if on_ranks else JOIN_PARTITIONS, strategy=strategy),
         module=ModuleConfig() if memory is None else ModuleConfig(window_bytes=size_bytes(memory, "memory")),
     )
 

@@ -43,6 +43,9 @@ from swjoin.core.key_encoder import Dictionary
 from swjoin.core.sequence_numbers import stamped_layout
 from swjoin.core.storage import AppendedFile, Background, Executor, Executors
 from swjoin.core.version import __version__
+from swjoin.plan.logical import LogicalPlan
+from swjoin.plan.stages import cut
+from swjoin.plan.subclusters import Subclusters
 
 
 def checkpoint_folder(job: Job, executors: Executors = Background) -> CheckpointStore:
@@ -94,17 +97,19 @@ def input_files(job: Job) -> list[list[Any]]:
     return [[str(path), file_size(path), edges_checksum(path)] for path in paths]
 
 
-def owners_of(manifest: Manifest | None, config: RunConfig, width: int) -> list[list[int]]:
-    """Owners of the partition-groups of every stage of a plan when a run goes on with so many instances per stage; none without
-    a checkpoint. RunFailed when it is corrupt."""
+def owners_of(manifest: Manifest | None, config: RunConfig, plan: LogicalPlan, width: int) -> list[list[int]]:
+    """Owners of the partition-groups of every stage of a plan when a run goes on with so many slave ranks; none without a
+    checkpoint. RunFailed when it is corrupt."""
     if manifest is None:
         return []
+    strategy = config.cluster.strategy
+    counts = Subclusters.of(cut(plan, strategy), width, strategy, config.cluster.instances).counts
     state = manifest.plain["master"]["state"]
     check_master_state(manifest.path, state, manifest.generation, manifest.plain["epoch"], config.cluster.partition_count)
     owners = []
     with restoring(manifest.path):
         for stage, plain in enumerate([state["controller"], *state.get("more_stages", [])]):
-            controller = Controller(config, width, stage)
+            controller = Controller(config, counts[stage], stage)
             controller.restore(plain, 0)
             owners.append(controller.map.owner.tolist())
     return owners

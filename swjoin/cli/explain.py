@@ -41,7 +41,7 @@ from swjoin.plan.logical import Source as PlanSource
 from swjoin.policy.placement import round_robin
 
 _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
-_LISTS = {"stages", "edges"}  # sections with a line for every sentence
+_LISTS = {"stages", "edges", "strategy"}  # sections with a line for every sentence
 _STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to {reader}",
@@ -238,6 +238,10 @@ def _routing(s: Setting) -> list[str]:
     start, one = ("The", "slave") if s.plan is None else (f"{where} the", "instance")
     if stages and all(stage.gathers for stage in stages):
         return ["Any instance may take a row: the hash of its id says which."]
+    if s.plan is not None and s.plan.subclusters.apart:
+        shares = ", ".join(f"{count} of stage {stage}" for stage, count in enumerate(s.plan.subclusters.counts))
+        held = f"Of {_plural(groups, 'partition-group')}, the instances of a stage hold equal numbers: {shares}."
+        return [f"{start} key's hash says which partition-group a tuple belongs to. {held}"]
     out = [
         f"{start} key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet "
         f"at one {one}. {_plural(s.active, one)} with {share} of them each"
@@ -284,6 +288,10 @@ def _stages(s: Setting) -> list[str]:
 
 def _edges(s: Setting) -> list[str]:
     return [] if s.plan is None else explain_plan.edges(s.plan)
+
+
+def _strategy(s: Setting) -> list[str]:
+    return [] if s.plan is None else explain_plan.strategies(s.plan)
 
 
 def _memory(s: Setting) -> list[str]:
@@ -424,6 +432,7 @@ SECTIONS: tuple[tuple[str, Callable[[Setting], list[str]]], ...] = (
     ("what matches", _query),
     ("stages", _stages),
     ("edges", _edges),
+    ("strategy", _strategy),
     ("time", _time),
     ("where keys go", _routing),
     ("epochs", _epochs),

@@ -1,6 +1,7 @@
 """What `explain` says of a plan of several stages: its diagram, stages, edges, and who plays what.
 
-What: `plan_diagram`, and a function per section: `stages`, `edges`, `epochs`, `memory`, `roles`; `further_roles`, `threads`.
+What: `plan_diagram`, and a function per section: `stages`, `edges`, `strategies`, `epochs`, `memory`, `roles`;
+`further_roles`, `threads`.
 Why: a plan has any number of sources and stages, so its diagram is a line for every edge.
 Stays out: sections that plans share with joins of two streams (`cli.explain`), the lines of stages and edges (`plan.stages`).
 """
@@ -8,15 +9,18 @@ Stays out: sections that plans share with joins of two streams (`cli.explain`), 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 from swjoin.cli.summary import size_text
 from swjoin.cluster.exchange import EPOCHS_AHEAD, PART_BYTES, PART_ROWS, PARTS_AHEAD
 from swjoin.cluster.instances import Instances
-from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.ranks import FIRST_SLAVE, RankMap
 from swjoin.cluster.role import RoleId, gateway_role, sink_role
+from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, SinkConfig
 from swjoin.core.batch import STREAM_NAMES
-from swjoin.plan.stages import Edge, Stage, describe_edge, describe_stage
+from swjoin.plan.stages import Edge, Stage, cut, describe_edge, describe_stage
+from swjoin.plan.subclusters import Communication, Subclusters
 
 _ROLES = 6  # further gateways and sinks whose ranks are listed
 _SHOWN = 34  # characters of a path, and of the columns of an edge, in the diagram
@@ -39,9 +43,17 @@ def _sender(edge: Edge) -> str:
     return edge.sender.name
 
 
-def _ranks(instances: Instances, *, in_process: bool) -> str:
-    last = instances.width + 1
-    return "" if in_process else " on rank 2" if last == 2 else f" on ranks 2 to {last}"
+def _played(instances: Instances, stage: int, *, in_process: bool) -> str:
+    """The ranks, or threads, that play a stage."""
+    numbers = instances.subclusters.ranks[stage]
+    first, last = (number + (0 if in_process else FIRST_SLAVE) for number in (numbers[0], numbers[-1]))
+    what = "thread" if in_process else "rank"
+    return f"{what} {first}" if first == last else f"{what}s {first} to {last}"
+
+
+def _where(instances: Instances, stage: int, *, in_process: bool) -> str:
+    alone = in_process and not instances.subclusters.apart
+    return "" if alone else f" on {_played(instances, stage, in_process=in_process)}"
 
 
 # ---------------------------------------------------------------- the diagram
@@ -70,7 +82,8 @@ def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, *, in_
                 line += f"{collector} ─▶ {sink}"
             else:
                 line += f"{STREAM_NAMES[edge.port]:<5} {joints(i, len(mine), middle)[1]}"
-                where = f"─ stage {stage.id}  {stage.name} x {instances.width}{_ranks(instances, in_process=in_process)}"
+                count = instances.subclusters.counts[stage.id]
+                where = f"─ stage {stage.id}  {stage.name} x {count}{_where(instances, stage.id, in_process=in_process)}"
                 line += where if i == middle else ""
             out.append(line)
     return out
@@ -117,6 +130,26 @@ def _load(instances: Instances, edge: Edge) -> str:
         native = instances.columns.stages[edge.receiver.id].new_keys().native
         always.append("key" if native else "hash of the key")
     return f"carries {', '.join([*always, *(f'{name} {kind}' for name, kind in _carried(instances, edge))])}"
+
+
+def strategies(instances: Instances) -> list[str]:
+    """What the run's strategy makes of its slave ranks; then a line for each strategy."""
+    cluster, width, out = instances.config.cluster, instances.width, []
+    for name in get_args(Strategy):
+        stages = cut(instances.logical, name)
+        of = Subclusters.of(stages, width, name, cluster.instances if name == cluster.strategy else ())
+        costs = Communication.of(stages, of, instances.config.gateway_count, name)
+        sizes = [len(ranks) for ranks in dict.fromkeys(of.ranks)]
+        stages_text = "1 stage" if len(of.counts) == 1 else f"{len(of.counts)} stages"
+        shared = " (fewer than stages)" if width < len({*stages.subqueries}) and name != "query" else ""
+        clusters = f"on {sizes[0]}" if len(sizes) == 1 else f"in {len(sizes)} subclusters of {' + '.join(map(str, sizes))}"
+        exchanges = "1 exchange" if costs.steps == 1 else f"{costs.steps} exchanges"
+        reads = f"; {costs.of_inputs:,} more from the gateways" if costs.of_inputs else ""
+        out.append(
+            f"{'*' if name == cluster.strategy else ' '} {name}: {stages_text} {clusters} slaves{shared}; {exchanges} on the "
+            f"longest way, {costs.channels:,} channels, {costs.most_out:,} out of a rank{reads}."
+        )
+    return [f"{cluster.strategy}, marked * (set cluster.strategy).", *out]
 
 
 def epochs(length: str, gateways: int) -> list[str]:
@@ -170,15 +203,19 @@ def threads(config: RunConfig, main: str) -> tuple[str, str]:
 
 
 def roles(instances: Instances, ranks: RankMap | None) -> list[str]:
-    width = instances.width
+    width, apart = instances.width, instances.subclusters.apart
+    each = [f"stage {i} on {_played(instances, i, in_process=ranks is None)}" for i in range(len(instances.stages.stages))]
     if ranks is None:
         count = "a thread" if width == 1 else f"{width} threads"
         main, others = threads(instances.config, "master and gateway")
-        return [f"One process: {main} in its main thread, {count} with an instance of every stage, {others}."]
-    plays = (
-        "Rank 2 plays the instance of every stage" if width == 1 else f"Ranks 2 to {width + 1} play the instances: rank 2 + i "
-    )
-    plays += "" if width == 1 else f"instance i of every stage (slave {width} * stage + i)"
+        with_what = f"with instances: {', '.join(each)};" if apart else "with an instance of every stage,"
+        return [f"One process: {main} in its main thread, {count} {with_what} {others}."]
+    if apart:
+        plays = f"Every rank plays the stages of its subcluster, {', '.join(each)}"
+    elif width == 1:
+        plays = "Rank 2 plays the instance of every stage"
+    else:
+        plays = f"Ranks 2 to {width + 1} play the instances: rank 2 + i instance i of every stage (slave {width} * stage + i)"
     return [
         "Rank 0 is the master (plans epochs, moves and checkpoints) and the gateway (reads, judges lateness, routes). Rank 1 "
         "is the collector: writes results and metrics.",

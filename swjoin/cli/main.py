@@ -166,6 +166,11 @@ def _add_query(p: argparse.ArgumentParser) -> None:
     _add_disorder(p, "all tables")
     p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
     p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance")
+    p.add_argument(
+        "--strategy",
+        choices=["query", "subquery", "operator"],
+        help="slaves play all stages (query, the default), one stage each (subquery), or one operator each (operator)",
+    )
     _add_execution(p)
 
 

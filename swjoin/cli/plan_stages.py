@@ -35,7 +35,7 @@ def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: 
         raise UserError(f"{path}: the run tells no stages; give one that has ended")
     job.config.check_slaves(width)
     try:
-        profile = PlanProfile.of(report, cut(plan_from_plain(job.plan)))
+        profile = PlanProfile.of(report, cut(plan_from_plain(job.plan), job.config.cluster.strategy))
     except UserError as error:
         raise error.prefixed(str(path)) from None
     return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores, ranks)
@@ -98,7 +98,7 @@ class StagesForecast:
                 {
                     "stage": int(stage.stage.id),
                     "join": stage.stage.name,
-                    "instances": capacity.width,
+                    "instances": capacity.subclusters.counts[stage.stage.id],
                     "received_per_s": {"left": came[LEFT], "right": came[RIGHT]},
                     "produced_per_s": out,
                     "rows_out_per_row": out / sum(came) if sum(came) else 0.0,
@@ -132,6 +132,8 @@ class StagesForecast:
                 "busiest_stage": profile.stages[stage_loads.index(max(stage_loads))].stage.name,
             },
             "target": target,
+            "strategy": capacity.config.cluster.strategy,
+            "allocation": capacity.allocation(self.rates),
             "notes": [f"{SAME_DATA}; pairs grow with the product of both inputs' rates"],
         }
 
@@ -161,9 +163,20 @@ def stages_lines(plain: dict[str, Any], origin: str) -> list[str]:
         wish = f"{target['rate_per_s']:,.0f} tuples/s of each source"
         slaves = target["slaves"]
         lines.append(f"{'target':<17} {wish}: {'no number of slaves does' if slaves is None else f'{slaves} slaves'}")
+    lines.append(f"{'strategy':<17} {_strategy_text(plain)}")
     shared = "a core for every rank" if plain["host_cores"] == 0 else f"{plain['host_cores']} cores for all ranks"
     lines.append(f"{'assumed':<17} costs {plain['costs']} of gateway, collector and messages, {shared}")
     return lines + [f"{'note':<17} {note}" for note in plain["notes"]]
+
+
+def _strategy_text(plain: dict[str, Any]) -> str:
+    """The strategy, and the ranks of each stage that the measured work asks for."""
+    if plain["strategy"] == "query":
+        return "query: every slave plays an instance of every stage"
+    if not plain["allocation"]:
+        return f"{plain['strategy']}: fewer slaves than stages, so every slave plays an instance of every stage"
+    counts = ", ".join(map(str, plain["allocation"]))
+    return f"{plain['strategy']}: slaves of the stages by measured work: cluster.instances: [{counts}]"
 
 
 def stages_excess(plain: dict[str, Any]) -> str:

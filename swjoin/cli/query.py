@@ -71,7 +71,8 @@ def _text(given: str) -> str:
 
 def run_query(args: argparse.Namespace) -> int:
     ranks, text = given_ranks(args), _text(args.query)
-    config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, {}, {})), args)
+    cluster = {} if args.strategy is None else {"strategy": args.strategy}
+    config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, cluster, {})), args)
     inputs = _inputs(args)
     tables = {name: _described(name, stream) for name, stream in inputs.items()}
     try:

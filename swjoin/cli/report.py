@@ -21,6 +21,7 @@ from swjoin.cli.events import closing, read_events, timeline
 from swjoin.cli.explain import Setting, diagram, explain, setting_of_plan
 from swjoin.cli.report_html import BEGINNING, Html, Page, bar, escape, folded, listing, paragraph, picture, pre, table, tiles
 from swjoin.cli.summary import duration_text, size_text
+from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
@@ -339,6 +340,14 @@ def _ranks(page: Page, report: dict[str, Any], run_dir: Path) -> None:
         page.section("Ranks", table(heads, [[label, host, *slaves.get(role, ["-"] * 5)] for label, role, host in roles]))
 
 
+def _instances(job: Job, report: dict[str, Any], count: int) -> Instances | None:
+    """The instances of a run, so many together; how many ranks played them follows from those of each stage."""
+    counts = tuple(len(stage["slaves"]) for stage in report.get("stages") or [])
+    widths = range(max(counts, default=0), sum(counts))
+    found = next((of for width in widths if (of := instances_of(job, width)) and of.subclusters.counts == counts), None)
+    return found or instances_of(job, count)
+
+
 def _configuration(page: Page, report: dict[str, Any]) -> None:
     parts = []
     ranks = report.get("ranks") or {}
@@ -348,7 +357,7 @@ def _configuration(page: Page, report: dict[str, Any]) -> None:
     try:
         config = config_from_plain(report["config"])
         job = Job(config, None, False, None, None, "report").with_plan_of(report)
-        plan = instances_of(job, max(1, count // len(report.get("stages") or [0])))
+        plan = _instances(job, report, count)
         if ranks:
             played = None if len(ranks) == 1 else RankMap.of(config, len(ranks))
             setting = Setting(config, count, played, None, "see the files' schemas")

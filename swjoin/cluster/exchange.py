@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from swjoin.core.merged_deliveries import Grouped
 from swjoin.plan.columns import BoundStep
 from swjoin.plan.stages import Edge, Stage
 from swjoin.routing.hash_partition import HashPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
@@ -78,13 +82,14 @@ def rows_after(rows: TupleBatch, edge: int, steps: Sequence[BoundStep]) -> Tuple
 class KeyedEdge:
     """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keys: None where
     any instance may take a row. keeps_null_keys: rows with a null key, which match nothing, come out of the join; otherwise
-    they are dropped here."""
+    they are dropped here. router: keys of the stage that rows are routed by; None: by the receiver's."""
 
     edge: Edge
     columns: tuple[str, ...]
     steps: tuple[BoundStep, ...]
     keys: KeyEncoder | GroupKeys | None
     keeps_null_keys: bool
+    router: KeyEncoder | GroupKeys | None = None
 
     @staticmethod
     def of(instances: Instances, edge: Edge) -> KeyedEdge:
@@ -93,8 +98,9 @@ class KeyedEdge:
         if edge.receiver.gathers:
             return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False)
         keeps = edge.receiver.joins and edge.receiver.join.semantics.kind.unmatched[edge.port]
-        keys = instances.columns.stages[edge.receiver.id].new_keys()
-        return KeyedEdge(edge, columns, steps, keys, keeps)
+        of = instances.columns.stages
+        router = None if edge.origin is None else of[edge.origin].new_keys()
+        return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router)
 
     def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
         """The rows as they travel, and apart from them those with a null key. rows: with the sender's columns."""
@@ -104,14 +110,31 @@ class KeyedEdge:
             return TupleBatch(rows.id.view(np.int64), rows.ts, rows.id, rows.arrival_us, None, shown), TupleBatch.empty()
         assert rows.columns is not None or not self.edge.key, f"edge {self.edge.id}: rows without columns, among them the key"
         columns = None if rows.columns is None or not self.columns else rows.columns.select(self.columns)
-        given = [] if rows.columns is None else [rows.columns.column(name) for name in self.edge.key]
         if isinstance(self.keys, GroupKeys):
-            return TupleBatch(self.keys.hashed(given, len(rows)), rows.ts, rows.id, rows.arrival_us, None, columns), _NOTHING
-        key, valid = self.keys.hashed(given)
+            key = self._routed(rows) if self.router is not None else self.keys.hashed(self._values(rows), len(rows))
+            return TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns), _NOTHING
+        key, valid = self.keys.hashed(self._values(rows))
+        if self.router is not None and not self.keys.native:
+            key = self._routed(rows)
         whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
         if valid is None or bool(valid.all()):
             return whole, TupleBatch.empty()
         return whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid))
+
+    def _values(self, rows: TupleBatch) -> list[pa.Array]:
+        """The columns of the receiver's key."""
+        assert isinstance(self.edge.receiver, Stage), "results have no keys"
+        return [] if rows.columns is None else [rows.columns.column(name) for name in self.edge.receiver.keys[self.edge.port]]
+
+    def _routed(self, rows: TupleBatch) -> I64:
+        """The edge's key as the stage hashes it whose rows are routed so. Rows with a null in it are at one place."""
+        assert rows.columns is not None, f"edge {self.edge.id}: rows without columns, among them the key"
+        given = [rows.columns.column(name) for name in self.edge.key]
+        if isinstance(self.router, GroupKeys):
+            return self.router.hashed(given, len(rows))
+        assert self.router is not None, "rows are routed by their receiver's key"
+        key, valid = self.router.hashed(given)
+        return key if valid is None else np.where(valid, key, 0)
 
 
 @dataclass
@@ -160,7 +183,7 @@ class Outlet:
                 until = instances.first_epoch + EPOCHS_AHEAD - 1
                 self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
             group_map = instances.group_maps[edge.receiver.id]
-            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, instances.width))
+            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, len(slaves)))
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         """Rows of the sender for this edge, of the epoch of `header`."""

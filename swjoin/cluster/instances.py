@@ -1,10 +1,11 @@
 """The instances of a plan: which slave plays which instance of which stage, and between whom tuples travel.
 
-What: `Instances`, made of a plan, a configuration and a width (instances per stage).
+What: `Instances`, made of a plan, a configuration and a width (slave ranks).
 Why: gateway, slaves, sink and runtimes derive the same numbers from the same plan, so that nothing has to be agreed on.
 Stays out: ranks (`runtime`), deliveries (`cluster.exchange`).
 
-Slave `stage * width + i` plays instance i of a stage; with n slave ranks, rank i plays instance i of every stage.
+Slaves are numbered stage by stage (`plan.subclusters`). A stage has an instance on every slave rank, or on those of its
+subcluster.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from swjoin.core.ids import SlaveId
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
+from swjoin.plan.subclusters import Subclusters
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap
 
 
 @dataclass(frozen=True)
 class Instances:
-    """width: instances of every stage. first_epoch: the distribution epoch with which this incarnation of the run begins.
-    group_maps: by stage, indexes of the instances that own its partition-groups then."""
+    """subclusters: instances of every stage, and the slave ranks that play them. first_epoch: the distribution epoch with which
+    this incarnation of the run begins. group_maps: by stage, indexes of the instances that own its partition-groups then."""
 
     config: RunConfig
     logical: LogicalPlan
     stages: StagePlan
     columns: PlanColumns
-    width: int
+    subclusters: Subclusters
     first_epoch: int
     group_maps: tuple[GroupMap, ...]
 
@@ -50,17 +52,23 @@ class Instances:
     ) -> Instances:
         """owners: of partition-groups, by stage; none: the placement at the start of a run. tables: as of `columns_of`.
         UserError for a plan or a setting that runs of plans do not have yet."""
-        stages = cut(logical)
+        stages = cut(logical, config.cluster.strategy)
         _check_plan(stages)
         _check_config(config)
         _check_order(stages, config)
         columns = columns_of(logical, stages, rows=config.sink.kind != "count", tables=tables)
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
-        active = min(width, config.reorganization.active_slaves) or width
-        maps = [round_robin(config.cluster.partition_count, active)] * len(stages.stages)
+        subclusters = Subclusters.of(stages, width, config.cluster.strategy, config.cluster.instances)
+        groups, most = config.cluster.partition_count, config.reorganization.active_slaves
+        maps = [round_robin(groups, min(count, most) or count) for count in subclusters.counts]
         group_maps = tuple(GroupMap(np.array(owner, np.int64)) for owner in owners or maps)
-        return Instances(config, logical, stages, columns, width, first_epoch, group_maps)
+        return Instances(config, logical, stages, columns, subclusters, first_epoch, group_maps)
+
+    @property
+    def width(self) -> int:
+        """Slave ranks."""
+        return self.subclusters.width
 
     @property
     def result_edge(self) -> Edge:
@@ -80,7 +88,7 @@ class Instances:
 
     @property
     def slave_count(self) -> int:
-        return self.width * len(self.stages.stages)
+        return self.subclusters.slave_count
 
     @property
     def last(self) -> Stage:
@@ -90,17 +98,17 @@ class Instances:
         return edge.sender
 
     def stage_of(self, slave: int) -> Stage:
-        return self.stages.stages[slave // self.width]
+        return self.stages.stages[self.subclusters.stage_of(slave)]
 
     def columns_of(self, slave: int) -> StageColumns:
-        return self.columns.stages[slave // self.width]
+        return self.columns.stages[self.subclusters.stage_of(slave)]
 
     def index_of(self, slave: int) -> int:
         """The slave's number among the instances of its stage."""
-        return slave % self.width
+        return self.subclusters.index_of(slave)
 
     def slaves_of(self, stage: Stage) -> list[SlaveId]:
-        return [SlaveId(stage.id * self.width + i) for i in range(self.width)]
+        return [SlaveId(slave) for slave in self.subclusters.slaves_of(stage.id)]
 
     def edges_from(self, sender: Source | Stage) -> list[Edge]:
         """Edges to other stages."""

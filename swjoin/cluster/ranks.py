@@ -24,11 +24,13 @@ _LEAST_INSTANCES = 2  # ranks with instances that are left when another role get
 
 @dataclass(frozen=True)
 class RankMap:
-    """size: ranks of the run. sinks, gateways: their numbers."""
+    """size: ranks of the run. sinks, gateways: their numbers. places: of a plan, by slave, the number of its rank among those
+    with instances; none: slave s is on the rank with the number s modulo theirs."""
 
     size: int
     sinks: int = 1
     gateways: int = 1
+    places: tuple[int, ...] = ()
 
     @staticmethod
     def of(config: RunConfig, size: int) -> RankMap:
@@ -59,7 +61,8 @@ class RankMap:
 
     def rank_of(self, role: RoleId) -> int:
         if is_slave(role):
-            return FIRST_SLAVE + slave_of(role) % self.slave_ranks
+            slave = slave_of(role)
+            return FIRST_SLAVE + (self.places[slave] if self.places else slave % self.slave_ranks)
         if is_sink(role):
             return self._rank_of_sink(sink_of(role))
         return self._rank_of_gateway(gateway_of(role)) if is_gateway(role) else ROOT

@@ -26,6 +26,7 @@ OPTION_KEYS: dict[str, tuple[str, ...]] = {
     "communication": ("cluster.communication",),
     "gateways": ("cluster.gateways",),
     "sinks": ("cluster.sinks",),
+    "strategy": ("cluster.strategy",),
     "theta": ("module.theta",),
     "memory": ("module.window",),
 }

@@ -27,6 +27,7 @@ Columns: TypeAlias = str | Sequence[str]
 Last: TypeAlias = int | tuple[int, int]
 Late: TypeAlias = Literal["error", "drop", "side"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+Strategy: TypeAlias = Literal["query", "subquery", "operator"]
 Returns: TypeAlias = Literal["arrow", "reader", "same", "pandas", "polars"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -106,6 +107,7 @@ class SqlOptions(TimesOfTables, total=False):
     memory: str | None
     threads: int | None
     ranks: int | None
+    strategy: Strategy | None
     progress: bool | None
     returns: Literal["arrow", "same", "pandas", "polars"]
     out: str | os.PathLike[str] | None

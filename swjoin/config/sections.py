@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from swjoin.config.options import Strategy
 from swjoin.core.errors import Text, UserError, setting
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.core.units import MAX_SPAN_US, format_duration
@@ -196,13 +197,15 @@ class ClusterConfig:
     0. distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the tuples in
     the windows if that is more (asap pace only); left out, it is 0 in asap pace, and 200 ms in realtime pace, with live
     streams, a reorganization policy or sub-groups. sub_group_count: n_g; the slaves are divided into sub-groups and the
-    distribution epoch into as many slots; each sub-group is served in its slot (paper section V-B). mini_buffer_bytes: limit
-    of the master's buffers; when they are full, the epoch ends early (asap) or the source waits. communication: `overlapped`,
-    a slave receives a delivery while it joins the one before; `synchronous`, it asks for the next when it has joined all it
-    has (the paper's mode). Realtime pace exchanges in its slots either way. gateways: how many roles read the inputs, each its
+    distribution epoch into as many slots; each sub-group is served in its slot (paper section V-B). mini_buffer_bytes: limit of
+    the master's buffers; when they are full, the epoch ends early (asap) or the source waits. communication: `overlapped`, a
+    slave receives a delivery while it joins the one before; `synchronous`, it asks for the next when it has joined all it has
+    (the paper's mode). Realtime pace exchanges in its slots either way. gateways: how many roles read the inputs, each its
     share of their splits. sinks: how many roles write results, each files of its own, or to the topic; results that are only
-    counted have one. failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread
-    has made no progress, counts as dead; 0: never.
+    counted have one. strategy: of plans, which slave ranks play which stage: `query`, all of them every stage; `subquery`, each
+    stage has ranks of its own; `operator`, the same, and every operator is a stage. instances: shares of the ranks, a number
+    for each stage; left out, as the work is estimated. failure_timeout_us: with MPI ranks, one that has given no sign of life
+    for so long, or whose main thread has made no progress, counts as dead; 0: never.
     """
 
     partition_count: int = 60
@@ -214,8 +217,13 @@ class ClusterConfig:
     gateways: int = 1
     sinks: int = 1
     failure_timeout_us: int = 30_000_000
+    strategy: Strategy = "query"
+    instances: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        strategies = ", ".join(get_args(Strategy))
+        check(self.strategy in get_args(Strategy), (setting("strategy", "cluster: strategy"), f" must be one of {strategies}"))
+        check(all(count > 0 for count in self.instances), "cluster: instances must be numbers above 0")
         gateways = setting("gateways", "cluster: gateways")
         check(1 <= self.gateways <= MOST_GATEWAYS, (gateways, f" must be 1 to {MOST_GATEWAYS}"))
         check(1 <= self.sinks <= MOST_SINKS, (setting("sinks", "cluster: sinks"), f" must be 1 to {MOST_SINKS}"))

@@ -25,7 +25,8 @@ from swjoin.core.errors import UserError
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.batch import TUPLE_BYTES
 from swjoin.forecast.model.run import ranks_of
-from swjoin.plan.stages import Edge, Stage, StagePlan
+from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate
+from swjoin.plan.subclusters import Subclusters
 
 Sides = tuple[float, float]  # left, right
 SAME_DATA = "selectivities and costs of a row are those of the measured run"
@@ -220,38 +221,53 @@ def _stage(plain: Mapping[str, Any], stage: Stage) -> StageProfile:
 @dataclass(frozen=True)
 class StageWork:
     """A stage's time for a distribution epoch, seconds. rows_s: joining all of its rows. link_s: sending all of its rows.
-    messages_s: deliveries that one instance takes and sends."""
+    messages_s: deliveries that one instance takes and sends. shares: of its rows, by instance."""
 
     rows_s: float
     link_s: float
     messages_s: float
+    shares: tuple[float, ...]
 
     def of(self, share: float) -> float:
         """Time of an instance with this share of the rows."""
         return share * (self.rows_s + self.link_s) + self.messages_s
 
+    @property
+    def busiest_s(self) -> float:
+        """Time of its busiest instance."""
+        return self.of(max(self.shares))
+
 
 @dataclass(frozen=True)
 class EpochWork:
-    """Time that a distribution epoch takes, seconds, of each gateway and of each sink. shares: of a stage's rows, by instance.
-    A send blocks: link time is its sender's."""
+    """Time that a distribution epoch takes, seconds, of each gateway and of each sink. A send blocks: link time is its
+    sender's."""
 
     gateway_cpu_s: float
     gateway_link_s: float
     stages: tuple[StageWork, ...]
     collector_s: float
-    shares: tuple[float, ...]
+    subclusters: Subclusters
 
     @staticmethod
-    def of(profile: PlanProfile, flow: Flow, epoch_s: float, config: RunConfig, width: int, costs: CostModel) -> EpochWork:
+    def of(
+        profile: PlanProfile, flow: Flow, epoch_s: float, config: RunConfig, subclusters: Subclusters, costs: CostModel
+    ) -> EpochWork:
         """flow: per second. epoch_s: event time of the distribution epoch."""
+        groups, most = config.cluster.partition_count, config.reorganization.active_slaves
+
+        def shares(count: int) -> tuple[float, ...]:
+            active = min(count, most) or count
+            return tuple((groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(count))
 
         def sent(sender: object, count: int) -> tuple[float, float, float]:
             """Messages of one of so many senders, bytes of all, bytes beyond a tuple's fixed part."""
             mine = [e.edge.id for e in profile.edges if e.edge.sender == sender]
             nbytes = epoch_s * sum(flow.edge_bytes[i] for i in mine)
             rows = epoch_s * sum(flow.edge_rows[i] for i in mine)
-            return max(len(mine) * width, rows / count / PART_ROWS), nbytes, max(0.0, nbytes - rows * TUPLE_BYTES)
+            receivers = [e.edge.receiver for e in profile.edges if e.edge.sender == sender]
+            messages = sum(subclusters.counts[receiver.id] for receiver in receivers if isinstance(receiver, Stage))
+            return max(messages, rows / count / PART_ROWS), nbytes, max(0.0, nbytes - rows * TUPLE_BYTES)
 
         gateways, sinks = config.gateway_count, config.sink_count
         found, rows_in = [sent(source, gateways) for source in profile.plan.sources], epoch_s * flow.total / gateways
@@ -259,35 +275,38 @@ class EpochWork:
         cpu_ns = rows_in * (costs.source_tuple_ns + costs.master_tuple_ns)
         cpu_ns += (more * costs.source_byte_ns + nbytes * costs.master_byte_ns) / gateways + messages * costs.message_ns
         stages, chunks = [], 0.0
-        for s, stage in enumerate(profile.stages):
-            out, nbytes, _ = sent(stage.stage, width)
+        for s, (stage, count) in enumerate(zip(profile.stages, subclusters.counts, strict=True)):
+            out, nbytes, _ = sent(stage.stage, count)
             senders = [e for e in profile.edges if e.edge.receiver == stage.stage]
-            taken = sum(width if isinstance(e.edge.sender, Stage) else gateways for e in senders)
+            before = (e.edge.sender for e in senders)
+            taken = sum(subclusters.counts[sender.id] if isinstance(sender, Stage) else gateways for sender in before)
             rows = epoch_s * (sum(flow.came[s]) + flow.out[s])
             of_messages = (taken + out + 1) * costs.message_ns / 1e9
-            stages.append(StageWork(rows * stage.ns_per_row / 1e9, nbytes / costs.link_bytes_per_s, of_messages))
-            chunks += width
+            times = rows * stage.ns_per_row / 1e9, nbytes / costs.link_bytes_per_s, of_messages
+            stages.append(StageWork(*times, shares(count)))
+            chunks += count
         results = epoch_s * flow.out[-1]
         chunks += results / PART_ROWS
         result_bytes = 0.0 if config.sink.kind == "count" else results * _result_bytes(profile) / sinks
         collector_ns = chunks * (costs.collector_chunk_ns + costs.message_ns) + result_bytes * costs.collector_byte_ns
-        groups = config.cluster.partition_count
-        active = min(width, config.reorganization.active_slaves) or width
-        shares = [(groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(width)]
         link_s = sum(nbytes for _, nbytes, _ in found) / costs.link_bytes_per_s / gateways
-        return EpochWork(cpu_ns / 1e9, link_s, tuple(stages), collector_ns / 1e9, tuple(shares))
+        return EpochWork(cpu_ns / 1e9, link_s, tuple(stages), collector_ns / 1e9, subclusters)
 
     @property
     def gateway_s(self) -> float:
         return self.gateway_cpu_s + self.gateway_link_s
 
-    def slave_s(self, share: float) -> float:
-        """Time of a slave rank, which plays an instance of every stage."""
-        return sum(stage.of(share) for stage in self.stages)
+    def slave_s(self, rank: int) -> float:
+        """Time of a slave rank, with the instances that it plays."""
+        of, found = self.subclusters, 0.0
+        for slave in of.slaves_on(rank):
+            stage = self.stages[of.stage_of(slave)]
+            found += stage.of(stage.shares[of.index_of(slave)])
+        return found
 
     def all_s(self, gateways: int, sinks: int) -> float:
         """Time of all ranks, without their links."""
-        slaves = sum(stage.rows_s + len(self.shares) * stage.messages_s for stage in self.stages)
+        slaves = sum(stage.rows_s + len(stage.shares) * stage.messages_s for stage in self.stages)
         return gateways * self.gateway_cpu_s + sinks * self.collector_s + slaves
 
 
@@ -316,17 +335,22 @@ class Capacity:
 
     def work(self, rates: Mapping[str, float]) -> EpochWork:
         flow, epoch_s = self.profile.flow(rates), self.profile.epoch_s(self.config, rates)
-        return EpochWork.of(self.profile, flow, epoch_s, self.config, self.width, self.costs)
+        return EpochWork.of(self.profile, flow, epoch_s, self.config, self.subclusters, self.costs)
+
+    @cached_property
+    def subclusters(self) -> Subclusters:
+        cluster = self.config.cluster
+        return Subclusters.of(self.profile.plan, self.width, cluster.strategy, cluster.instances)
 
     def window_bytes(self, flow: Flow) -> list[float]:
         """Windows of each stage's heaviest instance."""
-        share = max(self.work(flow.sources).shares)
-        return [share * s.kept(f) for s, f in zip(self.profile.stages, flow.factors, strict=True)]
+        works = self.work(flow.sources).stages
+        return [max(w.shares) * s.kept(f) for w, s, f in zip(works, self.profile.stages, flow.factors, strict=True)]
 
     def stage_loads(self, rates: Mapping[str, float]) -> list[float]:
         """Share of a core that each stage takes of the busiest slave."""
         work, epoch_s = self.work(rates), self.profile.epoch_s(self.config, rates)
-        return [stage.of(max(work.shares)) / epoch_s for stage in work.stages]
+        return [stage.busiest_s / epoch_s for stage in work.stages]
 
     def loads(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Use of every resource, 1 when it is saturated. A rank with several roles is named after the one with most work.
@@ -339,7 +363,7 @@ class Capacity:
         for rank in range(ranks.size):
             slave = ranks.slave_of(rank)
             parts = {
-                "slaves": 0.0 if slave is None else work.slave_s(work.shares[slave]),
+                "slaves": 0.0 if slave is None else work.slave_s(slave),
                 gateway: len(ranks.gateways_of(rank)) * work.gateway_s,
                 sink: len(ranks.sinks_of(rank)) * work.collector_s,
             }
@@ -349,6 +373,15 @@ class Capacity:
         if self.host_cores:
             found["host"] = work.all_s(gateways, sinks) / epoch_s / self.host_cores / self.costs.shared_capacity
         return found
+
+    def allocation(self, rates: Mapping[str, float]) -> list[int]:
+        """The ranks of each stage that its share of the work asks for, as `cluster.instances` takes them; none for fewer ranks
+        than stages."""
+        if self.width < len(self.profile.stages):
+            return []
+        work = self.work(rates)
+        counts = allocate({StageId(s): stage.rows_s + stage.link_s for s, stage in enumerate(work.stages)}, self.width)
+        return [counts[StageId(s)] for s in range(len(work.stages))]
 
     def saturation(self, rates: Mapping[str, float]) -> tuple[float, str]:
         """The largest multiple of these rates that is sustained, and the resource that saturates first beyond it."""

@@ -113,9 +113,8 @@ class _ReportedLoads:
     """What the slaves of a stage reported last: stream buffer occupancy, and the load of each partition-group, decayed per
     report. first: number of the stage's first slave."""
 
-    def __init__(self, stage: int, controller: Controller) -> None:
-        self._stage, self.controller = stage, controller
-        self.first = stage * controller.slave_count
+    def __init__(self, stage: int, controller: Controller, first: int) -> None:
+        self._stage, self.controller, self.first = stage, controller, first
         self._occupancy_ratios: dict[int, float] = {}
         self._cost_ns = np.zeros(len(controller.map.owner))
 
@@ -300,7 +299,8 @@ class MasterWatcher(GatewayWatcher):
         self._roles = master, gateway
         self._others = {}
         self.watch(gateway, self.board.streams)
-        self._loads = [_ReportedLoads(stage, controller) for stage, controller in enumerate(master.controllers)]
+        firsts = enumerate(zip(master.controllers, master.subclusters.first, strict=False))
+        self._loads = [_ReportedLoads(stage, controller, first) for stage, (controller, first) in firsts]
         self.board.begin(self._phase)
 
     def take_gateway(self, view: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ class MasterWatcher(GatewayWatcher):
 
     def _loads_of(self, slave: int) -> _ReportedLoads:
         """Of the slave's stage."""
-        return self._loads[slave // self._loads[0].controller.slave_count]
+        return next(loads for loads in reversed(self._loads) if slave >= loads.first)
 
     def measuring_started(self) -> None:
         """Prefill is over."""

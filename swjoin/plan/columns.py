@@ -30,7 +30,7 @@ from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
 from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_columns_of
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Source, Union, UnionInput, join_columns
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, UnionInput, join_columns
 from swjoin.plan.lookups import Lookup, equality, lookup_reads
 from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
 
@@ -94,13 +94,14 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
     binder = _Binder(plan, sent, tables)
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
-            travels[edge.id] = tuple(edge.receiver.schema.types) if rows else ()
+            through = _through(plan, edge.receiver.node, needed[edge.receiver.name], rows=rows)
+            travels[edge.id] = tuple(name for name in edge.receiver.schemas[0].types if name in through)
         elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Keyed):
             read = edge.receiver.node.reads(needed[edge.receiver.name])
             travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in read)
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
-            codec, key = columns.codecs[edge.port], edge.key if not columns.new_keys().native else ()
+            codec, key = columns.codecs[edge.port], () if columns.new_keys().native else edge.receiver.keys[edge.port]
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
@@ -108,7 +109,8 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
             continue  # pairs of a join, or gathered rows
-        steps[edge.id], of_sender = binder.steps(edge.steps, {*travels[edge.id], *edge.key})
+        keys = edge.receiver.keys[edge.port] if isinstance(edge.receiver, Stage) else ()
+        steps[edge.id], of_sender = binder.steps(edge.steps, {*travels[edge.id], *keys})
         sent[edge.sender.name] |= of_sender
     of_sources = {node.name: binder.read(node.name) for node in plan.nodes if isinstance(node, Source)}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
@@ -211,28 +213,39 @@ def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
     needed: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     for node in reversed(plan.ordered):
         match node:
-            case Result() if rows:
-                needed[node.input] |= set(plan.schema(node.input).types)
-            case Union():
-                for name in node.inputs:
-                    needed[name] |= needed[node.name]
-            case Filter():
-                read = columns_read_by(node.condition, plan.schema(node.input).columns, node.name)
-                needed[node.input] |= needed[node.name] | set(read)
-            case Project():
-                needed[node.input] |= _read_by(node, plan.schema(node.input).columns, needed[node.name])
             case IntervalJoin():
                 for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
                     needed[node.inputs[side]] |= names | set(node.keys[side])
             case Aggregate() | Ranked() | Sessions():
                 needed[node.input] |= node.reads(needed[node.name])
             case Lookup():
-                stream, table = (plan.schema(name).columns for name in node.inputs)
-                for name, names in zip(node.inputs, lookup_reads(node, stream, table, needed[node.name]), strict=True):
+                for name, names in zip(node.inputs, _lookup_reads(plan, node, needed[node.name]), strict=True):
                     needed[name] |= names
             case _:
-                pass
+                for name in node.inputs:
+                    needed[name] |= _through(plan, node, needed[node.name], rows=rows)
     return needed
+
+
+def _through(plan: LogicalPlan, node: Node, wanted: set[str], *, rows: bool) -> set[str]:
+    """Columns that a node without state, or a result, reads of its inputs for these columns of its rows."""
+    match node:
+        case Result():
+            return set(plan.schema(node.input).types) if rows else set()
+        case Filter():
+            return wanted | set(columns_read_by(node.condition, plan.schema(node.input).columns, node.name))
+        case Project():
+            return _read_by(node, plan.schema(node.input).columns, wanted)
+        case Lookup():
+            return _lookup_reads(plan, node, wanted)[0]
+        case _:
+            return wanted
+
+
+def _lookup_reads(plan: LogicalPlan, node: Lookup, wanted: set[str]) -> tuple[set[str], set[str]]:
+    """Columns of the stream and of the table that a lookup reads."""
+    stream, table = (plan.schema(name).columns for name in node.inputs)
+    return lookup_reads(node, stream, table, wanted)
 
 
 def _of_sides(plan: LogicalPlan, join: IntervalJoin, wanted: set[str]) -> tuple[set[str], set[str]]:

@@ -1,10 +1,11 @@
 """The stages of a plan, and the edges that join them.
 
-What: `cut(plan) -> StagePlan`, `ways_to(plan, node)`, `allocate(work, instance_count)`; `describe_stage` and `describe_edge`,
-a line of text each.
+What: `cut(plan, strategy) -> StagePlan`, `ways_to(plan, node)`, `allocate(work, instance_count)`; `describe_stage` and
+`describe_edge`, a line of text each.
 Why: a stage is what instances play: a join with a port per side, an aggregate, or, for a result that is not what one of them
 brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters, projections and
-lookups are done on the edges, by the sender, so no row travels that a filter drops.
+lookups are done on the edges, by the sender, so no row travels that a filter drops. With the strategy `operator` each of these
+is a stage that gathers rows, and does what it is for as their sender.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -18,11 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
+from swjoin.config.options import Strategy
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
 from swjoin.plan.kept_rows import Keyed, Sessions
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Schema, Source, Union, UnionInput
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, UnionInput
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.watermarks import join_shifts
 
@@ -31,15 +33,18 @@ EdgeId = NewType("EdgeId", int)
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
 Step: TypeAlias = UnionInput | Filter | Project | Lookup  # on the way of rows
+_Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
+Stateless: TypeAlias = Filter | Project | Lookup | Union
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A join, an aggregate, a node that keeps rows, or a result whose rows are gathered, and its ports. schemas: of the rows at
-    its left and its right port; only a join has a right one. schema: of its rows."""
+    """A join, an aggregate, a node that keeps rows, or what gathers rows: a result, or an operator without state, which is a
+    step of the edges from here on. schemas: of the rows at its left and its right port; only a join has a right one. schema: of
+    its node's rows."""
 
     id: StageId
-    node: IntervalJoin | Keyed | Result
+    node: IntervalJoin | Keyed | Stateless | Result
     schemas: tuple[Schema, Schema]
     schema: Schema
 
@@ -49,7 +54,7 @@ class Stage:
 
     @property
     def gathers(self) -> bool:
-        return isinstance(self.node, Result)
+        return isinstance(self.node, Stateless | Result)
 
     @property
     def joins(self) -> bool:
@@ -64,13 +69,15 @@ class Stage:
     @property
     def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Columns by which rows find their instance, by port; none where any may take them."""
-        return ((), ()) if isinstance(self.node, Result) else self.node.keys
+        return ((), ()) if isinstance(self.node, Stateless | Result) else self.node.keys
 
     @property
     def description(self) -> str:
         if isinstance(self.node, IntervalJoin):
             return self.node.semantics.description
-        return "rows as they come" if isinstance(self.node, Result) else self.node.description
+        if isinstance(self.node, Filter | Project):
+            return "a filter" if isinstance(self.node, Filter) else "a projection"
+        return "rows as they come" if isinstance(self.node, Union | Result) else self.node.description
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ class Edge:
 
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
     of a gathering stage, by the hash of the row's id, or of a result; of an aggregate without groups all go to one instance.
-    steps: what the sender does to the rows, in this order.
+    steps: what the sender does to the rows, in this order. origin: of rows that are routed as those of an earlier stage are:
+    that stage, by whose hash the key, a part of the receiver's, is hashed.
     """
 
     id: EdgeId
@@ -88,6 +96,7 @@ class Edge:
     port: int
     key: tuple[str, ...]
     steps: tuple[Step, ...]
+    origin: StageId | None = None
 
     @property
     def sender_gathers(self) -> bool:
@@ -108,6 +117,12 @@ class StagePlan:
     results: tuple[Result, ...]
     edges: tuple[Edge, ...]
 
+    @property
+    def subqueries(self) -> tuple[StageId, ...]:
+        """By stage, the first one of those that partition alike."""
+        origins = {edge.receiver.id: edge.origin for edge in self.edges if isinstance(edge.receiver, Stage)}
+        return tuple(stage.id if (origin := origins[stage.id]) is None else origin for stage in self.stages)
+
     def edges_from(self, sender: Sender) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.sender == sender)
 
@@ -115,51 +130,92 @@ class StagePlan:
         return tuple(edge for edge in self.edges if edge.receiver == receiver and edge.port == port)
 
 
-def cut(plan: LogicalPlan) -> StagePlan:
+def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     """A stage for every join, aggregate and node that keeps rows, and for every result but the rows of one of them; an edge for
-    every way from a source or a stage to a port of a stage, or to a result."""
-    nodes = [node for node in plan.ordered if isinstance(node, IntervalJoin | Keyed)]
+    every way from a source or a stage to a port of a stage, or to a result. strategy: with `operator`, a stage for every node
+    between source and result; with the others the stages are the same, and with `subquery` edges between stages that partition
+    alike (`plan.alike`) need no exchange."""
+    kinds = IntervalJoin | Keyed | Stateless if strategy == "operator" else IntervalJoin | Keyed
+    of_streams = _of_streams(plan)
+    nodes = [node for node in plan.ordered if isinstance(node, kinds) and node.name in of_streams]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
-    receivers: list[tuple[Stage, tuple[tuple[str, tuple[str, ...]], ...]]] = []
+    receivers: list[tuple[Stage, tuple[_Port, ...]]] = []
     for i, node in enumerate(nodes):
-        ports = [*(plan.schema(name) for name in node.inputs), Schema((), None)]
+        stateful = isinstance(node, IntervalJoin | Keyed)
+        names = node.inputs if stateful else node.inputs[:1]
+        ports = [*(plan.schema(name) for name in names), Schema((), None)]
         stage = Stage(StageId(i), node, (ports[0], ports[1]), plan.schema(node.name))
         senders[node.name] = stage
-        receivers.append((stage, tuple(zip(node.inputs, node.keys, strict=False))))
+        receivers.append((stage, tuple(_ports(node))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, Stage] = {}
     for result in results:
-        ways = list(ways_to(plan, result.input))
+        ways = list(ways_to(plan, result.input, senders))
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
             continue
         schema = plan.schema(result.name)
         stage = Stage(StageId(len(receivers)), result, (schema, Schema((), None)), schema)
         gathering[result.name] = stage
-        receivers.append((stage, ((result.input, ()),)))
+        receivers.append((stage, ((0, result.input, (), ()),)))
     edges: list[Edge] = []
     for receiver, inputs in receivers:
-        for port, (name, key) in enumerate(inputs):
-            for sender, steps in ways_to(plan, name):
-                edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, steps))
+        for port, name, key, last in inputs:
+            for sender, steps in ways_to(plan, name, senders):
+                edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, (*steps, *last)))
     for result in results:
         if result.name in gathering:
             edges.append(Edge(EdgeId(len(edges)), gathering[result.name], result, 0, (), ()))
             continue
-        ((sender, steps),) = ways_to(plan, result.input)
+        ((sender, steps),) = ways_to(plan, result.input, senders)
         edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
     streams = {edge.sender.name for edge in edges}
     sources = tuple(node for node in plan.nodes if isinstance(node, Source) and node.name in streams)
-    return StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
+    found = StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
+    if strategy != "subquery":
+        return found
+    from swjoin.plan.alike import aligned
+
+    return aligned(found)
 
 
-def ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """The sources and the nodes of stages whose rows a node has, and the steps that they pass on the way."""
+def _stream_inputs(node: Node) -> tuple[str, ...]:
+    """The inputs of a node but static tables."""
+    return (node.input,) if isinstance(node, Lookup) else node.inputs
+
+
+def _of_streams(plan: LogicalPlan) -> set[str]:
+    """The nodes on the ways of streams."""
+    found = {node.name for node in plan.nodes if isinstance(node, Result)}
+    for node in reversed(plan.ordered):
+        if node.name in found:
+            found |= set(_stream_inputs(node))
+    return found
+
+
+def _ports(node: Node) -> Iterator[_Port]:
+    """What comes to the ports of a node's stage."""
+    if isinstance(node, IntervalJoin | Keyed):
+        for port, (name, key) in enumerate(zip(node.inputs, node.keys, strict=False)):
+            yield port, name, key, ()
+    else:
+        for i, name in enumerate(_stream_inputs(node)):
+            yield 0, name, (), (UnionInput(i),) if isinstance(node, Union) else ()
+
+
+def ways_to(
+    plan: LogicalPlan, name: str, senders: Mapping[str, Sender] | None = None
+) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """The sources and stages, of `senders`, whose rows a node has, and the steps that they pass on the way. No senders: the
+    sources and the nodes with state."""
     node = plan.node(name)
-    if not isinstance(node, Union | Filter | Project | Lookup):
+    if senders is not None and name in senders:
+        yield name, (node,) if isinstance(node, Filter | Project | Lookup) else ()
+        return
+    if not isinstance(node, Stateless):
         yield name, ()
         return
-    for i, below in enumerate(node.inputs if not isinstance(node, Lookup) else (node.input,)):
-        for sender, steps in ways_to(plan, below):
+    for i, below in enumerate(_stream_inputs(node)):
+        for sender, steps in ways_to(plan, below, senders):
             yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)
 
 
@@ -197,7 +253,8 @@ def describe_stage(stage: Stage) -> str:
         time = {"last": "the last microsecond"}.get(stage.node.output_time, f"the {stage.node.output_time}")
         return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
-        return f"stage {stage.id} {stage.name}: {stage.description}, at any instance; watermark: the least of its inputs"
+        what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"
+        return f"stage {stage.id} {stage.name}: {what}, at any instance; watermark: the least of its inputs"
     join = stage.join
     kind = "inner join, " if join.semantics.how == "inner" else ""
     keys = ", ".join(f"{left} = {right}" for left, right in zip(*join.keys, strict=True))
@@ -240,8 +297,8 @@ def describe_edge(edge: Edge) -> str:
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     if edge.receiver.gathers:
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, hash of the row's id"
+    how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
+    how += "" if edge.origin is None else f", as stage {edge.origin}"
     if not edge.receiver.joins:
-        how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, {how}"
-    port = f"stage {edge.receiver.id} {STREAM_NAMES[edge.port]}"
-    return f"edge {edge.id}: {sender}{way} -> {port}, hash of {', '.join(edge.key)}"
+    return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id} {STREAM_NAMES[edge.port]}, {how}"

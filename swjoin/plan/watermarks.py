@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import Keyed, Ranked, Sessions
-from swjoin.plan.logical import IntervalJoin, Node, Result, Source
+from swjoin.plan.kept_rows import Ranked, Sessions
+from swjoin.plan.logical import IntervalJoin, Node, Source
 from swjoin.plan.lookups import Lookup
 
 
@@ -68,7 +68,7 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 
 
-def needed_below(node: IntervalJoin | Keyed | Result, inputs: Sequence[int]) -> tuple[int, int]:
+def needed_below(node: Node, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
     BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, and for sessions, which may be of any length;

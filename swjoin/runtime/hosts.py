@@ -87,6 +87,7 @@ from swjoin.core.hashing import digest_pairs
 from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
 from swjoin.monitor.role_watchers import CollectorWatcher, GatewayWatcher, MasterWatcher
+from swjoin.plan.plain import plan_from_plain
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.flight_serving import ServedResults, open_flight
 from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
@@ -595,7 +596,7 @@ class MasterHost(Host):
         if instances is None:
             self.role = Master(self.job.config.fitted_to(slave_count), slave_count, dealer=dealer)
         else:
-            self.role = Master(instances.config_of_gateway, instances.slave_count, len(instances.stages.stages), dealer)
+            self.role = Master(instances.config_of_gateway, instances.slave_count, instances.subclusters, dealer)
         if checkpointer is not None:
             checkpointer.restore(self.role, manifest, clock.now_us())
             for host in self.gateways:
@@ -819,7 +820,8 @@ def instances_from(job: Job, width: int, manifest: Manifest | None) -> Instances
     """The instances of a job's plan as they go on from this checkpoint; None for the join of two streams."""
     if job.plan is None:
         return None
-    return instances_of(job, width, first_epoch_of(manifest), owners_of(manifest, job.config.fitted_to(width), width))
+    owners = owners_of(manifest, job.config.fitted_to(width), plan_from_plain(job.plan), width)
+    return instances_of(job, width, first_epoch_of(manifest), owners)
 
 
 def _reason(error: BaseException, spelling: Spelling) -> str:

@@ -277,7 +277,7 @@ class _LocalLoop:
                 [Slave(SlaveId(s), config, gateway.layouts, where=gateway.where, in_order=in_order)] for s in range(count)
             ]
         else:
-            numbers = [range(i, instances.slave_count, count) for i in range(count)]
+            numbers = map(instances.subclusters.slaves_on, range(count))
             slaves = [[Slave.of_plan(instances, SlaveId(s)) for s in mine] for mine in numbers]
         return [[SlaveHost(slave, config, clock) for slave in mine] for mine in slaves]
 

@@ -33,6 +33,7 @@ from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
+from swjoin.plan.subclusters import Subclusters
 
 if TYPE_CHECKING:
     from swjoin.connectors.files.source import ColumnsSource
@@ -262,6 +263,14 @@ def _outline(plan: logical.LogicalPlan) -> str:
 def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequence[str] = STREAM_NAMES) -> str:
     """File and row of a row id, for error lines. names: of the streams."""
     return f"{names[stream]}: {sources[stream].locate(row_id)}"
+
+
+def places_of(job: Job, width: int) -> tuple[int, ...]:
+    """As `RankMap` has them: of a job's slaves on so many ranks; none without a plan."""
+    if job.plan is None:
+        return ()
+    cluster = job.config.cluster
+    return Subclusters.of(cut(plan_from_plain(job.plan), cluster.strategy), width, cluster.strategy, cluster.instances).places
 
 
 def instances_of(job: Job, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()) -> Instances | None:

@@ -39,7 +39,12 @@ def test_every_shipped_configuration_is_explained(path: Path, in_process: bool) 
     config = load_config(path, [])
     setting = setting_of(config, 6, in_process=in_process)
     told = explain(setting)
-    assert set(told) == {title for title, _ in SECTIONS} - {"stages", "edges", "besides"}  # of plans, of later versions
+    assert set(told) == {title for title, _ in SECTIONS} - {
+        "stages",
+        "edges",
+        "strategy",
+        "besides",
+    }  # of plans, of later versions
     text = " ".join(" ".join(sentences) for sentences in told.values())
     assert "None" not in text
     assert "Config(" not in text

@@ -46,7 +46,7 @@ def read_by(nodes: tuple[Node, ...], inputs: dict[str, StreamConfig]) -> dict[st
 @pytest.fixture(scope="module")
 def a_run(inputs: dict[str, StreamConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    run_local(plan_job(PLANS["two joins"], inputs, folder, cluster={"partition_count": 6}), False, 1)
+    run_local(plan_job(PLANS["two joins"], inputs, folder, cluster={"partition_count": 6, "strategy": "query"}), False, 1)
     return folder
 
 
@@ -62,6 +62,24 @@ def told(swjoin: Any, path: Path, *words: object) -> dict[str, Any]:
     assert (done.code, done.err) == (0, [])
     found: dict[str, Any] = json.loads(done.out)
     return found
+
+
+def test_strategies_of_two_joins(a_run: Path, swjoin: Any) -> None:
+    """What each costs, and where the stages are."""
+    found = told(swjoin, a_run, "-n", 5, "--set", "cluster.strategy=subquery")
+    way = "on the longest way"
+    assert found["sections"]["strategy"] == [
+        "subquery, marked * (set cluster.strategy).",
+        f"  query: 2 stages on 3 slaves; 2 exchanges {way}, 15 channels, 9 out of a rank.",
+        f"* subquery: 2 stages on 3 slaves; 1 exchange {way}, 15 channels, 9 out of a rank.",  # they partition alike
+        f"  operator: 2 stages in 2 subclusters of 2 + 1 slaves; 1 exchange {way}, 2 channels, 1 out of a rank; 3 more from "
+        "the gateways.",
+    ]
+    assert found["sections"]["edges"][2].startswith("edge 2: stage 0 -> stage 1 left, hash of k, as stage 0; carries")
+    found = told(swjoin, a_run, "-n", 5, "--set", "cluster.strategy=operator")
+    assert "stage 0 on ranks 2 to 3, stage 1 on rank 4:" in " ".join(found["sections"]["who does what"])
+    assert "2 of stage 0, 1 of stage 1" in " ".join(found["sections"]["where keys go"])
+    assert [line.split("stage 1  ")[-1] for line in found["diagram"] if "stage 1  " in line] == ["i x 1 on rank 4"]
 
 
 def test_the_run_of_two_joins(a_run: Path, swjoin: Any) -> None:

@@ -38,8 +38,10 @@ class Measured:
     path: Path
     report: dict[str, Any]
 
-    def capacity(self, width: int = 1, costs: Any = FREE, host_cores: int = 0, gateways: int = 1) -> Capacity:
-        job = load_job(self.path, [f"cluster.gateways={gateways}"], "plan")
+    def capacity(
+        self, width: int = 1, costs: Any = FREE, host_cores: int = 0, gateways: int = 1, strategy: str = "query"
+    ) -> Capacity:
+        job = load_job(self.path, [f"cluster.gateways={gateways}", f"cluster.strategy={strategy}"], "plan")
         assert job.plan is not None
         profile = PlanProfile.of(self.report, cut(plan_from_plain(job.plan)))
         return Capacity(profile, job.config, width, costs, host_cores)
@@ -117,6 +119,28 @@ def test_more_slaves_have_less_each_and_sustain_more(measured: Measured) -> None
         assert wide.loads(rates)["slaves"] <= narrow.loads(rates)["slaves"]
         assert wide.saturation(rates)[0] >= narrow.saturation(rates)[0] * (1 - 1e-5)
     assert by_width[6].window_bytes(flow) == by_width[7].window_bytes(flow), "there are seven partition-groups"
+
+
+def test_stages_apart_share_the_work(measured: Measured) -> None:
+    """Ranks are whole, so stages apart sustain at most what the same ranks do together; the simulation has the same time."""
+    together, apart = measured.capacity(5), measured.capacity(5, strategy="subquery")
+    rates = together.profile.rates
+    assert sum(apart.subclusters.counts) == 5
+    work = apart.work(rates)
+    sides = [max(stage.shares) * stage.rows_s for stage in work.stages]
+    assert max(work.slave_s(rank) for rank in range(5)) == pytest.approx(max(s.busiest_s for s in work.stages))
+    assert apart.saturation(rates)[0] <= together.saturation(rates)[0] * (1 + 1e-6)
+    counts = apart.allocation(rates)
+    assert sum(counts) == 5
+    measured_counts = dataclasses.replace(apart.config.cluster, instances=tuple(counts))
+    allocated = dataclasses.replace(apart, config=dataclasses.replace(apart.config, cluster=measured_counts))
+    assert allocated.subclusters.counts == tuple(counts)
+    assert max(max(s.shares) * s.rows_s for s in allocated.work(rates).stages) <= max(sides) * (1 + 1e-6)
+    for capacity in (together, apart, allocated):
+        simulation = PlanSimulation(capacity, 20)
+        simulation.run(simulation.validate)
+        busy_us = sum(rank.busy_us for rank in simulation.ranks[2:])
+        assert busy_us == pytest.approx(20e6 * sum(capacity.work(rates).slave_s(rank) for rank in range(5)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import group_of, hash_key
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result
+from swjoin.plan.stages import Stage, cut
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from tests.support.plan_shapes import SHAPES, join, shape_config, source
 from tests.tools.plan_oracle import Row
@@ -135,3 +136,35 @@ def test_plans_that_cannot_run_yet_are_refused(nodes: tuple[Node, ...], words: s
 def test_settings_that_plans_do_not_have_yet_are_refused(sections: dict[str, Any], name: str) -> None:
     nodes = (*_TWO, join("j", "a", "b"), Result("out", "j"))
     _refused(nodes, shape_config(**sections), f"^{name}: runs of plans do not have this yet; leave it out")
+
+
+def _rows_stay(scenario: PlanScenario) -> int:
+    """Rows that went from a stage to one that partitions alike, all of them to the instance on their rank."""
+    simulation = PlanSimulation(scenario.plan, scenario.config, scenario.sources(), scenario.width, scenario.seed)
+    check_answer(scenario, simulation.instances, simulation.run(), scenario.evaluated()["out"])
+    instances, found = simulation.instances, 0
+    for edge in instances.stages.edges:
+        if edge.origin is None or not isinstance(edge.sender, Stage) or not isinstance(edge.receiver, Stage):
+            continue
+        pairs = zip(instances.slaves_of(edge.sender), instances.slaves_of(edge.receiver), strict=True)
+        if instances.stages.subqueries[edge.sender.id] == edge.origin and edge.port == 0:
+            for sender, receiver in pairs:
+                sent, received = (simulation.slaves[slave].stage for slave in (sender, receiver))
+                assert sent is not None
+                assert received is not None
+                assert sent.ledger.sent[edge.id][:2] == received.ledger.received[edge.id][:2]  # rows, digest
+                found += sent.ledger.sent[edge.id][0]
+    return found
+
+
+def test_rows_between_stages_that_partition_alike_stay_on_their_rank() -> None:
+    runs = rows = 0
+    for seed in range(60):
+        scenario = PlanScenario.draw(seed, calm=True)
+        stages = cut(scenario.plan, "subquery")
+        if any(first != stage for stage, first in enumerate(stages.subqueries)) and runs < 8:
+            cluster = replace(scenario.config.cluster, strategy="subquery", partition_count=7)
+            scenario = replace(scenario, config=replace(scenario.config, cluster=cluster), width=3)
+            runs, rows = runs + 1, rows + _rows_stay(scenario)
+    assert runs == 8
+    assert rows > 100

@@ -266,16 +266,22 @@ def _check_all(job: Job, expected: Rows) -> dict[str, Any]:
 # ---------------------------------------------------------------- in this process
 
 
-@pytest.mark.parametrize("slaves", [2, 3])
+def _by(strategy: str, **cluster: Any) -> dict[str, Any]:
+    """The section `cluster` with this strategy."""
+    return {"cluster": {**SECTIONS["cluster"], "strategy": strategy, **cluster}}
+
+
+@pytest.mark.parametrize(("slaves", "strategy"), [(2, "query"), (3, "query"), (4, "subquery"), (9, "operator")])
 @pytest.mark.parametrize("name", CASES)
-def test_rows_of_a_plan_are_those_of_duckdb(name: str, slaves: int, streams: Streams, tmp_path: Path) -> None:
+def test_rows_of_a_plan_are_those_of_duckdb(name: str, slaves: int, strategy: str, streams: Streams, tmp_path: Path) -> None:
     case = CASES[name]
     expected = streams.expected(case)
-    job = streams.job(case, tmp_path / "run")
+    job = streams.job(case, tmp_path / "run", **_by(strategy))
     assert run_local(job, False, slaves)["results"] == report_of(job)["results"]
     counted = streams.job(case, tmp_path / "counted", "count")
     report = _check_all(job, expected)
-    assert len(report["stages"][0]["slaves"]) == slaves
+    counts = [len(stage["slaves"]) for stage in report["stages"]]
+    assert {"query": counts[0], "subquery": max(slaves, *counts), "operator": sum(counts)}[strategy] == slaves
     found = run_local(counted, False, slaves)
     _check(found, expected)
     assert found["results"]["digest"] == report["results"]["digest"]
@@ -301,8 +307,8 @@ def test_resting_instances_of_every_stage_are_activated(streams: Streams, tmp_pa
     """Each stage begins with one active instance; the other slaves were started with the run, and rest."""
     case = CASES["diamond"]
     reorganization = {"policy": "random", "declustering": "adaptive", "active_slaves": 1, "epoch": "100ms", "random_moves": 2}
-    cluster = {**SECTIONS["cluster"], "distribution_epoch": "50ms", "gateways": 2, "sinks": 2}
-    job = streams.job(case, tmp_path / "run", cluster=cluster, reorganization=reorganization)
+    sections = _by("query", distribution_epoch="50ms", gateways=2, sinks=2)
+    job = streams.job(case, tmp_path / "run", **sections, reorganization=reorganization)
     run_local(job, False, 3)
     stages = _check_all(job, streams.expected(case))["stages"]
     assert len(stages) == 3
@@ -360,6 +366,30 @@ def test_ranks_give_the_rows_of_duckdb(streams: Streams, tmp_path: Path) -> None
     for name, job in jobs.items():
         assert len(_check_all(job, streams.expected(CASES[name]))["stages"][0]["slaves"]) == 3
     assert _check_all(realtime, paced.expected(CASES["two joins"]))["epochs"] > 1
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+def test_ranks_give_the_same_rows_by_any_strategy(streams: Streams, tmp_path: Path) -> None:
+    """Three slave ranks: with more operators stages share ranks, as stages that partition alike do. The last run moves
+    partition-groups."""
+    counts = {
+        ("subquery", "two joins"): [3, 3],
+        ("subquery", "diamond"): [2, 1, 2],
+        ("operator", "one source alone"): [2, 1],
+        ("operator", "filters and projections"): [3] * 7,
+    }
+    jobs = {how: streams.job(CASES[how[1]], tmp_path / " ".join(how), **_by(how[0])) for how in counts}
+    reorganization = {"policy": "random", "epoch": "100ms", "random_moves": 2}
+    sections = _by("operator", distribution_epoch="50ms", instances=[2, 1]) | {"reorganization": reorganization}
+    moving = streams.job(CASES["two joins"], tmp_path / "moving", **sections)
+    run_jobs(5, [*jobs.values(), moving], tmp_path)
+    for how, job in jobs.items():
+        stages = _check_all(job, streams.expected(CASES[how[1]]))["stages"]
+        assert [len(stage["slaves"]) for stage in stages] == counts[how]
+    moved, unmoved = _check_all(moving, streams.expected(CASES["two joins"]))["stages"]
+    assert (moved["slaves"], unmoved["slaves"]) == ([0, 1], [2])
+    assert moved["moves"] > 0 == unmoved["moves"]
 
 
 @pytest.mark.mpi
@@ -612,16 +642,17 @@ def _resumed(job: Job, ranks: int, folder: Path) -> None:
     assert run.end(PROCESS_S) == 0, run.said()
 
 
-def _dies_and_recovers(name: str, folder: Path, seed: int, ranks: list[int]) -> None:
+def _dies_and_recovers(name: str, folder: Path, seed: int, ranks: list[int], strategy: str = "query") -> dict[str, Any]:
     case, streams = CASES[name], _streams(folder, 3000, seed)
-    job = streams.job(case, folder / "run", **SLOWED)
+    job = streams.job(case, folder / "run", **(SLOWED | {"cluster": {**SLOWED["cluster"], "strategy": strategy}}))
     run = _launched(job, 5, folder)
     run.kill(ranks)
     assert run.end(PROCESS_S) == 0, run.said()
     report = _check_all(job, streams.expected(case))
     assert report["checkpoints"]["recoveries"]
-    assert len(report["stages"][0]["slaves"]) == 3 - len(ranks)
+    assert strategy != "query" or len(report["stages"][0]["slaves"]) == 3 - len(ranks)
     _no_row_is_left_over(job)
+    return report
 
 
 def _dies_and_is_resumed(name: str, folder: Path, seed: int, again: int, number: int = signal.SIGKILL) -> None:
@@ -661,6 +692,14 @@ def test_all_ranks_die_and_others_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_slaves_and_the_collector_of_every_plan_die(name: str, ranks: list[int], tmp_path: Path) -> None:
     _dies_and_recovers(name, tmp_path, 7, ranks)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+def test_a_subcluster_loses_a_rank(tmp_path: Path) -> None:
+    """The first and the last stage partition alike, on two ranks, then on one."""
+    stages = _dies_and_recovers("diamond", tmp_path, 10, [3], "subquery")["stages"]
+    assert [stage["slaves"] for stage in stages] == [[0], [1], [2]]
 
 
 @pytest.mark.mpi
@@ -720,11 +759,12 @@ def test_a_death_of_the_master_ends_the_run(name: str, recovering: bool, tmp_pat
 @pytest.mark.parametrize("sink", ["parquet", "count"])
 def test_commands_on_the_run_of_a_plan(sink: str, streams: Streams, swjoin: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run_local(streams.job(CASES["diamond"], folder, sink), False, 2)
+    strategy, joins = {"parquet": ("query", ("j", "j", "i", "i", "top", "top")), "count": ("subquery", ("j", "i", "top"))}[sink]
+    run_local(streams.job(CASES["diamond"], folder, sink, **_by(strategy)), False, 2)
     done = swjoin("report", folder)
     assert (done.code, done.err) == (0, [])
     page = (folder / "report.html").read_text()
-    assert all(f"slave {slave}, {join}<" in page for slave, join in enumerate(("j", "j", "i", "i", "top", "top")))
+    assert all(f"slave {slave}, {join}<" in page for slave, join in enumerate(joins))
     assert "Complete, and the ledger balances" in page
     assert "edge 6: stage 2 -&gt; result out, any sink" in page
     assert f"Not verified: swjoin verify {folder} recomputes the result" in page

@@ -27,6 +27,7 @@ from swjoin.cluster import exchange
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.slave import merger
 from swjoin.config.loader import config_from_plain
+from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import SourceBatch
@@ -50,6 +51,7 @@ from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
 from tests.tools.random_freezes import draw_freezes
 
 _OUTPUT_TIMES = ("max", "min", "left")
+MOST_RANKS = 8  # with instances
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
 LEAST_EPOCH_US = 40  # in realtime pace: shorter ones are beside messages' delays mostly empty
@@ -139,6 +141,15 @@ class PlanScenario:
             plain["reorganization"]["policy"] = "balanced"
         sinks = int(np.random.default_rng([self.seed, 22]).choice([1, 1, 2, 3]))
         gateways = int(np.random.default_rng([self.seed, 23]).choice([1, 1, 2, 3, 4]))
+        strategies = np.random.default_rng([self.seed, 28])
+        strategy: Strategy = ("query", "subquery", "operator")[int(strategies.integers(0, 3))]
+        plain["cluster"]["strategy"] = strategy
+        if strategy != "query" and strategies.random() < 0.8:  # mostly enough ranks for stages apart
+            stages = len(cut(self.plan, strategy).stages)
+            width = max(1, min(MOST_RANKS, stages + int(strategies.integers(-1, 4))))
+            crashes = [(step, min(width - 1, left + stages - 1) if left else 0) for step, left in crashes]
+            if strategies.random() < 0.3:
+                plain["cluster"]["instances"] = strategies.integers(1, 4, stages).tolist()
         config = config_from_plain(plain).with_sinks(sinks).with_gateways(gateways)
         freezes = draw_freezes(np.random.default_rng([self.seed, 24]), config, (50, 300, 1000))
         return replace(self, config=config, crashes=tuple(crashes), freezes=freezes, width=width, batch_rows=batch_rows)

@@ -58,7 +58,7 @@ class Controller:
     def __init__(self, config: RunConfig, slave_count: int, stage: int = 0, stage_count: int = 1) -> None:
         self.config = config.reorganization
         self.slave_count = slave_count
-        self.active = [SlaveId(s) for s in range(self.config.active_slaves or slave_count)]
+        self.active = [SlaveId(s) for s in range(min(self.config.active_slaves, slave_count) or slave_count)]
         self.map = GroupMap(round_robin(config.cluster.partition_count, len(self.active)))
         self.movement = Moves(stage, stage_count)
         self.resize_log: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]

@@ -54,6 +54,7 @@ from swjoin.cluster.role import (
 from swjoin.config.run import RunConfig
 from swjoin.core.data_messages import MoveEnd, RunEvent
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
+from swjoin.plan.subclusters import Subclusters
 
 
 class Master:
@@ -63,16 +64,16 @@ class Master:
     """
 
     def __init__(
-        self, config: RunConfig, slave_count: int, stage_count: int | None = None, dealer: SplitDealer | None = None
+        self, config: RunConfig, slave_count: int, subclusters: Subclusters | None = None, dealer: SplitDealer | None = None
     ) -> None:
-        """slave_count: of all stages together. stage_count: of a plan, whose instances all take part in every epoch. dealer: of
+        """slave_count: of all stages together. subclusters: of a plan, whose instances all take part in every epoch. dealer: of
         splits, where gateways read what they are dealt."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
-        self._of_plan = stage_count is not None
-        self._width = slave_count // (stage_count or 1)
-        self.controllers = [Controller(config, self._width, stage, stage_count or 1) for stage in range(stage_count or 1)]
+        self._of_plan = subclusters is not None
+        of = self.subclusters = subclusters or Subclusters.alone(slave_count)
+        self.controllers = [Controller(config, count, stage, len(of.counts)) for stage, count in enumerate(of.counts)]
         self.checkpoints = Checkpoints(config.checkpoint, slave_count, config.sink_count, config.gateway_count)
         self.dealer = dealer
         self.epoch = EpochIndex(-1)
@@ -123,7 +124,7 @@ class Master:
             return self.controller.take_events()
         events = []
         for stage, controller in enumerate(self.controllers):
-            first = stage * self._width
+            first = self.subclusters.first[stage]
             for e in controller.take_events():
                 slave, peer = (number + first if number >= 0 else number for number in (e.slave, e.peer))
                 events.append(replace(e, slave=slave, peer=peer, stage=stage if slave >= 0 else -1))
@@ -131,7 +132,7 @@ class Master:
 
     def _stage_of(self, slave: SlaveId) -> tuple[Controller, SlaveId]:
         """The controller of a slave's stage, and the slave's number there."""
-        return self.controllers[slave // self._width], SlaveId(slave % self._width)
+        return self.controllers[self.subclusters.stage_of(slave)], SlaveId(self.subclusters.index_of(slave))
 
     def _receive(self, sender: RoleId, message: Message, now_us: int) -> list[Effect]:
         match message:
@@ -140,8 +141,10 @@ class Master:
                     controller, slave = self._stage_of(slave_of(sender))
                     controller.loads.sample(slave, occupancy_ratio, loads)
                     if loads is not None:
-                        for other in self.controllers:
-                            if other is not controller:
+                        ranks = self.subclusters.ranks
+                        mine = ranks[self.controllers.index(controller)]
+                        for other, of_other in zip(self.controllers, ranks, strict=True):
+                            if other is not controller and of_other == mine:
                                 other.loads.worked_elsewhere(slave, loads.busy_us)
                 return []
             case EpochWanted():
@@ -176,7 +179,7 @@ class Master:
         assert wanted.epoch == self.epoch + 1, f"master: epoch {wanted.epoch} is wanted after epoch {self.epoch}"
         self._wanted[gateway] = wanted
         loads = self.controller.loads
-        for slave, fed_bytes in enumerate(wanted.fed_bytes[: self._width]):
+        for slave, fed_bytes in enumerate(wanted.fed_bytes[: self.controller.slave_count]):
             loads.delivered(SlaveId(slave), fed_bytes)
         effects = [] if self.dealer is None else self.dealer.reached(gateway, wanted.times_us)
         if len(self._wanted) < len(self._gateways):
@@ -212,8 +215,8 @@ class Master:
             self.checkpoints.begin(self.epoch, now_us, everything=everything)
         else:
             moves = tuple(
-                (m.number, m.group, m.supplier + stage * self._width, m.consumer + stage * self._width)
-                for stage, controller in enumerate(self.controllers)
+                (m.number, m.group, m.supplier + first, m.consumer + first)
+                for first, controller in zip(self.subclusters.first, self.controllers, strict=False)
                 for m in controller.movement.take_new()
             )
             if self._of_plan:

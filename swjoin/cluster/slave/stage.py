@@ -163,7 +163,7 @@ class StageInstance:
 
     def results(self, pairs: Pairs | ResultRows) -> Pairs | ResultRows:
         """Rows of the last stage as they go to the sinks."""
-        if isinstance(pairs, ResultRows) and self.stage.gathers:
+        if isinstance(pairs, ResultRows) and self.stage.gathers and not self._instances.result_edge.steps:
             return self._shown(pairs.id, pairs.ts, pairs.columns)
         if not self._instances.of_rows:
             return pairs

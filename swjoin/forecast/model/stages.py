@@ -5,8 +5,8 @@ Why: credit, shared ranks and shared cores decide throughput and delay together;
 Stays out: rates and costs (`forecast.stages`), the report (`forecast.summary`), tuples.
 
 An instance works on epoch e when the final deliveries of e have come from all senders and its rows of e - 1 have been sent.
-Rows of epoch e are sent when every receiver has ended e - `EPOCHS_AHEAD`. A rank plays an instance of every stage and does one
-thing at a time, the oldest epoch first. Parts of an open epoch are not modelled, so that delays are those of whole epochs.
+Rows of epoch e are sent when every receiver has ended e - `EPOCHS_AHEAD`. A rank plays the instances of its stages and does
+one thing at a time, the oldest epoch first. Parts of an open epoch are not modelled, so that delays are those of whole epochs.
 """
 
 from __future__ import annotations
@@ -89,9 +89,11 @@ class PlanSimulation:
         self.gateway = Team(count + 1, [Role(rank, 1e6 * work.gateway_s) for rank in gateways])
         self.collector = Team(0, [Role(rank, 1e6 * work.collector_s) for rank in sinks])
         self.stages = [Team(count - s) for s in range(count)]  # a later stage first, so that epochs come to their end
-        for team, stage in zip(self.stages, work.stages, strict=True):
-            instances = zip(self.ranks[FIRST_SLAVE:], work.shares, strict=False)
-            team.roles = [Role(rank, 1e6 * stage.of(share)) for rank, share in instances if share > 0]
+        for s, (team, stage) in enumerate(zip(self.stages, work.stages, strict=True)):
+            ranks = (self.ranks[FIRST_SLAVE + number] for number in capacity.subclusters.ranks[s])
+            team.roles = [
+                Role(rank, 1e6 * stage.of(share)) for rank, share in zip(ranks, stage.shares, strict=True) if share > 0
+            ]
         self.teams = [self.gateway, *self.stages, self.collector]
         for edge in plan.edges:
             sender = self.stages[edge.sender.id] if isinstance(edge.sender, Stage) else self.gateway

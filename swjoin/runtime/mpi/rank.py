@@ -32,6 +32,7 @@ from swjoin.monitor.process_memory import peak_rss_bytes, rss_bytes
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError
 from swjoin.runtime.mpi.heartbeats import Heartbeats, Rules
+from swjoin.runtime.open import places_of
 
 SUMMARY, VERDICT, FAILURE, BYE, STATUS, ENDPOINT = 22, 23, 24, 25, 26, 27  # tags beside those of `cluster.wire.FORMATS`
 
@@ -111,7 +112,8 @@ class Rank:
 
     def take_roles(self, channel: Channel) -> RankMap:
         """At the start, and after a death: the roles of the ranks that are left."""
-        self.roles = RankMap.of(self.job.config, channel.size)
+        roles = RankMap.of(self.job.config, channel.size)
+        self.roles = replace(roles, places=places_of(self.job, roles.slave_ranks))
         self.where = self.place[0] = f"rank {channel.rank} ({self.roles.name_of(channel.rank)}) on {platform.node()}"
         return self.roles
 

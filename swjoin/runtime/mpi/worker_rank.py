@@ -269,7 +269,7 @@ class WorkerRank(Rank):
             in_order = not setup["shares"]
             slaves = [Slave(SlaveId(number), config, self._layouts, where=self._where, in_order=in_order)]
         else:
-            slaves = [Slave.of_plan(instances, SlaveId(s)) for s in range(number, instances.slave_count, count)]
+            slaves = [Slave.of_plan(instances, SlaveId(s)) for s in instances.subclusters.slaves_on(number)]
         if self.job.checkpoints is not None:
             from swjoin.checkpoint.checkpointers import SlaveCheckpointer
 

@@ -8,6 +8,7 @@ Stays out: virtual time, messages and hosts (`runtime.simulator.simulator`), the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swjoin.checkpoint.checkpointers import owners_of
@@ -17,6 +18,7 @@ from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.master import Master
 from swjoin.cluster.messages import Message
+from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.slave.slave import Slave
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import SourceBatch
@@ -32,8 +34,7 @@ from swjoin.runtime.simulator.storage import BatchSource
 
 
 class PlanSimulation(Simulation):
-    """One run of a plan in virtual time. sources: batches of each of the plan's sources, with columns. width: instances of each
-    stage."""
+    """One run of a plan in virtual time. sources: batches of each of the plan's sources, with columns. width: slave ranks."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class PlanSimulation(Simulation):
         crashes: Sequence[tuple[int, int]] = (),
         tables: StaticTables | None = None,
     ) -> None:
-        """folder, crashes: as of `Simulation`; the crashes say how many instances each stage has from then on. tables: static
+        """folder, crashes: as of `Simulation`; the crashes say how many slave ranks are left from then on. tables: static
         ones, that lookups read."""
         self._plan, self._tables = plan, tables
         super().__init__(config, sources, width, seed, folder=folder, crashes=crashes)
@@ -55,17 +56,17 @@ class PlanSimulation(Simulation):
         return tuple(self.SOURCE(batches, None) for batches in sources)
 
     def _actor_count(self, slave_count: int) -> int:
-        return ACTORS + slave_count * len(cut(self._plan).stages)
+        return ACTORS + slave_count * len(cut(self._plan, self.config.cluster.strategy).stages)
 
     def _new_roles(self, slave_count: int) -> None:
         fitted = self.config.fitted_to(slave_count)
         store = self._master_checkpointer
         manifest = None if store is None else store.folder.newest()
-        owners = owners_of(manifest, fitted, slave_count)
+        owners = owners_of(manifest, fitted, self._plan, slave_count)
         first_epoch = first_epoch_of(manifest)
         self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch, owners, self._tables)
         config, count = instances.config_of_gateway, instances.slave_count
-        self.master = Master(config, count, len(instances.stages.stages), self._new_dealer(config))
+        self.master = Master(config, count, instances.subclusters, self._new_dealer(config))
         self.gateways = [
             Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share) for share in self._shares()
         ]
@@ -101,6 +102,10 @@ class PlanSimulation(Simulation):
     @property
     def _width(self) -> int:
         return self.instances.width
+
+    @property
+    def _rank_map(self) -> RankMap:
+        return replace(super()._rank_map, places=self.instances.subclusters.places)
 
     def _result(self, steps: int) -> SimulationResult:
         for role in (*(gateway.feeds for gateway in self.gateways), *(slave.stage for slave in self.slaves)):

@@ -363,7 +363,7 @@ class Simulation:
                 number = gateway_of(host.name)
                 self._sources_of[number] = tuple(map(copy.copy, self._sources_of[number]))
         self._keep(step for step in self._queue if step.message or step.host.excluded)
-        gone = {slave_of(host.name) % self._width for host in dead if is_slave(host.name)}
+        gone = {self._rank_map.rank_of(host.name) for host in dead if is_slave(host.name)}
         self._recover(max(1, self._width - len(gone)))
 
     def _recover(self, slave_count: int) -> None:
@@ -388,6 +388,11 @@ class Simulation:
         return len(self.slaves)
 
     @property
+    def _rank_map(self) -> RankMap:
+        """Ranks that play the roles."""
+        return RankMap.of_width(self._width, len(self.sinks), len(self.gateways))
+
+    @property
     def clock_us(self) -> int:
         """Time on the run's clock."""
         return self.now_us + self._clock_ahead_us
@@ -397,7 +402,7 @@ class Simulation:
     def block_sends(self) -> None:
         """From the start, or from a crash on, ranks wait inside their sends, where MPI may make them wait."""
         attempt = self._attempt
-        ranks = RankMap.of_width(self._width, len(self.sinks), len(self.gateways))
+        ranks = self._rank_map
 
         def schedule(rank: int, action: Callable[[], None]) -> None:
             self._at(self.now_us, attempt.host_on(rank), f"rank {rank} goes on", action)
