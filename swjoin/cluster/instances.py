@@ -51,10 +51,14 @@ class Instances:
         columns = columns_of(logical, stages, rows=config.sink.kind != "count")
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
+        return Instances(config, logical, stages, columns, width, 0, ()).at(config, width, first_epoch, owners)
+
+    def at(self, config: RunConfig, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()) -> Instances:
+        """The same plan with so many instances of every stage. config: of the same sink. owners: as in `of`."""
         active = min(width, config.reorganization.active_slaves) or width
-        maps = [round_robin(config.cluster.partition_count, active)] * len(stages.stages)
+        maps = [round_robin(config.cluster.partition_count, active)] * len(self.stages.stages)
         group_maps = tuple(GroupMap(np.array(owner, np.int64)) for owner in owners or maps)
-        return Instances(config, logical, stages, columns, width, first_epoch, group_maps)
+        return replace(self, config=config, width=width, first_epoch=first_epoch, group_maps=group_maps)
 
     @property
     def result_edge(self) -> Edge:

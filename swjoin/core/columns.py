@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,6 +93,7 @@ _UNITS = "(s|ms|us|ns)"
 _DICTIONARY = re.compile(r"dictionary<values=(.+), indices=(u?int(?:8|16|32|64)), ordered=([01])>")
 
 
+@lru_cache(1024)
 def type_named(text: str) -> pa.DataType:
     """The Arrow type that is written like this, as by `str(type)`. UserError for one without a value in one piece, such as a
     list, or that is unknown."""

@@ -153,7 +153,7 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
     with report_compilations(on_compile):
         config = _alone(instances.config)
         relaxed = dataclasses.replace(config, time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
-        small = Instances.of(instances.logical, relaxed, 1)
+        small = instances.at(relaxed, 1)
         count = small.slave_count
         gateway = Gateway(small.config_of_gateway, count, (None, None), feeds=Feeds(small))
         roles: dict[RoleId, Role] = {GATEWAY: gateway}
