@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +32,7 @@ class Columns:
     def __len__(self) -> int:
         return int(self.batch.num_rows)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return int(self.batch.nbytes)
 

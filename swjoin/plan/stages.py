@@ -76,7 +76,7 @@ class Edge:
     """The way from a source's gateways or a stage to a port of a stage, or to the sinks of a result.
 
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
-    of a gathering stage, by the hash of the row's id, or of a result; of an aggregate without groups all go to one instance.
+    of a gathering stage, to which rows go in runs, or of a result; of an aggregate without groups all go to one instance.
     steps: what the sender does to the rows, in this order.
     """
 
@@ -230,7 +230,7 @@ def describe_edge(edge: Edge) -> str:
     if isinstance(edge.receiver, Result):
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     if edge.receiver.gathers:
-        return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, hash of the row's id"
+        return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, in runs"
     if not edge.receiver.joins:
         how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, {how}"

@@ -125,6 +125,8 @@ class StageInstance:
     def _side(self, port: int, parts: Sequence[Grouped]) -> Grouped:
         if not parts:
             return replace(Grouped.empty(), tuples=TupleBatch.empty(self.layouts[port]))
+        if self.stage.gathers:
+            parts = sorted(parts, key=lambda part: int(part.groups[0]))  # each of one group: nothing is to be moved
         return merged(parts, self._packed(port, [part.tuples for part in parts]))
 
     def _packed(self, port: int, batches: Sequence[TupleBatch]) -> TupleBatch:
