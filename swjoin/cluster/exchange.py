@@ -166,7 +166,9 @@ class Outlet:
                 until = instances.first_epoch + EPOCHS_AHEAD - 1
                 self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
             group_map = instances.group_maps[edge.receiver.id]
-            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, instances.width), dealt=index)
+            self._sendings[edge.id] = _Sending(
+                KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, instances.width), dealt=index
+            )
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         """Rows of the sender for this edge, of the epoch of `header`."""

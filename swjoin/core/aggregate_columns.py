@@ -99,8 +99,8 @@ class AggregateColumns:
             return Argument(values.view(np.int64) if unsigned else values.astype(np.int64, copy=False), valid, unsigned)
         return Argument(ordered(column), valid)
 
-    def rows(self, keys: GroupKeys, start_us: int, codes: I64, nulls: Bool, totals: list[Totals]) -> ResultRows:
-        """The rows of a window's groups. totals: by call."""
+    def rows(self, keys: GroupKeys, start_us: int | I64, codes: I64, nulls: Bool, totals: list[Totals]) -> ResultRows:
+        """The rows of groups of a window, or with the start of each one's window. totals: by call."""
         import pyarrow as pa
 
         n = len(codes)

@@ -39,15 +39,20 @@ def _words_hashed(words: U64, out: U64) -> None:
 
 @kernel
 def _bytes_hashed(offsets: I64, data: U8, out: U64) -> None:
-    eight = np.uint64(8)
     for i in range(out.shape[0]):
         start, stop = offsets[i], offsets[i + 1]
         h = GOLDEN
         at = start
         while at < stop:
             word = np.uint64(0)
-            for j in range(min(stop - at, 8)):
-                word |= np.uint64(data[at + j]) << (np.uint64(j) * eight)
+            if at + 8 <= data.shape[0]:  # one load; bytes beyond the end are cut off
+                for j in range(8):
+                    word |= np.uint64(data[at + j]) << np.uint64(8 * j)
+                if stop - at < 8:
+                    word &= (np.uint64(1) << np.uint64(8 * (stop - at))) - np.uint64(1)
+            else:
+                for j in range(stop - at):
+                    word |= np.uint64(data[at + j]) << np.uint64(8 * j)
             h = mix64_scalar(word * GOLDEN + h)
             at += 8
         out[i] = mix64_scalar(np.uint64(stop - start) * GOLDEN + h)

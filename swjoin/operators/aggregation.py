@@ -9,14 +9,15 @@ Stays out: types of columns (`core.aggregate_columns`), edges of windows (`core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from swjoin.core.aggregate_columns import AggregateColumns, Totals
+from swjoin.core.aggregate_columns import F64, AggregateColumns, Totals
 from swjoin.core.aggregate_functions import Accumulation
-from swjoin.core.batch import I64, U8, U64, PayloadRows, ResultRows, TupleBatch
+from swjoin.core.batch import I64, U8, U64, Bool, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
@@ -48,7 +49,9 @@ class Aggregation:
 
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         self._windows, self._columns, self._keys, self._limits, self._name = windows, columns, keys, limits, name
-        self._kinds = [*(call.accumulation for call in columns.calls), Accumulation.COUNT]
+        own = [call for call in columns.calls if call.column is not None]
+        self._kinds = [*(call.accumulation for call in own), Accumulation.COUNT]
+        self._calls = [own.index(call) if call in own else _ROWS for call in columns.calls]  # in `_kinds`
         self._running: _Running | None = None
         self._panes: dict[int, GroupTable] = {}  # by start
         self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
@@ -58,6 +61,7 @@ class Aggregation:
         self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
         self._came_us: int | None = None  # arrival of the newest row of the open delivery
         self._peak_bytes = 0
+        self._usual = 0  # groups of the pane that was forgotten last
 
     @property
     def _slides(self) -> bool:
@@ -110,11 +114,13 @@ class Aggregation:
     def _count(self, work: Work, rows: ResultRows, groups: I64) -> None:
         """Rows that came out, by partition-group."""
         before = work.unmatched or GroupResults(_NO_GROUPS, _NO_GROUPS, _NO_GROUPS.astype(np.uint64))
-        which, inverse = np.unique(np.concatenate([before.groups, groups]), return_inverse=True)
-        counts, digests = np.zeros(len(which), np.int64), np.zeros(len(which), np.uint64)
-        np.add.at(counts, inverse, np.concatenate([before.counts, np.ones(len(rows), np.int64)]))
-        np.add.at(digests, inverse, np.concatenate([before.digests, rows.id]))
-        work.unmatched = GroupResults(which, counts, digests)
+        size = 1 + max(int(groups.max()), int(before.groups.max(initial=0)))
+        counts, digests = np.bincount(groups, minlength=size), np.zeros(size, np.uint64)
+        counts[before.groups] += before.counts
+        digests[before.groups] = before.digests
+        np.add.at(digests, groups, rows.id)
+        which = np.flatnonzero(counts)
+        work.unmatched = GroupResults(which, counts[which], digests[which])
 
     # ------------------------------------------------------------ panes
 
@@ -133,14 +139,18 @@ class Aggregation:
         if not len(rows):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
-        arguments = [self._columns.argument(call, rows) for call in self._columns.calls]
+        arguments = [self._columns.argument(call, rows) for call in self._columns.calls if call.column is not None]
         least = int(panes.min())
         whole = least == int(panes.max())
-        for pane in [least] if whole else np.unique(panes).tolist():
+        order = np.empty(0, np.int64) if whole else np.argsort(panes, kind="stable")
+        starts = [0] if whole else [0, *(np.flatnonzero(np.diff(panes[order])) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+            part: slice | I64 = slice(None) if whole else order[start:stop]
+            pane = least if whole else int(panes[order[start]])
             table = self._panes.get(pane)
             if table is None:
-                table = self._panes[pane] = GroupTable(self._kinds)
-            part: slice | I64 = slice(None) if whole else np.flatnonzero(panes == pane)
+                most = self._usual if len(self._panes) < _MANY_PANES else min(self._usual, stop - start)
+                table = self._panes[pane] = GroupTable(self._kinds, most)
             slots = table.slots_of(codes[part], nulls[part], groups[part])
             table.add(_ROWS, slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
@@ -157,15 +167,21 @@ class Aggregation:
 
     def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
         """Rows of the windows that end by this time, oldest first, in pieces; of each row its partition-group."""
-        windows = self._windows
+        windows, held = self._windows, list[_Piece]()
         while self._panes:
             start = max(windows.first_with(min(self._panes)), self._next_us)
             if start + windows.size_us > watermark_us:
                 break
-            yield from self._pieces(start, self._table_of(start))
+            for piece in self._pieces(start, self._table_of(start)):
+                if held and sum(len(other.codes) for other in held) + len(piece.codes) > self._most_rows:
+                    yield self._rows_of(held)
+                    held = []
+                held.append(piece)
             self._next_us = start + windows.slide_us
             self._forget()
         self._pass(watermark_us)
+        if held:
+            yield self._rows_of(held)
 
     def _pass(self, watermark_us: int) -> None:
         """Windows that end by this time are closed."""
@@ -175,6 +191,7 @@ class Aggregation:
     def _forget(self) -> None:
         for pane in [pane for pane in self._panes if pane < self._next_us]:
             table = self._panes.pop(pane)
+            self._usual = len(table)
             if self._running is not None:
                 self._running.take_away(pane, table)
 
@@ -193,13 +210,29 @@ class Aggregation:
             whole.combine(part)
         return whole
 
-    def _pieces(self, start_us: int, table: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
-        most = max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._kinds))))
-        found = table.slots_with(_ROWS)
+    @property
+    def _most_rows(self) -> int:
+        """Of a step."""
+        return max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._calls))))
+
+    def _pieces(self, start_us: int, table: GroupTable) -> Iterator[_Piece]:
+        found, most = table.slots_with(_ROWS), self._most_rows
         for at in range(0, len(found), most):
             slots = found[at : at + most]
-            totals = [_totals(table, call, slots) for call in range(len(self._kinds) - 1)]
-            yield self._columns.rows(self._keys, start_us, table.keys[slots], table.nulls[slots], totals), table.groups[slots]
+            words = [[table.words(call, word, slots) for word in range(self._kinds[call].words)] for call in self._calls]
+            doubles = [call for call in self._calls if self._kinds[call] == Accumulation.DOUBLES]
+            sums = {call: table.sums(call, slots) for call in doubles}
+            starts = np.full(len(slots), start_us)
+            yield _Piece(starts, table.keys[slots], table.nulls[slots], table.groups[slots], words, sums)
+
+    def _rows_of(self, pieces: Sequence[_Piece]) -> tuple[ResultRows, I64]:
+        """Rows of groups, and their partition-groups."""
+        whole = _Piece.together(pieces)
+        totals = [
+            Totals(words[0], words.__getitem__, partial(whole.sums.__getitem__, call))
+            for call, words in zip(self._calls, whole.words, strict=True)
+        ]
+        return self._columns.rows(self._keys, whole.start_us, whole.codes, whole.nulls, totals), whole.groups
 
     # ------------------------------------------------------------ restore, moves
 
@@ -319,8 +352,31 @@ class _Running:
             self.table = self.table.only(living)
 
 
-def _totals(table: GroupTable, call: int, slots: I64) -> Totals:
-    return Totals(table.words(call, 0, slots), lambda word: table.words(call, word, slots), lambda: table.sums(call, slots))
+class _Piece(NamedTuple):
+    """Groups of windows. start_us, codes, nulls, groups: (n,), of each one's window, its code, whether that is null, its
+    partition-group. words: by call, as of `GroupTable.words`. sums: of doubles."""
+
+    start_us: I64
+    codes: I64
+    nulls: Bool
+    groups: I64
+    words: list[list[I64]]
+    sums: dict[int, F64]
+
+    @staticmethod
+    def together(pieces: Sequence[_Piece]) -> _Piece:
+        if len(pieces) == 1:
+            return pieces[0]
+        words = [[np.concatenate(w) for w in zip(*call, strict=True)] for call in zip(*(p.words for p in pieces), strict=True)]
+        sums = {call: np.concatenate([piece.sums[call] for piece in pieces]) for call in pieces[0].sums}
+        return _Piece(
+            np.concatenate([piece.start_us for piece in pieces]),
+            np.concatenate([piece.codes for piece in pieces]),
+            np.concatenate([piece.nulls for piece in pieces]),
+            np.concatenate([piece.groups for piece in pieces]),
+            words,
+            sums,
+        )
 
 
 class LeavingPanes:
