@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -262,13 +262,17 @@ class Outlet:
         tuples, times, nulls = (part.tuples, nothing), (time_us, END_OF_TIME_US), (kept, nothing)
         if edge.port != LEFT:
             counts, tuples, times, nulls = counts[::-1], tuples[::-1], times[::-1], nulls[::-1]
-        delivery = Delivery(edge.id, slave, header.epoch, *times, part.groups, *counts, *tuples, header.last and final)
-        if final and header.moves:
-            out = move_rows([(number, group, consumer) for number, group, _, consumer in header.moves])
-            into = move_rows([(number, group, supplier) for number, group, supplier, _ in header.moves])
-            delivery = replace(delivery, moves_out=out, moves_in=into)
-        delivery = replace(delivery, served=header.served, generation=header.generation, checkpoint=header.checkpoint)
-        return replace(delivery, null_keys=nulls, final=final)
+        moves = header.moves if final else ()
+        return Delivery(
+            *(edge.id, slave, header.epoch, *times, part.groups, *counts, *tuples, header.last and final),
+            served=header.served,
+            moves_out=move_rows([(number, group, consumer) for number, group, _, consumer in moves]),
+            moves_in=move_rows([(number, group, supplier) for number, group, supplier, _ in moves]),
+            generation=header.generation,
+            checkpoint=header.checkpoint,
+            null_keys=nulls,
+            final=final,
+        )
 
     def _put(self, delivery: Delivery) -> None:
         count(self.ledger.sent, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)

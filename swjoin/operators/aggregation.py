@@ -60,7 +60,7 @@ class Aggregation:
         self._groups: I64 = np.empty(0, np.int64)  # partition-groups of its rows
         self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
         self._came_us: int | None = None  # arrival of the newest row of the open delivery
-        self._peak_bytes = 0
+        self._pane_bytes = self._peak_bytes = 0
         self._usual = 0  # groups of the pane that was forgotten last
 
     @property
@@ -151,11 +151,14 @@ class Aggregation:
             if table is None:
                 most = self._usual if len(self._panes) < _MANY_PANES else min(self._usual, stop - start)
                 table = self._panes[pane] = GroupTable(self._kinds, most)
+                self._pane_bytes += table.nbytes
+            before = table.nbytes
             slots = table.slots_of(codes[part], nulls[part], groups[part])
             table.add(_ROWS, slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
                 mine = None if valid is None else valid[part]
                 table.add(call, slots, mine, None if values is None else values[part], unsigned=unsigned)
+            self._pane_bytes += table.nbytes - before
         self._check_memory()
 
     def _check_memory(self) -> None:
@@ -192,6 +195,7 @@ class Aggregation:
         for pane in [pane for pane in self._panes if pane < self._next_us]:
             table = self._panes.pop(pane)
             self._usual = len(table)
+            self._pane_bytes -= table.nbytes
             if self._running is not None:
                 self._running.take_away(pane, table)
 
@@ -265,6 +269,7 @@ class Aggregation:
             self._panes[pane] = table.without(move_id.group)
             if not len(self._panes[pane]):
                 del self._panes[pane]
+        self._pane_bytes = sum(table.nbytes for table in self._panes.values())
         tuples = TupleBatch.concat(parts) if parts else TupleBatch.empty()
         return LeavingPanes(move_id, tuples, self._next_us, chunk_bytes)
 
@@ -287,6 +292,7 @@ class Aggregation:
             index = np.flatnonzero(chunk.tuples.ts == pane)
             table = self._panes.setdefault(pane, GroupTable(self._kinds))
             table.put(chunk.tuples.key[index], int(chunk.group), found[index])
+        self._pane_bytes = sum(table.nbytes for table in self._panes.values())
         self._check_memory()
 
     @property
@@ -309,7 +315,7 @@ class Aggregation:
 
     def window_bytes(self) -> int:
         running = 0 if self._running is None else self._running.table.nbytes
-        return running + sum(table.nbytes for table in self._panes.values())
+        return running + self._pane_bytes
 
     def window_memory(self) -> WindowMemory:
         return WindowMemory(self._peak_bytes, self._peak_bytes, 0, self.window_bytes(), self.window_tuples()[0])
@@ -322,6 +328,8 @@ class Aggregation:
 
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant."""
+        held = sum(table.nbytes for table in self._panes.values())
+        assert self._pane_bytes == held, f"{self._name}: panes hold {held} bytes, {self._pane_bytes} are counted"
         for pane, table in self._panes.items():
             assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
             pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)

@@ -83,7 +83,9 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
-            travels[edge.id] = tuple(edge.receiver.schema.types) if rows else ()
+            (last,) = stages.edges_from(edge.receiver)
+            read = _bound_steps(plan, last, set(plan.schema(edge.receiver.node.inputs[0]).types) if rows else set())[1]
+            travels[edge.id] = tuple(name for name in edge.receiver.schema.types if name in read)
         elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Aggregate):
             travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in edge.receiver.node.reads)
         elif isinstance(edge.receiver, Stage):
@@ -98,9 +100,9 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool) -> PlanColum
             continue  # pairs of a join, or gathered rows
         steps[edge.id], of_sender = _bound_steps(plan, edge, {*travels[edge.id], *edge.key})
         sent[edge.sender.name] |= of_sender
-    read = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
+    of_sources = {s.name: tuple(c.name for c in s.columns if c.name in sent[s.name]) for s in stages.sources}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
-    return PlanColumns(read, travels, steps, out)
+    return PlanColumns(of_sources, travels, steps, out)
 
 
 def _bound_steps(plan: LogicalPlan, edge: Edge, wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:

@@ -124,15 +124,16 @@ def cut(plan: LogicalPlan) -> StagePlan:
         senders[node.name] = stage
         receivers.append((stage, tuple(zip(node.inputs, node.keys, strict=False))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
-    gathering: dict[str, Stage] = {}
+    gathering: dict[str, tuple[Stage, tuple[Project, ...]]] = {}
     for result in results:
         ways = list(_ways_to(plan, result.input))
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
             continue
-        schema = plan.schema(result.name)
+        gathered, projections = _before_projections(plan, result.input)
+        schema = plan.schema(gathered)
         stage = Stage(StageId(len(receivers)), result, (schema, Schema((), None)), schema)
-        gathering[result.name] = stage
-        receivers.append((stage, ((result.input, ()),)))
+        gathering[result.name] = stage, projections
+        receivers.append((stage, ((gathered, ()),)))
     edges: list[Edge] = []
     for receiver, inputs in receivers:
         for port, (name, key) in enumerate(inputs):
@@ -140,12 +141,21 @@ def cut(plan: LogicalPlan) -> StagePlan:
                 edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, steps))
     for result in results:
         if result.name in gathering:
-            edges.append(Edge(EdgeId(len(edges)), gathering[result.name], result, 0, (), ()))
+            stage, projections = gathering[result.name]
+            edges.append(Edge(EdgeId(len(edges)), stage, result, 0, (), projections))
             continue
         ((sender, steps),) = _ways_to(plan, result.input)
         edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
     sources = tuple(node for node in plan.nodes if isinstance(node, Source))
     return StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
+
+
+def _before_projections(plan: LogicalPlan, name: str) -> tuple[str, tuple[Project, ...]]:
+    """The node whose rows are gathered for a result of these, and the projections after it: all instances share their work."""
+    last: tuple[Project, ...] = ()
+    while isinstance(node := plan.node(name), Project):
+        name, last = node.input, (node, *last)
+    return name, last
 
 
 def _ways_to(plan: LogicalPlan, name: str) -> Iterator[tuple[str, tuple[Step, ...]]]:
