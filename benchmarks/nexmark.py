@@ -43,6 +43,7 @@ from swjoin.expressions.chain import Projection, Selection
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.frontends.sql.windows import Dialect, plain_arguments
+from swjoin.monitor.process_settings import join_settings
 from swjoin.operators.aggregation import Aggregation, Limits
 from swjoin.plan.aggregates import Aggregate, AggregateCall, aggregate_columns_of, aggregate_types
 from swjoin.plan.bound import bound
@@ -237,7 +238,8 @@ def operator(repeats: int, rows: int) -> None:
             1_000, TimeWindows(6 * second, second // 100), rows
         ),
     }
-    figures = turns(cases, repeats)
+    with join_settings():  # as every run has them
+        figures = turns(cases, repeats)
     print(f"\n## Operators alone, one core, {rows:,} rows, {1_000_000 // RATE_US:,} a second of event time\n")
     print("| what | million rows/s |\n|---|---|")
     for name, values in figures.items():

@@ -24,7 +24,7 @@ from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
 from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import Step, WindowMemory, Work, check_columns
+from swjoin.operators.join_step import LIGHT_ROWS, Step, WindowMemory, Work, check_columns
 from swjoin.state.delay_histogram import record_delays
 from swjoin.state.group_table import GroupTable
 
@@ -88,7 +88,7 @@ class Aggregation:
         assert work is self._open, "step on a delivery that is not open"
         delivery, start = work.delivery, self._at
         if start < len(delivery.left):
-            self._at = stop = min(len(delivery.left), start + tuple_budget)
+            self._at = stop = min(len(delivery.left), start + LIGHT_ROWS * tuple_budget)
             self._accumulate(delivery.left.slice(start, stop), self._groups[start:stop], f"epoch {delivery.epoch}")
             return Step(None, self._ends_here(delivery), stop - start)
         if not delivery.final:
