@@ -1,8 +1,8 @@
 """Nexmark: the queries of `examples/nexmark`, from Parquet to a count and a digest, beside DuckDB over the whole input.
 
 What: a line per query: rows in and out, million events/s of both (median, range, turn by turn), and their ratio; then the
-geometric mean. Every answer is compared, row by row hashed, with DuckDB's. And the operator of aggregates alone, one core:
-million rows/s of a tumbling count, and of sliding ones over it.
+geometric mean. Every answer is compared, row by row hashed, with DuckDB's. And on one core: million rows/s of a filter and a
+projection, and of the operator of aggregates alone, for a tumbling count and for sliding ones.
 Why: joins are one operator; a query has filters, windows and several stages.
 Stays out: the input (`benchmarks.workloads.nexmark`), engines of streams (`benchmarks.peers`), which do not run these yet.
 
@@ -32,6 +32,7 @@ from benchmarks.workloads import nexmark
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
+from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
@@ -39,12 +40,15 @@ from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.row_digests import row_hashes
 from swjoin.core.time_windows import TimeWindows
+from swjoin.expressions.chain import Projection, Selection
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.frontends.sql.windows import Dialect, plain_arguments
+from swjoin.monitor.process_settings import join_settings
 from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.keyed_operator import Limits
 from swjoin.plan.aggregates import Aggregate, AggregateCall, aggregate_columns_of, aggregate_types
+from swjoin.plan.bound import bound
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local
 
@@ -134,7 +138,33 @@ def queries(folder: Path, events: int, repeats: int, only: list[str], slaves: in
     print(f"\ngeometric mean over DuckDB: {mean:.3f} (floor 0.5, goal 1.0); worst: {min(ratios):.3f}")
 
 
-# ---------------------------------------------------------------- the operator alone
+# ---------------------------------------------------------------- the operators alone
+
+
+def _steps(rows: int) -> Callable[[], float]:
+    """Million rows/s of a filter that half of the rows pass, and a projection after it."""
+    value = np.random.default_rng(1).integers(0, 1_000, rows)
+    types = [("k", "int64"), ("v", "int64")]
+    nodes = bound("v >= 500", types, "filter"), bound("0.5 * v", types, "projection")
+    keep = Selection("filter", nodes[0])
+    compute = Projection("projection", (("k", bound("k", types, ""), pa.int64()), ("half", nodes[1], pa.float64())))
+    batches = []
+    for at in range(0, rows, BATCH_ROWS):
+        part = value[at : at + BATCH_ROWS]
+        index, zeros = np.arange(at, at + len(part)), np.zeros(len(part), np.int64)
+        columns = Columns(pa.record_batch({"k": index, "v": part}))
+        batches.append(TupleBatch(zeros, index, index.astype(np.uint64), zeros, None, columns))
+
+    def measure() -> float:
+        started = time.perf_counter()
+        out = [compute(keep(batch)) for batch in batches]
+        seconds = time.perf_counter() - started
+        found = sum(pa.compute.sum(batch.columns.column("half")).as_py() for batch in out if batch.columns is not None)
+        if 2 * found != value[value >= 500].sum():
+            raise SystemExit(f"the projection adds up to {found}")
+        return rows / seconds / 1e6
+
+    return measure
 
 
 def _operator(keys: int, windows: TimeWindows, rows: int) -> Callable[[], float]:
@@ -178,6 +208,7 @@ def _operator(keys: int, windows: TimeWindows, rows: int) -> Callable[[], float]
 def operator(repeats: int, rows: int) -> None:
     second = 1_000_000
     cases = {
+        "filter and projection (floor 40)": _steps(rows),
         "tumbling count, 10^4 keys (floor 60, goal 120)": _operator(10_000, TimeWindows(10 * second, 10 * second), rows),
         "tumbling count, 10^6 keys (floor 20, goal 50)": _operator(1_000_000, TimeWindows(10 * second, 10 * second), rows),
         "tumbling count, 10^3 keys": _operator(1_000, TimeWindows(10 * second, 10 * second), rows),
@@ -188,8 +219,9 @@ def operator(repeats: int, rows: int) -> None:
             1_000, TimeWindows(6 * second, second // 100), rows
         ),
     }
-    figures = turns(cases, repeats)
-    print(f"\n## The operator alone, one core, {rows:,} rows, {1_000_000 // RATE_US:,} a second of event time\n")
+    with join_settings():  # as every run has them
+        figures = turns(cases, repeats)
+    print(f"\n## Operators alone, one core, {rows:,} rows, {1_000_000 // RATE_US:,} a second of event time\n")
     print("| what | million rows/s |\n|---|---|")
     for name, values in figures.items():
         print(f"| {name} | {_range(values, 1)} |")

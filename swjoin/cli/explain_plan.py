@@ -106,8 +106,8 @@ def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
         return f"edge {edge.id}", f"{stage}, {_sender(edge)}", "results"
     columns = ", ".join(name for name, _ in _carried(instances, edge)) or "no columns"
     columns = columns if len(columns) <= _SHOWN else f"{columns[: _SHOWN - 3]}..."
-    key = "the id" if edge.receiver.gathers else ", ".join(edge.key)
-    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"hash of {key}: {columns}" if key else columns
+    how = "in runs" if edge.receiver.gathers else f"hash of {', '.join(edge.key)}" if edge.key else ""
+    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"{how}: {columns}" if how else columns
 
 
 # ---------------------------------------------------------------- sections

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
+_LEAST_RUN = 1_024  # rows of a part that any instance may take
 PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
 _NOTHING = TupleBatch.empty()
 EPOCHS_AHEAD = 2  # epochs that a sender may begin beyond the last one that its receiver has ended
@@ -153,6 +154,10 @@ class _Receiver:
         return bool(self.parts) and self.parts[0].epoch <= self.until_epoch and self.sent - self.consumed < PARTS_AHEAD
 
 
+def _most_of_part(rows: TupleBatch) -> int:
+    return max(1, min(PART_ROWS, PART_BYTES * len(rows) // rows.nbytes))
+
+
 @dataclass
 class _Sending:
     """An edge of one sender: its rows that are in no part yet."""
@@ -163,6 +168,7 @@ class _Sending:
     rows: list[TupleBatch] = field(default_factory=list)
     row_count: int = 0
     null_keys: list[TupleBatch] = field(default_factory=list)
+    dealt: int = 0  # parts of rows that any instance may take
 
 
 class Outlet:
@@ -183,7 +189,8 @@ class Outlet:
                 until = instances.first_epoch + EPOCHS_AHEAD - 1
                 self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
             group_map = instances.group_maps[edge.receiver.id]
-            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, HashPartition(group_map, len(slaves)))
+            router = HashPartition(group_map, len(slaves))
+            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, router, dealt=index)
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         """Rows of the sender for this edge, of the epoch of `header`."""
@@ -226,10 +233,13 @@ class Outlet:
         """Route the rows at hand. Full parts are put in the queue; returns what is left for each receiver."""
         if not sending.rows:
             return {}
+        if sending.keyed.keys is None:
+            self._deal(sending, header)
+            return {}
         rows = TupleBatch.concat(sending.rows)
         sending.rows.clear()
         sending.row_count = 0
-        most = max(1, min(PART_ROWS, PART_BYTES * len(rows) // rows.nbytes))
+        most = _most_of_part(rows)
         arranged, rest = sending.router.partition(rows), {}
         for index, slave in enumerate(sending.receivers):
             span = sending.router.slots_of(index)
@@ -240,6 +250,21 @@ class Outlet:
                 self._put(self._part(sending, slave, header, part))
             rest[slave] = end
         return rest
+
+    def _deal(self, sending: _Sending, header: EpochHeader) -> None:
+        """Rows that any instance may take go as they lie, in runs: each is of the next partition-group."""
+        owner = sending.router.map.owner
+        for rows in sending.rows:
+            share = -(-len(rows) // len(sending.receivers))
+            run = min(_most_of_part(rows), max(share, _LEAST_RUN))
+            for start in range(0, len(rows), run):
+                group = sending.dealt % len(owner)
+                sending.dealt += 1
+                tuples = rows.slice(start, min(start + run, len(rows)))
+                part = Grouped(np.array([group]), np.array([len(tuples)]), tuples)
+                self._put(self._part(sending, sending.receivers[owner[group]], header, part))
+        sending.rows.clear()
+        sending.row_count = 0
 
     def _part(
         self,
@@ -259,13 +284,17 @@ class Outlet:
         tuples, times, nulls = (part.tuples, nothing), (time_us, END_OF_TIME_US), (kept, nothing)
         if edge.port != LEFT:
             counts, tuples, times, nulls = counts[::-1], tuples[::-1], times[::-1], nulls[::-1]
-        delivery = Delivery(edge.id, slave, header.epoch, *times, part.groups, *counts, *tuples, header.last and final)
-        if final and header.moves:
-            out = move_rows([(number, group, consumer) for number, group, _, consumer in header.moves])
-            into = move_rows([(number, group, supplier) for number, group, supplier, _ in header.moves])
-            delivery = replace(delivery, moves_out=out, moves_in=into)
-        delivery = replace(delivery, served=header.served, generation=header.generation, checkpoint=header.checkpoint)
-        return replace(delivery, null_keys=nulls, final=final)
+        moves = header.moves if final else ()
+        return Delivery(
+            *(edge.id, slave, header.epoch, *times, part.groups, *counts, *tuples, header.last and final),
+            served=header.served,
+            moves_out=move_rows([(number, group, consumer) for number, group, _, consumer in moves]),
+            moves_in=move_rows([(number, group, supplier) for number, group, supplier, _ in moves]),
+            generation=header.generation,
+            checkpoint=header.checkpoint,
+            null_keys=nulls,
+            final=final,
+        )
 
     def _put(self, delivery: Delivery) -> None:
         count(self.ledger.sent, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)

@@ -59,11 +59,17 @@ class Instances:
         columns = columns_of(logical, stages, rows=config.sink.kind != "count", tables=tables)
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
-        subclusters = Subclusters.of(stages, width, config.cluster.strategy, config.cluster.instances)
+        return Instances(config, logical, stages, columns, Subclusters.alone(width), 0, ()).at(
+            config, width, first_epoch, owners
+        )
+
+    def at(self, config: RunConfig, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()) -> Instances:
+        """The same plan on so many slave ranks. config: of the same sink and strategy. owners: as in `of`."""
+        subclusters = Subclusters.of(self.stages, width, config.cluster.strategy, config.cluster.instances)
         groups, most = config.cluster.partition_count, config.reorganization.active_slaves
         maps = [round_robin(groups, min(count, most) or count) for count in subclusters.counts]
         group_maps = tuple(GroupMap(np.array(owner, np.int64)) for owner in owners or maps)
-        return Instances(config, logical, stages, columns, subclusters, first_epoch, group_maps)
+        return replace(self, config=config, subclusters=subclusters, first_epoch=first_epoch, group_maps=group_maps)
 
     @property
     def width(self) -> int:

@@ -7,7 +7,7 @@ Stays out: accumulating (`state.group_table`), windows (`core.time_windows`), wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,19 +144,18 @@ class AggregateColumns:
         found = column.take(pa.array(index, mask=index < 0))
         return found if found.type == call.type else found.cast(call.type)
 
-    def rows(self, keys: GroupKeys, start_us: int, codes: I64, nulls: Bool, totals: list[Totals | pa.Array]) -> ResultRows:
-        """The rows of a window's groups. totals: by call; of calls that rows decide their values."""
+    def rows(self, keys: GroupKeys, start_us: I64, codes: I64, nulls: Bool, totals: list[Totals | pa.Array]) -> ResultRows:
+        """The rows of groups, with the start of each one's window. totals: by call; of calls that rows decide their values."""
         import pyarrow as pa
 
-        n = len(codes)
         groups = keys.columns_of(codes, nulls)
-        edges = [pa.array(np.full(n, us, np.int64)).view(self.time) for us in (start_us, start_us + self.size_us)]
+        edges = [pa.array(us).view(self.time) for us in (start_us, start_us + self.size_us)]
         of_group = pa.RecordBatch.from_arrays([*groups, edges[0]], [*self.key, self.start])
         pairs = zip(self.calls, totals, strict=True)
         values = [self._values(call, total) if isinstance(total, Totals) else total for call, total in pairs]
         names = [*self.key, self.start, self.end, *(call.name for call in self.calls)]
         columns = Columns(pa.RecordBatch.from_arrays([*groups, *edges, *values], names))
-        return ResultRows(row_hashes(of_group), np.full(n, start_us + self.ts_after_us, np.int64), columns)
+        return ResultRows(row_hashes(of_group), start_us + self.ts_after_us, columns)
 
     def _values(self, call: Call, totals: Totals) -> pa.Array:
         import pyarrow as pa
@@ -185,3 +184,17 @@ class AggregateColumns:
         ).tolist():  # where float64 would round twice
             means[at] = ((int(high[at]) << 64) + int(low.view(np.uint64)[at])) / int(counts[at])
         return pa.array(means, mask=missing)
+
+
+def taken(values: pa.Array, index: I64) -> pa.Array:
+    """The values at these positions."""
+    import pyarrow as pa
+
+    return values.take(pa.array(index))
+
+
+def together(parts: Sequence[pa.Array]) -> pa.Array:
+    """All values, one part after the other."""
+    import pyarrow as pa
+
+    return pa.concat_arrays(parts)

@@ -165,7 +165,8 @@ class TupleBatch:
     def take(self, index: I64) -> TupleBatch:
         rows = None if self.rows is None else self.rows.take(index)
         columns = None if self.columns is None else self.columns.take(index)
-        return TupleBatch(self.key[index], self.ts[index], self.id[index], self.arrival_us[index], rows, columns)
+        key, ts = self.key.take(index), self.ts.take(index)
+        return TupleBatch(key, ts, self.id.take(index), self.arrival_us.take(index), rows, columns)
 
     def pieces(self, starts: I64, lengths: I64) -> TupleBatch:
         """All tuples, in pieces from these positions on, one after the other. int64 (pieces,); each piece is of one

@@ -54,10 +54,12 @@ def merged(parts: Sequence[Grouped], tuples: TupleBatch) -> Grouped:
         return Grouped(parts[0].groups, parts[0].counts, tuples)
     groups = np.concatenate([part.groups for part in parts])
     counts = np.concatenate([part.counts for part in parts])
-    by_group = np.argsort(groups, kind="stable")  # of pieces, each one group of one part
-    starts, lengths = (np.cumsum(counts) - counts)[by_group], counts[by_group]
     sums = np.bincount(groups, weights=counts).astype(np.int64)
     used = np.flatnonzero(sums)
+    if (groups[1:] >= groups[:-1]).all():
+        return Grouped(used, sums[used], tuples)
+    by_group = np.argsort(groups, kind="stable")  # of pieces, each one group of one part
+    starts, lengths = (np.cumsum(counts) - counts)[by_group], counts[by_group]
     return Grouped(used, sums[used], tuples.pieces(starts, lengths))
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NAN = np.float64("nan").view(np.uint64)
-_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_PER_UNIT = {"s": 1_000_000, "ms": 1_000}
 _DAY_US = 86_400_000_000
 
 
@@ -39,15 +39,20 @@ def _words_hashed(words: U64, out: U64) -> None:
 
 @kernel
 def _bytes_hashed(offsets: I64, data: U8, out: U64) -> None:
-    eight = np.uint64(8)
     for i in range(out.shape[0]):
         start, stop = offsets[i], offsets[i + 1]
         h = GOLDEN
         at = start
         while at < stop:
             word = np.uint64(0)
-            for j in range(min(stop - at, 8)):
-                word |= np.uint64(data[at + j]) << (np.uint64(j) * eight)
+            if at + 8 <= data.shape[0]:  # one load; bytes beyond the end are cut off
+                for j in range(8):
+                    word |= np.uint64(data[at + j]) << np.uint64(8 * j)
+                if stop - at < 8:
+                    word &= (np.uint64(1) << np.uint64(8 * (stop - at))) - np.uint64(1)
+            else:
+                for j in range(stop - at):
+                    word |= np.uint64(data[at + j]) << np.uint64(8 * j)
             h = mix64_scalar(word * GOLDEN + h)
             at += 8
         out[i] = mix64_scalar(np.uint64(stop - start) * GOLDEN + h)
@@ -108,19 +113,21 @@ def _words(array: pa.Array) -> U64 | None:
     if t.is_uint64(kind):
         return _filled(array).view(np.uint64)
     if t.is_integer(kind):
-        return _filled(array.cast(pa.int64())).view(np.uint64)
+        return _filled(array).astype(np.int64, copy=False).view(np.uint64)
     if t.is_date32(kind):
         return (_filled(array.view(pa.int32())).astype(np.int64) * _DAY_US).view(np.uint64)
     if t.is_date64(kind):
         return (_filled(array.view(pa.int64())) * 1_000).view(np.uint64)
     if t.is_timestamp(kind) or t.is_time(kind) or t.is_duration(kind):
-        raw = _filled(array.view(pa.int32() if kind.bit_width == 32 else pa.int64())).astype(np.int64)
+        raw = _filled(array.view(pa.int32() if kind.bit_width == 32 else pa.int64())).astype(np.int64, copy=False)
+        if kind.unit == "us":
+            return raw.view(np.uint64)
         return (raw // 1_000 if kind.unit == "ns" else raw * _PER_UNIT[kind.unit]).view(np.uint64)
     return None
 
 
 def _filled(array: pa.Array) -> I64:
-    found: I64 = array.fill_null(0).to_numpy(zero_copy_only=False)
+    found: I64 = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
     return found
 
 

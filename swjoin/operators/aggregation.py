@@ -9,20 +9,21 @@ Stays out: types of columns (`core.aggregate_columns`), edges of windows (`core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.aggregate_functions import Accumulation
-from swjoin.core.batch import I64, U8, PayloadRows, ResultRows, TupleBatch
+from swjoin.core.batch import I64, U8, Bool, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.data_messages import StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
 from swjoin.core.time_windows import TimeWindows
-from swjoin.operators.deciding_rows import DecidingRows, totals_of
+from swjoin.operators.deciding_rows import DecidingRows, Result, Words, joined
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.keyed_operator import LeavingState, Limits, WindowOperator
 from swjoin.state.group_table import GroupTable
@@ -38,10 +39,15 @@ class Aggregation(WindowOperator[GroupTable]):
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         super().__init__(windows, limits, name)
         self._columns, self._keys = columns, keys
-        self._plain = [i for i, call in enumerate(columns.calls) if call.accumulation != Accumulation.ROWS]
-        self._kinds = [*(columns.calls[i].accumulation for i in self._plain), Accumulation.COUNT]
+        own = [i for i, call in enumerate(columns.calls) if call.column is not None and call.accumulation != Accumulation.ROWS]
+        self._own = [columns.calls[i] for i in own]  # that have an accumulator
+        self._kinds = [*(call.accumulation for call in self._own), Accumulation.COUNT]
+        self._counting = {i: _ROWS for i, call in enumerate(columns.calls) if call.column is None}
+        self._counting |= {i: place for place, i in enumerate(own)}  # places of calls in `_kinds`
         self._deciding = DecidingRows(columns, keys)
         self._running: _Running | None = None
+        self._pane_bytes = 0
+        self._usual = 0  # groups of the pane that was forgotten last
 
     @property
     def _slides(self) -> bool:
@@ -56,14 +62,20 @@ class Aggregation(WindowOperator[GroupTable]):
         if not len(rows):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
-        arguments = [self._columns.argument(self._columns.calls[i], rows) for i in self._plain]
+        arguments = [self._columns.argument(call, rows) for call in self._own]
         least = int(panes.min())
         whole = least == int(panes.max())
-        for pane in [least] if whole else np.unique(panes).tolist():
+        order = np.empty(0, np.int64) if whole else np.argsort(panes, kind="stable")
+        starts = [0] if whole else [0, *(np.flatnonzero(np.diff(panes[order])) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+            part: slice | I64 = slice(None) if whole else order[start:stop]
+            pane = least if whole else int(panes[order[start]])
             table = self._panes.get(pane)
             if table is None:
-                table = self._panes[pane] = GroupTable(self._kinds)
-            part: slice | I64 = slice(None) if whole else np.flatnonzero(panes == pane)
+                most = self._usual if len(self._panes) < _MANY_PANES else min(self._usual, stop - start)
+                table = self._panes[pane] = GroupTable(self._kinds, most)
+                self._pane_bytes += table.nbytes
+            before = table.nbytes
             slots = table.slots_of(codes[part], nulls[part], groups[part])
             table.add(_ROWS, slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
@@ -71,12 +83,25 @@ class Aggregation(WindowOperator[GroupTable]):
                 table.add(call, slots, mine, None if values is None else values[part], unsigned=unsigned)
             if self._deciding:
                 self._deciding.add(pane, rows if isinstance(part, slice) else rows.take(part), groups[part], table)
+            self._pane_bytes += table.nbytes - before
         self._check_memory()
 
-    def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
-        yield from self._pieces(start_us, self._table_of(start_us))
+    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """Rows of the windows that end by this time, oldest first, in pieces; of each row its partition-group."""
+        held: list[_Piece] = []
+        for start in self._closing(watermark_us):
+            for piece in self._pieces(start, self._table_of(start)):
+                if held and sum(len(other.codes) for other in held) + len(piece.codes) > self._most_rows:
+                    yield self._rows_of(held)
+                    held = []
+                held.append(piece)
+        self._pass(watermark_us)
+        if held:
+            yield self._rows_of(held)
 
     def _left(self, start_us: int, pane: GroupTable) -> None:
+        self._usual = len(pane)
+        self._pane_bytes -= pane.nbytes
         self._deciding.drop(start_us)
         if self._running is not None:
             self._running.take_away(start_us, pane)
@@ -96,15 +121,26 @@ class Aggregation(WindowOperator[GroupTable]):
             whole.combine(part)
         return whole
 
-    def _pieces(self, start_us: int, table: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
-        most = max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._kinds))))
-        found = table.slots_with(_ROWS)
+    @property
+    def _most_rows(self) -> int:
+        """Of a step."""
+        return max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._columns.calls))))
+
+    def _pieces(self, start_us: int, table: GroupTable) -> Iterator[_Piece]:
+        found, most = table.slots_with(_ROWS), self._most_rows
         results = self._deciding.results(start_us, start_us + self._windows.size_us, table)
-        results |= {i: partial(totals_of, table, call) for call, i in enumerate(self._plain)}
+        results |= {i: partial(Words.of, table, place) for i, place in self._counting.items()}
         for at in range(0, len(found), most):
             slots = found[at : at + most]
-            totals = [results[i](slots) for i in range(len(self._columns.calls))]
-            yield self._columns.rows(self._keys, start_us, table.keys[slots], table.nulls[slots], totals), table.groups[slots]
+            of_calls = [results[i](slots) for i in range(len(self._columns.calls))]
+            starts = np.full(len(slots), start_us)
+            yield _Piece(starts, table.keys[slots], table.nulls[slots], table.groups[slots], of_calls)
+
+    def _rows_of(self, pieces: Sequence[_Piece]) -> tuple[ResultRows, I64]:
+        """Rows of groups, and their partition-groups."""
+        whole = _Piece.together(pieces)
+        totals = [result.totals if isinstance(result, Words) else result for result in whole.results]
+        return self._columns.rows(self._keys, whole.start_us, whole.codes, whole.nulls, totals), whole.groups
 
     # ------------------------------------------------------------ moves
 
@@ -125,6 +161,7 @@ class Aggregation(WindowOperator[GroupTable]):
             self._panes[pane] = table.without(move_id.group)
             if not len(self._panes[pane]):
                 del self._panes[pane]
+        self._pane_bytes = sum(table.nbytes for table in self._panes.values())
         some = [TupleBatch.concat(part) for part in (parts, self._deciding.take_out(int(move_id.group))) if part]
         return LeavingState(move_id, some, self._next_us, chunk_bytes)
 
@@ -145,6 +182,7 @@ class Aggregation(WindowOperator[GroupTable]):
             index = np.flatnonzero(chunk.tuples.ts == pane)
             table = self._panes.setdefault(pane, GroupTable(self._kinds))
             table.put(chunk.tuples.key[index], int(chunk.group), found[index])
+        self._pane_bytes = sum(table.nbytes for table in self._panes.values())
         self._check_memory()
 
     def _take_rows(self, chunk: StateChunk) -> None:
@@ -171,10 +209,12 @@ class Aggregation(WindowOperator[GroupTable]):
 
     def window_bytes(self) -> int:
         running = 0 if self._running is None else self._running.table.nbytes
-        return running + self._deciding.nbytes + sum(table.nbytes for table in self._panes.values())
+        return running + self._deciding.nbytes + self._pane_bytes
 
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant."""
+        held = sum(table.nbytes for table in self._panes.values())
+        assert self._pane_bytes == held, f"{self._name}: panes hold {held} bytes, {self._pane_bytes} are counted"
         for pane, table in self._panes.items():
             assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
             pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)
@@ -204,3 +244,26 @@ class _Running:
         living = self.table.slots_with(_ROWS)
         if len(self.table) > _SPARSE + 2 * len(living):
             self.table = self.table.only(living)
+
+
+class _Piece(NamedTuple):
+    """Groups of windows. start_us, codes, nulls, groups: (n,), of each one's window, its code, whether that is null, its
+    partition-group. results: by call."""
+
+    start_us: I64
+    codes: I64
+    nulls: Bool
+    groups: I64
+    results: list[Result]
+
+    @staticmethod
+    def together(pieces: Sequence[_Piece]) -> _Piece:
+        if len(pieces) == 1:
+            return pieces[0]
+        return _Piece(
+            np.concatenate([piece.start_us for piece in pieces]),
+            np.concatenate([piece.codes for piece in pieces]),
+            np.concatenate([piece.nulls for piece in pieces]),
+            np.concatenate([piece.groups for piece in pieces]),
+            [joined(parts) for parts in zip(*(piece.results for piece in pieces), strict=True)],
+        )

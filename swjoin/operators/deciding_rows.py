@@ -1,6 +1,6 @@
 """The rows that decide calls of an aggregate for which no few numbers do: first, last, extremes of text, different values.
 
-What: `DecidingRows`, of the panes of an `Aggregation`; `totals_of` a group table.
+What: `DecidingRows`, of the panes of an `Aggregation`; `Words`, of a call of a group table.
 Why: such a call needs a row, or one of each value; until its windows have closed, a pane keeps no more rows than decide, times
 two.
 Stays out: which rows decide (`core.aggregate_columns`), the other calls (`operators.aggregation`).
@@ -8,11 +8,13 @@ Stays out: which rows decide (`core.aggregate_columns`), the other calls (`opera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from swjoin.core.aggregate_columns import AggregateColumns, Call, Totals
+from swjoin.core.aggregate_columns import F64, AggregateColumns, Call, Totals, taken, together
 from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.group_keys import GroupKeys
@@ -20,11 +22,34 @@ from swjoin.operators.kept_rows import KeptRows
 from swjoin.state.group_table import GroupTable
 
 _LEAST = 4_096  # rows that a pane takes before it keeps only those that decide
-ResultsOf = Callable[[I64], "Totals | object"]  # of these slots
+Result = Any  # of some groups: `Words`, or an Arrow array of their values
 
 
-def totals_of(table: GroupTable, call: int, slots: I64) -> Totals:
-    return Totals(table.words(call, 0, slots), lambda word: table.words(call, word, slots), lambda: table.sums(call, slots))
+class Words(NamedTuple):
+    """What is accumulated of a call. words: as of `GroupTable.words`, each (n,). sums: of doubles."""
+
+    words: list[I64]
+    sums: F64 | None
+
+    @staticmethod
+    def of(table: GroupTable, call: int, slots: I64) -> Words:
+        kind = table.kinds[call]
+        sums = table.sums(call, slots) if kind == Accumulation.DOUBLES else None
+        return Words([table.words(call, word, slots) for word in range(kind.words)], sums)
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.words[0], self.words.__getitem__, lambda: cast("F64", self.sums))
+
+
+def joined(parts: Sequence[Result]) -> Result:
+    """Results of one call of groups of several windows."""
+    if len(parts) == 1:
+        return parts[0]
+    if not isinstance(parts[0], Words):
+        return together(parts)
+    sums = None if parts[0].sums is None else np.concatenate([part.sums for part in parts])
+    return Words([np.concatenate(words) for words in zip(*(part.words for part in parts), strict=True)], sums)
 
 
 class _Pane(KeptRows):
@@ -60,7 +85,7 @@ class DecidingRows:
         codes, nulls = self._columns.encoded(self._keys, rows.rows)
         return table.slots_of(codes, nulls, rows.groups)
 
-    def results(self, start_us: int, end_us: int, table: GroupTable) -> dict[int, ResultsOf]:
+    def results(self, start_us: int, end_us: int, table: GroupTable) -> dict[int, Callable[[I64], Result]]:
         """The results of each such call, by its place, for slots of the table, which has the groups of a window."""
         whole = KeptRows()
         for at in sorted(self._panes):
@@ -73,17 +98,15 @@ class DecidingRows:
             found[i] = self._result(call, slots, whole.rows, len(table))
         return found
 
-    def _result(self, call: Call, slots: I64, rows: TupleBatch, count: int) -> ResultsOf:
+    def _result(self, call: Call, slots: I64, rows: TupleBatch, count: int) -> Callable[[I64], Result]:
         if call.of_distinct is None:
-            import pyarrow as pa
-
             values = self._columns.picked(call, slots, rows, count)
-            return lambda some: values.take(pa.array(some))
+            return partial(taken, values)
         at, sums = self._columns.deciding(call, slots, rows), GroupTable([call.of_distinct])
         sums.slots_of(np.arange(count), np.zeros(count, np.bool_), np.zeros(count, np.int64))
         argument = self._columns.argument(call, rows.take(at))
         sums.add(0, slots[at], argument.valid, argument.values, unsigned=argument.unsigned)
-        return lambda some: totals_of(sums, 0, some)
+        return partial(Words.of, sums, 0)
 
     def drop(self, pane_us: int) -> None:
         """No window has this pane any more."""

@@ -17,7 +17,7 @@ from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import Step, WindowMemory, Work, check_columns
+from swjoin.operators.join_step import LIGHT_ROWS, Step, WindowMemory, Work, check_columns
 from swjoin.state.arrays import STAT_PAIRS
 from swjoin.state.delay_histogram import record_delays
 
@@ -54,7 +54,7 @@ class Gathering:
         """The next rows, in pieces of bounded size. now_us: their production time."""
         assert work is self._open, "step on a delivery that is not open"
         rows, start = work.delivery.left, self._at
-        self._at = stop = min(len(rows), start + self._most(rows, tuple_budget))
+        self._at = stop = min(len(rows), start + self._most(rows, LIGHT_ROWS * tuple_budget))
         record_delays(now_us, rows.arrival_us[start:stop], work.stats, work.delay_histogram)
         work.stats[STAT_PAIRS] += stop - start
         done = stop == len(rows)

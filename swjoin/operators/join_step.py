@@ -92,6 +92,9 @@ class Work:
         return int(self.stats[STAT_DELAY_MAX])
 
 
+LIGHT_ROWS = 4  # that are aggregated or gathered: about as much work as one tuple of a join
+
+
 @dataclass(frozen=True)
 class WindowMemory:
     """Memory of one slave's windows. peak_bytes: of all parts together; the peaks of single parts may have been at other times.

@@ -20,7 +20,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
 from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import Step, WindowMemory, Work, check_columns
+from swjoin.operators.join_step import LIGHT_ROWS, Step, WindowMemory, Work, check_columns
 from swjoin.state.delay_histogram import record_delays
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class KeyedOperator(ABC):
         assert work is self._open, "step on a delivery that is not open"
         delivery, start = work.delivery, self._at
         if start < len(delivery.left):
-            self._at = stop = min(len(delivery.left), start + tuple_budget)
+            self._at = stop = min(len(delivery.left), start + LIGHT_ROWS * tuple_budget)
             self._accumulate(delivery.left.slice(start, stop), self._groups[start:stop], f"epoch {delivery.epoch}")
             return Step(None, self._ends_here(delivery), stop - start)
         if not delivery.final:
@@ -119,11 +119,13 @@ class KeyedOperator(ABC):
     def _count(self, work: Work, rows: ResultRows, groups: I64) -> None:
         """Rows that came out, by partition-group."""
         before = work.unmatched or GroupResults(_NO_GROUPS, _NO_GROUPS, _NO_GROUPS.astype(np.uint64))
-        which, inverse = np.unique(np.concatenate([before.groups, groups]), return_inverse=True)
-        counts, digests = np.zeros(len(which), np.int64), np.zeros(len(which), np.uint64)
-        np.add.at(counts, inverse, np.concatenate([before.counts, np.ones(len(rows), np.int64)]))
-        np.add.at(digests, inverse, np.concatenate([before.digests, rows.id]))
-        work.unmatched = GroupResults(which, counts, digests)
+        size = 1 + max(int(groups.max()), int(before.groups.max(initial=0)))
+        counts, digests = np.bincount(groups, minlength=size), np.zeros(size, np.uint64)
+        counts[before.groups] += before.counts
+        digests[before.groups] = before.digests
+        np.add.at(digests, groups, rows.id)
+        which = np.flatnonzero(counts)
+        work.unmatched = GroupResults(which, counts[which], digests[which])
 
     # ------------------------------------------------------------ restore, moves
 
@@ -176,10 +178,6 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
         self._panes: dict[int, Pane] = {}  # by start
         self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
 
-    @abstractmethod
-    def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
-        """The rows of the window that starts then, in pieces; of each row its partition-group."""
-
     def _left(self, start_us: int, pane: Pane) -> None:
         """No window has this pane any more."""
 
@@ -197,14 +195,14 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
             rows, groups, panes = rows.take(index), groups[index], panes[index]
         return rows, groups, panes
 
-    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
-        """Rows of the windows that end by this time, oldest first."""
+    def _closing(self, watermark_us: int) -> Iterator[int]:
+        """Starts of the windows that end by this time and have rows, oldest first. They are closed one by one."""
         windows = self._windows
         while self._panes:
             start = max(windows.first_with(min(self._panes)), self._next_us)
             if start + windows.size_us > watermark_us:
                 break
-            yield from self._rows_of(start)
+            yield start
             self._next_us = start + windows.slide_us
             self._forget()
         self._pass(watermark_us)

@@ -56,6 +56,11 @@ class Ranking(WindowOperator[_Pane]):
             pane.keep(index)
             pane.due = max(_LEAST, 2 * len(pane))
 
+    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """Rows of the windows that end by this time, oldest first."""
+        for start_us in self._closing(watermark_us):
+            yield from self._rows_of(start_us)
+
     def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
         whole = KeptRows()
         for at in sorted(self._panes):

@@ -10,6 +10,7 @@ expressions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from swjoin.core.columns import type_named
@@ -23,18 +24,23 @@ if TYPE_CHECKING:
 def bound(text: str, columns: Sequence[tuple[str, str]], subject: str, stored: Callable[[Any], Any] | None = None) -> Expr:
     """The expression over columns of (name, Arrow type). stored: Arrow type of a column -> the type in which it comes.
     UserError, which names the subject, for text without a meaning."""
+    try:
+        return _bound(text, tuple(columns), stored)
+    except UserError as error:
+        raise error.prefixed(subject) from None
+
+
+@lru_cache(1024)
+def _bound(text: str, columns: tuple[tuple[str, str], ...], stored: Callable[[Any], Any] | None) -> Expr:
     from swjoin.expressions.binder import bind, parse_expression
     from swjoin.expressions.tree import Column
     from swjoin.expressions.types import read_as
 
     alone = _alone(text, columns)
-    try:
-        if alone is not None:
-            kind = type_named(alone[1])
-            return Column(alone[0], read_as(kind if stored is None else stored(kind)))
-        return bind(parse_expression(text), scope_of(columns, stored))
-    except UserError as error:
-        raise error.prefixed(subject) from None
+    if alone is not None:
+        kind = type_named(alone[1])
+        return Column(alone[0], read_as(kind if stored is None else stored(kind)))
+    return bind(parse_expression(text), scope_of(columns, stored))
 
 
 def _alone(text: str, columns: Sequence[tuple[str, str]]) -> tuple[str, str] | None:

@@ -94,7 +94,11 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
     binder = _Binder(plan, sent, tables)
     for edge in stages.edges:
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
-            through = _through(plan, edge.receiver.node, needed[edge.receiver.name], rows=rows)
+            node = edge.receiver.node
+            through = _through(plan, node, needed[node.name], rows=rows)
+            if isinstance(node, Result):  # projections after it are its instances' work
+                (last,) = stages.edges_from(edge.receiver)
+                through = binder.steps(last.steps, set(plan.schema(node.input).types) if rows else set())[1]
             travels[edge.id] = tuple(name for name in edge.receiver.schemas[0].types if name in through)
         elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Keyed):
             read = edge.receiver.node.reads(needed[edge.receiver.name])

@@ -85,7 +85,7 @@ class Edge:
     """The way from a source's gateways or a stage to a port of a stage, or to the sinks of a result.
 
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
-    of a gathering stage, by the hash of the row's id, or of a result; of an aggregate without groups all go to one instance.
+    of a gathering stage, to which rows go in runs, or of a result; of an aggregate without groups all go to one instance.
     steps: what the sender does to the rows, in this order. origin: of rows that are routed as those of an earlier stage are:
     that stage, by whose hash the key, a part of the receiver's, is hashed.
     """
@@ -148,15 +148,16 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
         senders[node.name] = stage
         receivers.append((stage, tuple(_ports(node))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
-    gathering: dict[str, Stage] = {}
+    gathering: dict[str, tuple[Stage, tuple[Project, ...]]] = {}
     for result in results:
         ways = list(ways_to(plan, result.input, senders))
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
             continue
-        schema = plan.schema(result.name)
+        gathered, projections = _before_projections(plan, result.input)
+        schema = plan.schema(gathered)
         stage = Stage(StageId(len(receivers)), result, (schema, Schema((), None)), schema)
-        gathering[result.name] = stage
-        receivers.append((stage, ((0, result.input, (), ()),)))
+        gathering[result.name] = stage, projections
+        receivers.append((stage, ((0, gathered, (), ()),)))
     edges: list[Edge] = []
     for receiver, inputs in receivers:
         for port, name, key, last in inputs:
@@ -164,7 +165,8 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
                 edges.append(Edge(EdgeId(len(edges)), senders[sender], receiver, port, key, (*steps, *last)))
     for result in results:
         if result.name in gathering:
-            edges.append(Edge(EdgeId(len(edges)), gathering[result.name], result, 0, (), ()))
+            stage, projections = gathering[result.name]
+            edges.append(Edge(EdgeId(len(edges)), stage, result, 0, (), projections))
             continue
         ((sender, steps),) = ways_to(plan, result.input, senders)
         edges.append(Edge(EdgeId(len(edges)), senders[sender], result, 0, (), steps))
@@ -176,6 +178,14 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     from swjoin.plan.alike import aligned
 
     return aligned(found)
+
+
+def _before_projections(plan: LogicalPlan, name: str) -> tuple[str, tuple[Project, ...]]:
+    """The node whose rows are gathered for a result of these, and the projections after it: all instances share their work."""
+    last: tuple[Project, ...] = ()
+    while isinstance(node := plan.node(name), Project):
+        name, last = node.input, (node, *last)
+    return name, last
 
 
 def _stream_inputs(node: Node) -> tuple[str, ...]:
@@ -296,7 +306,7 @@ def describe_edge(edge: Edge) -> str:
     if isinstance(edge.receiver, Result):
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     if edge.receiver.gathers:
-        return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, hash of the row's id"
+        return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, in runs"
     how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
     how += "" if edge.origin is None else f", as stage {edge.origin}"
     if not edge.receiver.joins:

@@ -129,5 +129,5 @@ def arrange(batch: TupleBatch, slot_of_group: I64, slot_count: int) -> Partition
     ids = np.empty(n, np.uint64)
     _scatter(slot, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)
     rows = None if batch.rows is None else batch.rows.take(order)
-    columns = None if batch.columns is None else batch.columns.take(order)
+    columns = None if batch.columns is None else batch.columns.permuted(order)
     return Partitioned(TupleBatch(key, ts, ids, arrival, rows, columns), counts, starts)

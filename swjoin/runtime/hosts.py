@@ -87,7 +87,6 @@ from swjoin.core.hashing import digest_pairs
 from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
 from swjoin.monitor.role_watchers import CollectorWatcher, GatewayWatcher, MasterWatcher
-from swjoin.plan.plain import plan_from_plain
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.flight_serving import ServedResults, open_flight
 from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
@@ -270,7 +269,7 @@ class GatewayHost(Host):
             number = None if self.job.config.gateway_count == 1 else self.number
             rows = None if self.checkpointer is None else self.checkpointer.late_rows
             self._late = LateSink(target, rows, self.names, number)
-        self.instances = instances_from(self.job, slave_count, manifest)
+        self.instances = instances_from(self.instances, self.job, slave_count, manifest)
         share = Share(self.number, dealt, shared and not dealt)
         if share.fixed:
             for source, of in zip(self.sources, self.live_shares, strict=True):
@@ -816,12 +815,13 @@ class CollectorHost(Host):
         return self.role.summary()
 
 
-def instances_from(job: Job, width: int, manifest: Manifest | None) -> Instances | None:
+def instances_from(instances: Instances | None, job: Job, width: int, manifest: Manifest | None) -> Instances | None:
     """The instances of a job's plan as they go on from this checkpoint; None for the join of two streams."""
-    if job.plan is None:
+    if instances is None:
         return None
-    owners = owners_of(manifest, job.config.fitted_to(width), plan_from_plain(job.plan), width)
-    return instances_of(job, width, first_epoch_of(manifest), owners)
+    config = job.config.fitted_to(width)
+    owners = owners_of(manifest, config, instances.logical, width)
+    return instances.at(config, width, first_epoch_of(manifest), owners)
 
 
 def _reason(error: BaseException, spelling: Spelling) -> str:

@@ -270,7 +270,7 @@ class _LocalLoop:
         gateway, count = self.role_host.gateway, self._width
         checkpointer = self.role_host.checkpointer
         manifest = None if checkpointer is None else checkpointer.folder.newest()
-        instances = instances_from(self.role_host.job, count, manifest)
+        instances = instances_from(gateway.instances, self.role_host.job, count, manifest)
         if instances is None:
             in_order = not shares(self.role_host.job.config, manifest)
             slaves = [

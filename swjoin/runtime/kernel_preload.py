@@ -46,6 +46,7 @@ from swjoin.core.pair_columns import rebuilt
 from swjoin.core.row_codec import storage
 from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.plan.logical import LogicalPlan, Source
+from swjoin.plan.lookups import Lookup
 from swjoin.runtime.host import settled
 from swjoin.state.payload_store import PAGE_ROWS
 
@@ -154,7 +155,9 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
     with report_compilations(on_compile):
         config = _alone(instances.config)
         relaxed = dataclasses.replace(config, time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
-        small = Instances.of(instances.logical, relaxed, 1, tables=partial(_table_row, instances.logical))
+        small = instances.at(relaxed, 1)
+        if any(isinstance(node, Lookup) for node in instances.logical.nodes):  # whose tables are not read yet
+            small = Instances.of(instances.logical, relaxed, 1, tables=partial(_table_row, instances.logical))
         count = small.slave_count
         gateway = Gateway(small.config_of_gateway, count, (None, None), feeds=Feeds(small))
         roles: dict[RoleId, Role] = {GATEWAY: gateway}

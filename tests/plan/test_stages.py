@@ -106,10 +106,10 @@ def test_edges() -> None:
         "stage 0 -> result out, any sink",
     ]
     assert lines_of_edges("unions of unions") == [
-        "source c, union input 0 -> stage 0, hash of the row's id",
-        "source a, union input 0, union input 1 -> stage 0, hash of the row's id",
-        "source b, union input 1, union input 1 -> stage 0, hash of the row's id",
-        "source a, union input 2, union input 1 -> stage 0, hash of the row's id",
+        "source c, union input 0 -> stage 0, in runs",
+        "source a, union input 0, union input 1 -> stage 0, in runs",
+        "source b, union input 1, union input 1 -> stage 0, in runs",
+        "source a, union input 2, union input 1 -> stage 0, in runs",
         "stage 0 -> result out, any sink",
     ]
     diamond = cut(plan("diamond"))

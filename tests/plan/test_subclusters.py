@@ -81,13 +81,13 @@ def test_shares_of_the_ranks() -> None:
 def test_every_operator_is_a_stage() -> None:
     stages = cut(EXAMPLE, "operator")
     assert [describe_edge(edge).split(": ", 1)[1] for edge in stages.edges] == [
-        "source a -> stage 0, hash of the row's id",
-        "stage 0, projection map -> stage 1, hash of the row's id",
+        "source a -> stage 0, in runs",
+        "stage 0, projection map -> stage 1, in runs",
         "stage 1, filter v > 3 -> stage 2 left, hash of k",
         "source b -> stage 2 right, hash of k",
-        "stage 2 -> stage 3, hash of the row's id",
+        "stage 2 -> stage 3, in runs",
         "stage 3, filter left_v < 9 -> stage 4, hash of left_v",
-        "stage 4 -> stage 5, hash of the row's id",
+        "stage 4 -> stage 5, in runs",
         "stage 5, projection last -> result out, any sink",
     ]
     assert describe_stage(stages.stages[1]) == (
@@ -100,9 +100,9 @@ def test_a_union_is_a_stage() -> None:
     plan = LogicalPlan(nodes)
     assert len(cut(plan).stages) == 1
     assert [describe_edge(edge).split(": ", 1)[1] for edge in cut(plan, "operator").edges] == [
-        "source a -> stage 0, hash of the row's id",
-        "source a, union input 0 -> stage 1, hash of the row's id",
-        "stage 0, filter v > 3, union input 1 -> stage 1, hash of the row's id",
+        "source a -> stage 0, in runs",
+        "source a, union input 0 -> stage 1, in runs",
+        "stage 0, filter v > 3, union input 1 -> stage 1, in runs",
         "stage 1 -> result out, any sink",
     ]
 

@@ -18,6 +18,7 @@ from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId
 from swjoin.core.batch import TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.plan.stages import Stage
 
 
 class Feeds:
@@ -28,6 +29,7 @@ class Feeds:
         sources = instances.stages.sources
         self.edges = [[edge.id for edge in instances.edges_from(source)] for source in sources]
         self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], gateway)
+        self._unkeyed = {e.id for e in instances.stages.edges if isinstance(e.receiver, Stage) and e.receiver.gathers}
         self.instances = instances
         self._watermarks_us = dict.fromkeys(self.outlet.edges, BEGIN_OF_TIME_US)  # sent last
 
@@ -42,12 +44,17 @@ class Feeds:
         streams = tuple(StreamIntake(i, config.time, name=name) for i, name in enumerate(names))
         return Ingress(streams, lambda router: MiniBuffers((None,) * len(names), router))
 
-    def deliver(self, batches: Sequence[TupleBatch], watermarks_us: Sequence[int], header: EpochHeader) -> list[Effect]:
-        """End an epoch with these tuples of every source. watermarks_us: by source; an epoch that full buffers have ended sends
-        those of rows that were read, which the ends of later epochs may be below."""
-        for edges, batch, watermark_us in zip(self.edges, batches, watermarks_us, strict=True):
+    def deliver(
+        self, batches: Sequence[Sequence[TupleBatch]], watermarks_us: Sequence[int], header: EpochHeader
+    ) -> list[Effect]:
+        """End an epoch with these tuples of every source, in parts: where no key divides them they go as they lie.
+        watermarks_us: by source; an epoch that full buffers have ended sends those of rows that were read, which the ends of
+        later epochs may be below."""
+        for edges, parts, watermark_us in zip(self.edges, batches, watermarks_us, strict=True):
+            whole = [TupleBatch.concat(parts)] if parts and not self._unkeyed.issuperset(edges) else []
             for edge in edges:
-                self.outlet.add(edge, batch, header)
+                for batch in parts if edge in self._unkeyed else whole:
+                    self.outlet.add(edge, batch, header)
                 self._watermarks_us[edge] = max(self._watermarks_us[edge], watermark_us)
         self.outlet.close(header, self._watermarks_us)
         return self.outlet.serve()

@@ -496,8 +496,8 @@ class Gateway:
         else:
             times_us = (END_OF_TIME_US,) * len(self.streams) if plan.everything else times_us
             header = EpochHeader(self.epoch, len(plan.served), plan.generation, plan.checkpoint, plan.last, plan.moves)
-            batches = self.buffers.take_below(below_us, 0, rebase_us=rebase_us)
-            self._effects += self.feeds.deliver(batches, times_us, header)
+            parts = self.buffers.take_parts_below(below_us, rebase_us=rebase_us)
+            self._effects += self.feeds.deliver(parts, times_us, header)
         if not self._mid_epoch:
             self._close_epoch()
 

@@ -286,14 +286,12 @@ class MiniBuffers:
         self, below_us: int, sub_group: int, *, rebase_us: int | None = None, rebase_ts: bool = False
     ) -> list[TupleBatch]:
         """The sub-group's tuples of every stream with ts < below_us. rebase_us, rebase_ts: see `drain`."""
-        batches = [queue.take_below(below_us) for queue in self._shelves[sub_group]]
-        if rebase_us is None:
-            return batches
-        rebased = []
-        for batch in batches:
-            arrival = np.maximum(batch.arrival_us - rebase_us, 0)
-            rebased.append(replace(batch, ts=arrival if rebase_ts else batch.ts, arrival_us=arrival))
-        return rebased
+        return [_rebased(queue.take_below(below_us), rebase_us, rebase_ts) for queue in self._shelves[sub_group]]
+
+    def take_parts_below(self, below_us: int, *, rebase_us: int | None = None) -> list[list[TupleBatch]]:
+        """As `take_below`, of the only sub-group, in parts as they lie."""
+        taken = [queue.take_parts_below(below_us) for queue in self._shelves[0]]
+        return [[_rebased(batch, rebase_us) for batch in parts] for parts in taken]
 
     def drain(
         self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
@@ -327,3 +325,11 @@ class MiniBuffers:
         for shelf in self._all_shelves:
             for pending in shelf:
                 pending.validate()
+
+
+def _rebased(batch: TupleBatch, rebase_us: int | None, rebase_ts: bool = False) -> TupleBatch:
+    """See `MiniBuffers.drain`."""
+    if rebase_us is None:
+        return batch
+    arrival = np.maximum(batch.arrival_us - rebase_us, 0)
+    return replace(batch, ts=arrival if rebase_ts else batch.ts, arrival_us=arrival)

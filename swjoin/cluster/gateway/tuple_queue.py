@@ -95,6 +95,11 @@ class Pending:
 
     def take_below(self, time_us: int) -> TupleBatch:
         """Remove and return the tuples with ts < time_us."""
+        taken = self.take_parts_below(time_us)
+        return TupleBatch.concat(taken) if taken else self._empty
+
+    def take_parts_below(self, time_us: int) -> list[TupleBatch]:
+        """The same, in parts as they lie."""
         taken: list[TupleBatch] = []
         while self.parts and _first(self.parts[0]) < time_us:
             head = self._loaded(0)
@@ -107,11 +112,8 @@ class Pending:
                 break
             taken.append(head)
             self.parts.pop(0)
-        if not taken:
-            return self._empty
-        batch = TupleBatch.concat(taken)
-        self.tuples -= len(batch)
-        return batch
+        self.tuples -= sum(map(len, taken))
+        return taken
 
     @property
     def first_ts_us(self) -> int | None:

@@ -107,14 +107,20 @@ class StageInstance:
         tuples = sides[LEFT].tuples, sides[RIGHT].tuples
         self._arrival_us = min((int(batch.arrival_us.min()) for batch in tuples if len(batch)), default=0)
         of = piece.deliveries[0]
-        labels = (0, self._slave, of.epoch, *piece.times_us)
-        taken = Delivery(*labels, groups, counts[LEFT], counts[RIGHT], *tuples, piece.final and piece.last)
         nulls = self._packed(LEFT, piece.null_keys[LEFT]), self._packed(RIGHT, piece.null_keys[RIGHT])
         mine = [[m for m in piece.moves if m[i] == self._slave] for i in (2, 3)]
         out, into = ([(number, group, pair[1 - i]) for number, group, *pair in moves] for i, moves in enumerate(mine))
-        taken = replace(taken, moves_out=move_rows(out), moves_in=move_rows(into))
-        cut = replace(taken, served=of.served, generation=of.generation, checkpoint=of.checkpoint)
-        return replace(cut, null_keys=nulls, final=piece.final)
+        labels = (0, self._slave, of.epoch, *piece.times_us)
+        return Delivery(
+            *(*labels, groups, counts[LEFT], counts[RIGHT], *tuples, piece.final and piece.last),
+            served=of.served,
+            moves_out=move_rows(out),
+            moves_in=move_rows(into),
+            generation=of.generation,
+            checkpoint=of.checkpoint,
+            null_keys=nulls,
+            final=piece.final,
+        )
 
     def packed(self, delivery: Delivery) -> Delivery:
         """A logged part, as the join restores it: rows with a null key have come out, and no window holds them."""
@@ -125,6 +131,8 @@ class StageInstance:
     def _side(self, port: int, parts: Sequence[Grouped]) -> Grouped:
         if not parts:
             return replace(Grouped.empty(), tuples=TupleBatch.empty(self.layouts[port]))
+        if self.stage.gathers:
+            parts = sorted(parts, key=lambda part: int(part.groups[0]))  # each of one group: nothing is to be moved
         return merged(parts, self._packed(port, [part.tuples for part in parts]))
 
     def _packed(self, port: int, batches: Sequence[TupleBatch]) -> TupleBatch:
