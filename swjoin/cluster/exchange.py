@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from swjoin.core.merged_deliveries import Grouped
 from swjoin.plan.columns import BoundStep
 from swjoin.plan.stages import Edge, Stage
 from swjoin.routing.hash_partition import HashPartition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 _LEAST_RUN = 1_024  # rows of a part that any instance may take
@@ -122,8 +119,8 @@ class KeyedEdge:
             return whole, TupleBatch.empty()
         return whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid))
 
-    def _values(self, rows: TupleBatch) -> list[pa.Array]:
-        """The columns of the receiver's key."""
+    def _values(self, rows: TupleBatch) -> list[Any]:
+        """The columns of the receiver's key, Arrow arrays."""
         assert isinstance(self.edge.receiver, Stage), "results have no keys"
         return [] if rows.columns is None else [rows.columns.column(name) for name in self.edge.receiver.keys[self.edge.port]]
 

@@ -15,21 +15,35 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NewType, TypeAlias
 
 from swjoin.config.options import Strategy
-from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
 from swjoin.plan.kept_rows import Keyed, Sessions
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, UnionInput
+from swjoin.plan.logical import (
+    Filter,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    Project,
+    Result,
+    Schema,
+    Source,
+    Union,
+    UnionInput,
+    join_columns,
+    key_family,
+)
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.watermarks import join_shifts
 
 StageId = NewType("StageId", int)
 EdgeId = NewType("EdgeId", int)
+_FAMILIES = ("integer", "string")  # whose hashes are those of the values, at every kind of stage
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
 Step: TypeAlias = UnionInput | Filter | Project | Lookup  # on the way of rows
@@ -134,7 +148,7 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     """A stage for every join, aggregate and node that keeps rows, and for every result but the rows of one of them; an edge for
     every way from a source or a stage to a port of a stage, or to a result. strategy: with `operator`, a stage for every node
     between source and result; with the others the stages are the same, and with `subquery` edges between stages that partition
-    alike (`plan.alike`) need no exchange."""
+    alike need no exchange."""
     kinds = IntervalJoin | Keyed | Stateless if strategy == "operator" else IntervalJoin | Keyed
     of_streams = _of_streams(plan)
     nodes = [node for node in plan.ordered if isinstance(node, kinds) and node.name in of_streams]
@@ -173,11 +187,7 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     streams = {edge.sender.name for edge in edges}
     sources = tuple(node for node in plan.nodes if isinstance(node, Source) and node.name in streams)
     found = StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
-    if strategy != "subquery":
-        return found
-    from swjoin.plan.alike import aligned
-
-    return aligned(found)
+    return _aligned(found) if strategy == "subquery" else found
 
 
 def _before_projections(plan: LogicalPlan, name: str) -> tuple[str, tuple[Project, ...]]:
@@ -227,6 +237,82 @@ def ways_to(
     for i, below in enumerate(_stream_inputs(node)):
         for sender, steps in ways_to(plan, below, senders):
             yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)
+
+
+# ---------------------------------------------------------------- stages that partition alike
+
+
+def _aligned(stages: StagePlan) -> StagePlan:
+    """With `Edge.origin` and the key of the edges into stages that partition as one before them does.
+
+    Two stages partition alike when the columns by which rows come to the first one, renamed through the projections between,
+    are a non-empty subset of the second one's key: after a join on one column rows are grouped by that and another where they
+    are, if they are routed by the first alone. Equal keys of the second have equal values there, so they still meet.
+    """
+    edges = list(stages.edges)
+    for stage in stages.stages:
+        mine = [edge for edge in edges if edge.receiver == stage]
+        for edge in mine:
+            alone = sum(other.port == edge.port for other in mine) == 1
+            routes = _routes(edge, edges) if alone and not stage.gathers else None
+            if routes is not None:
+                assert isinstance(edge.sender, Stage), "sources have no keys"
+                first = next(other for other in edges if other.receiver == edge.sender)
+                origin = edge.sender.id if first.origin is None else first.origin
+                for other in mine:
+                    edges[other.id] = replace(other, key=routes[other.port], origin=origin)
+                break
+    return replace(stages, edges=tuple(edges))
+
+
+def _routes(edge: Edge, edges: Sequence[Edge]) -> tuple[tuple[str, ...], ...] | None:
+    """By port of an edge's receiver, the columns that are those by which rows came to its sender; None if there are none."""
+    sender, receiver = edge.sender, edge.receiver
+    if not isinstance(sender, Stage) or not isinstance(receiver, Stage) or sender.gathers:
+        return None
+    came = next(other.key for other in edges if other.receiver == sender and other.port == LEFT)
+    names = _after(edge.steps, _names_of(sender, came))
+    keys = receiver.keys
+    if not names or not set(names) <= set(keys[edge.port]):
+        return None
+    places = [keys[edge.port].index(name) for name in names]
+    routes = tuple(tuple(key[i] for i in places) if key else () for key in keys)
+    same = _families(sender.schemas[LEFT], came)
+    alike = all(_families(schema, route) == same for schema, route in zip(receiver.schemas, routes, strict=True) if route)
+    return routes if alike and all(family in _FAMILIES for family in same) else None
+
+
+def _names_of(stage: Stage, columns: Sequence[str]) -> list[str]:
+    """The names that columns of a stage's left port have in its rows; empty if one is not among them."""
+    if not stage.joins:
+        return list(columns) if set(columns) <= set(stage.schema.types) else []
+    shown = {c.origin: c.name for c in join_columns(stage.join, *stage.schemas) if c.side == LEFT}
+    return [shown[name] for name in columns] if set(columns) <= set(shown) else []
+
+
+def _after(steps: Sequence[Step], names: list[str]) -> list[str]:
+    """The names of columns behind the steps of an edge; empty if one is not passed on as it is."""
+    for step in steps:
+        if isinstance(step, UnionInput):
+            return []
+        if isinstance(step, Project):
+            renamed = {text.strip('"') if text.startswith('"') else text: name for name, text in reversed(step.columns)}
+            names = [renamed[name] for name in names] if set(names) <= set(renamed) else []
+    return names
+
+
+def _families(schema: Schema, names: Sequence[str]) -> list[str]:
+    """Of the types of columns; a type that cannot be a join's key has none."""
+    found = []
+    for name in names:
+        try:
+            found.append(key_family(name, schema.types[name]))
+        except UserError:
+            found.append("")
+    return found
+
+
+# ---------------------------------------------------------------- instances
 
 
 def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId, int]:

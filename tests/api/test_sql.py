@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import swjoin
+from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import PlanLedger
 from swjoin.core.row_digests import row_hashes
@@ -74,6 +75,28 @@ def test_rows_in_any_order_are_sorted_and_a_bound_says_which_are_late() -> None:
     ledger = swjoin.proof(found).ledger
     assert isinstance(ledger, PlanLedger)
     assert ledger.sources["a"].late == N - found.num_rows > 300
+
+
+def test_strategies_give_the_same_rows() -> None:
+    """Of a join and groups within its key, by a text."""
+    texts = [one.set_column(0, "k", one["k"].cast(pa.string())) for one in (A, B)]
+    pairs = (
+        "SELECT a.k AS k, a.ts AS ts, b.v - a.v AS d FROM a JOIN b "
+        "ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL 5 SECOND"
+    )
+    query = (
+        f"SELECT q.k, q.d % 3 AS r, q.window_end, count(*) AS n FROM TUMBLE(({pairs}), ts, INTERVAL 10 SECOND) q "
+        "GROUP BY q.k, q.d % 3, q.window_end HAVING count(*) > 1"
+    )
+    found = [
+        swjoin.sql(query, a=texts[0], b=texts[1], time="ts", threads=4, strategy=strategy)
+        for strategy in ("query", "subquery", "operator", None)
+    ]
+    assert len(found[0]) > 100
+    assert [rows(one) for one in found] == [rows(found[0])] * 4
+    assert len({swjoin.proof(one).digest for one in found}) == 1
+    with pytest.raises(UserError, match="strategy"):
+        swjoin.sql(query, a=texts[0], b=texts[1], time="ts", strategy="node")
 
 
 def test_frames_come_out_as_asked() -> None:
