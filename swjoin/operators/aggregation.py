@@ -9,6 +9,7 @@ Stays out: types of columns (`core.aggregate_columns`), edges of windows (`core.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -49,19 +50,22 @@ class Aggregation:
 
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         self._windows, self._columns, self._keys, self._limits, self._name = windows, columns, keys, limits, name
-        own = [call for call in columns.calls if call.column is not None]
-        self._kinds = [*(call.accumulation for call in own), Accumulation.COUNT]
-        self._calls = [own.index(call) if call in own else _ROWS for call in columns.calls]  # in `_kinds`
+        self._kinds = [*(call.accumulation for call in columns.calls if call.column is not None), Accumulation.COUNT]
         self._running: _Running | None = None
-        self._panes: dict[int, GroupTable] = {}  # by start
+        self._panes = _Panes()
         self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
         self._open: Work | None = None
         self._at = 0  # rows of the open delivery that are accumulated
         self._groups: I64 = np.empty(0, np.int64)  # partition-groups of its rows
         self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
         self._came_us: int | None = None  # arrival of the newest row of the open delivery
-        self._pane_bytes = self._peak_bytes = 0
-        self._usual = 0  # groups of the pane that was forgotten last
+        self._peak_bytes = 0
+
+    @property
+    def _calls(self) -> list[int]:
+        """Numbers of the calls in `_kinds`."""
+        numbers = itertools.count()
+        return [_ROWS if call.column is None else next(numbers) for call in self._columns.calls]
 
     @property
     def _slides(self) -> bool:
@@ -149,16 +153,16 @@ class Aggregation:
             pane = least if whole else int(panes[order[start]])
             table = self._panes.get(pane)
             if table is None:
-                most = self._usual if len(self._panes) < _MANY_PANES else min(self._usual, stop - start)
+                most = self._panes.usual if len(self._panes) < _MANY_PANES else min(self._panes.usual, stop - start)
                 table = self._panes[pane] = GroupTable(self._kinds, most)
-                self._pane_bytes += table.nbytes
+                self._panes.nbytes += table.nbytes
             before = table.nbytes
             slots = table.slots_of(codes[part], nulls[part], groups[part])
             table.add(_ROWS, slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
                 mine = None if valid is None else valid[part]
                 table.add(call, slots, mine, None if values is None else values[part], unsigned=unsigned)
-            self._pane_bytes += table.nbytes - before
+            self._panes.nbytes += table.nbytes - before
         self._check_memory()
 
     def _check_memory(self) -> None:
@@ -194,8 +198,8 @@ class Aggregation:
     def _forget(self) -> None:
         for pane in [pane for pane in self._panes if pane < self._next_us]:
             table = self._panes.pop(pane)
-            self._usual = len(table)
-            self._pane_bytes -= table.nbytes
+            self._panes.usual = len(table)
+            self._panes.nbytes -= table.nbytes
             if self._running is not None:
                 self._running.take_away(pane, table)
 
@@ -269,7 +273,7 @@ class Aggregation:
             self._panes[pane] = table.without(move_id.group)
             if not len(self._panes[pane]):
                 del self._panes[pane]
-        self._pane_bytes = sum(table.nbytes for table in self._panes.values())
+        self._panes.nbytes = sum(table.nbytes for table in self._panes.values())
         tuples = TupleBatch.concat(parts) if parts else TupleBatch.empty()
         return LeavingPanes(move_id, tuples, self._next_us, chunk_bytes)
 
@@ -292,7 +296,7 @@ class Aggregation:
             index = np.flatnonzero(chunk.tuples.ts == pane)
             table = self._panes.setdefault(pane, GroupTable(self._kinds))
             table.put(chunk.tuples.key[index], int(chunk.group), found[index])
-        self._pane_bytes = sum(table.nbytes for table in self._panes.values())
+        self._panes.nbytes = sum(table.nbytes for table in self._panes.values())
         self._check_memory()
 
     @property
@@ -315,7 +319,7 @@ class Aggregation:
 
     def window_bytes(self) -> int:
         running = 0 if self._running is None else self._running.table.nbytes
-        return running + self._pane_bytes
+        return running + self._panes.nbytes
 
     def window_memory(self) -> WindowMemory:
         return WindowMemory(self._peak_bytes, self._peak_bytes, 0, self.window_bytes(), self.window_tuples()[0])
@@ -329,11 +333,17 @@ class Aggregation:
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant."""
         held = sum(table.nbytes for table in self._panes.values())
-        assert self._pane_bytes == held, f"{self._name}: panes hold {held} bytes, {self._pane_bytes} are counted"
+        assert self._panes.nbytes == held, f"{self._name}: panes hold {held} bytes, {self._panes.nbytes} are counted"
         for pane, table in self._panes.items():
             assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
             pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)
             assert len(set(pairs)) == len(table) > 0, f"{self._name}: a group occurs twice in a pane, or a pane is empty"
+
+
+class _Panes(dict[int, GroupTable]):
+    """Tables by start of their pane. nbytes: of all. usual: groups of the one that was forgotten last."""
+
+    nbytes = usual = 0
 
 
 class _Running:
