@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import swjoin
 from swjoin.config.connectors import StreamConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.duckdb.verify import verify
@@ -104,6 +105,22 @@ def test_a_row_at_an_edge_is_in_the_next_window_and_times_may_be_negative(tmp_pa
     text = f"SELECT sum(v) AS s, window_start FROM TUMBLE(t, ts, {SECOND}) GROUP BY window_start"
     found = {row[0]: (row[1] - datetime(1970, 1, 1)).total_seconds() for row in _one(table, text, tmp_path)}
     assert found == {1: -3.0, 2: -2.0, 3: -1.0, 9: 0.0, 6: 1.0}
+
+
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+def test_windows_of_rows_are_those_of_groups(unit: str, tmp_path: Path) -> None:
+    """With a zone or without, of negative times and of nanoseconds, too."""
+    for zone in (None, "Europe/Berlin") if unit != "ns" else (None,):
+        scale = {"s": 1, "us": 1_000_000, "ns": 1_000_000_000}[unit]
+        times = [at * scale - 1_000 * (unit == "ns") for at in (-7, -3, 0, 1, 2, 5)]
+        table = pa.table({"ts": pa.array(times, pa.int64()).view(pa.timestamp(unit, zone)), "v": range(6)})
+        hop = "HOP(t, ts, INTERVAL '2' SECOND, INTERVAL '3' SECOND)"
+        alone = swjoin.sql(f"SELECT v, window_start, window_end FROM {hop}", t=table, time="ts")
+        grouped = swjoin.sql(
+            f"SELECT v, window_start, window_end FROM {hop} GROUP BY v, window_start, window_end", t=table, time="ts"
+        )
+        assert alone.schema == grouped.schema
+        assert sorted(map(str, alone.to_pylist())) == sorted(map(str, grouped.to_pylist()))
 
 
 def test_keys_that_are_equal_are_one_group(tmp_path: Path) -> None:

@@ -186,15 +186,21 @@ class InWindows:
         assert isinstance(windows, TimeWindows), "sessions have no windows of each row alone"
         below, size, slide = of.make(nodes, time), windows.size_us, windows.slide_us
         instant = exp.column(self.windowed.time.column, quoted=True)
-        us = f"epoch_us(date_trunc('microsecond', {instant_of(instant, self.windowed.time).sql('duckdb')}))"
+        micros = f"date_trunc('microsecond', {instant_of(instant, self.windowed.time).sql('duckdb')})"
+        us, zoned = f"epoch_us({micros})", "tz=" in self.windowed.time.type
+        if zoned and "[ns" in self.windowed.time.type:
+            raise UserError("windows of rows with zoned nanoseconds", remedy=f"group by {START}, {END}, or cast the time")
         plain = tuple((f.column, quoted(f.column)) for f in of.fields)
         made = []
         for back in range(-(-size // slide)):  # windows that began so many slides before the newest one
-            start = f"{us} - ({us} % {slide} + {slide}) % {slide} - {back * slide}"
-            edges = tuple((name, f"make_timestamp({text})") for name, text in ((START, start), (END, f"{start} + {size}")))
+            after = f"(({us} % {slide} + {slide}) % {slide} + {back * slide})"  # how far the window began before the row
+            edges = []
+            for name, length in ((START, 0), (END, size)):
+                text = f"make_timestamp({us} - {after} + {length})"
+                edges.append((name, f"{micros} - ({after} - {length}) * INTERVAL '1' MICROSECOND" if zoned else text))
             rows = below
             if (back + 1) * slide > size:
-                inside = f"({us} % {slide} + {slide}) % {slide} + {back * slide} < {size}"
+                inside = f"{after} < {size}"
                 rows = nodes.add("filter", lambda name, inside=inside: Filter(name, below, inside))  # type: ignore[misc]
             made.append(nodes.add("select", lambda name, r=rows, e=edges: Project(name, r, (*plain, *e))))  # type: ignore[misc]
         return made[0] if len(made) == 1 else nodes.add("union", lambda name: Union(name, tuple(made)))
