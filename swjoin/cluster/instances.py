@@ -64,7 +64,9 @@ class Instances:
         )
 
     def at(self, config: RunConfig, width: int, first_epoch: int = 0, owners: Sequence[Sequence[int]] = ()) -> Instances:
-        """The same plan on so many slave ranks. config: of the same sink and strategy. owners: as in `of`."""
+        """The same plan on so many slave ranks. config: of the same sink and strategy. owners: as in `of`. UserError for a
+        setting that runs of plans do not have yet."""
+        _check_config(config)
         subclusters = Subclusters.of(self.stages, width, config.cluster.strategy, config.cluster.instances)
         groups, most = config.cluster.partition_count, config.reorganization.active_slaves
         maps = [round_robin(groups, min(count, most) or count) for count in subclusters.counts]

@@ -80,7 +80,7 @@ def test_a_live_configuration_with_names_of_options() -> None:
 
 def test_a_query_over_inputs() -> None:
     """Of the document on queries, which a test runs."""
-    (block,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "docs" / "queries.md").read_text())
+    (block,) = re.findall(r"(?s)```yaml\n(queries:.*?)```", (ROOT / "docs" / "queries.md").read_text())
     plain = yaml.safe_load(block)
     assert structure(plain) == []
     assert structure(plain | {"inputs": {"trips": {"path": "x", "key": "k"}}}) != []

@@ -112,7 +112,12 @@ def test_batches_of_runs_slice_and_join_as_tuples_do() -> None:
 
 def test_counted_buffers_have_the_whole_interface_of_mini_buffers() -> None:
     public = {n for n in vars(MiniBuffers) if not n.startswith("_")}
-    others = {"pending", "put_back", "take_below"}  # for checkpoints and plans, where nothing is only counted
+    others = {
+        "pending",
+        "put_back",
+        "take_below",
+        "take_parts_below",
+    }  # for checkpoints and plans, where nothing is only counted
     assert public - others <= set(vars(ModelBuffers))
 
 

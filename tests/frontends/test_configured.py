@@ -87,7 +87,7 @@ def test_the_configuration_of_the_document(
     trips_csv: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(trips_csv.parent)
-    (block,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "docs" / "queries.md").read_text())
+    (block,) = re.findall(r"(?s)```yaml\n(queries:.*?)```", (ROOT / "docs" / "queries.md").read_text())
     (tmp_path / "q.yaml").write_text(block)
     done = swjoin("run", tmp_path / "q.yaml", "--out", tmp_path / "out")
     assert done.code == 0, done.err

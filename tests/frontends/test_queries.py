@@ -150,7 +150,9 @@ def test_the_document_has_an_example_of_every_clause() -> None:
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_have_the_same_rows_and_digests(trips: Inputs, tmp_path: Path) -> None:
     cluster = {"epoch_tuples": 150, "partition_count": 7, "gateways": 2, "sinks": 2}
-    jobs = [query_job(text, trips, tmp_path / str(i), cluster=cluster) for i, text in enumerate(EXAMPLES)]
+    jobs = []
+    for i, text in enumerate(EXAMPLES):  # one sink alone sorts
+        jobs.append(query_job(text, trips, tmp_path / str(i), cluster=cluster | ({"sinks": 1} if "LIMIT" in text else {})))
     counted = query_job(EXAMPLES[-1], trips, tmp_path / "counted", "count")
     run_jobs(5, [*jobs, counted], tmp_path)
     for text, job in zip(EXAMPLES, jobs, strict=True):

@@ -25,7 +25,7 @@ from swjoin.state.group_table import GroupTable
 from tests.support.planted import texts
 from tests.tools.random_plans import PlanScenario, simulate
 
-PLANS, ENOUGH = 40, 3
+PLANS, ENOUGH = 40, 2
 Monkey = pytest.MonkeyPatch
 
 

@@ -47,7 +47,7 @@ def _scenarios(what: str) -> Iterator[PlanScenario]:
             continue
         scenario = calm.with_events()
         reorganization = scenario.config.reorganization
-        texts_of_keys = any(dict(node.columns)["k"] == "string" for node in calm.plan.nodes if isinstance(node, Source))
+        texts_of_keys = any(dict(n.columns).get("k") == "string" for n in calm.plan.nodes if isinstance(n, Source))
         moving = reorganization.policy == "random" and reorganization.active_slaves != 1 and not scenario.crashes
         if moving and scenario.width > 1 and (texts_of_keys or what != "keys"):
             yield scenario

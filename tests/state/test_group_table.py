@@ -169,11 +169,12 @@ def test_ordered_codes(values: pa.Array) -> None:
 @pytest.mark.parametrize(
     ("function", "argument", "problem"),
     [
-        ("median", "int64", "no aggregate function median; use count, sum, avg, min, max"),
+        ("median", "int64", "no aggregate function median; use count, sum, avg, min, max, first, last, arg_min, arg_max"),
         ("sum", None, "sum needs a column; name one"),
         ("sum", "string", "sum of string; cast it to BIGINT or DOUBLE"),
         ("avg", "bool", "avg of bool; cast it"),
-        ("max", "string", "max of string is not supported; take it of numbers or times"),
+        ("max", "month_day_nano_interval", "cannot travel between stages"),
+        ("arg_max", "int64", "arg_max needs column to compare"),
         ("sum", "decimal128(5, 2)", r"sum of decimal128\(5, 2\)"),
     ],
 )
