@@ -20,7 +20,7 @@ from swjoin.operators.kept_rows import KeptRows
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.sessions import Sessions
 from swjoin.plan import aggregates, kept_rows
-from swjoin.plan.logical import Node
+from swjoin.plan.logical import LogicalPlan, Node
 from swjoin.plan.watermarks import needed_below, watermark_out
 from tests.support.planted import texts
 from tests.tools.random_plans import PlanScenario, simulate
@@ -47,10 +47,28 @@ def _plans(kind: str) -> tuple[PlanScenario, ...]:
         "distinct": lambda node: _decided(node, ()),
     }
     drawn = (PlanScenario.draw(seed) for seed in itertools.count(30_000))
-    if moving:
-        drawn = (s for s in drawn if s.width > 1 and s.config.reorganization.policy == "random")
-    good = (s for s in drawn if any(wanted[of](n) and s.evaluated()[n.name] for n in s.plan.nodes))
-    return tuple(itertools.islice(good, PLANS))
+    suited = (s for s in drawn if any(map(wanted[of], s.plan.nodes)) and (not moving or _moves(s)))
+    ready = map(_in_motion, suited) if moving else suited
+    least = 20 if moving else 1
+    good = (s for s in ready if any(wanted[of](n) and len(s.evaluated()[n.name]) >= least for n in s.plan.nodes))
+    return tuple(itertools.islice(good, PLANS // 2 if moving else PLANS))
+
+
+def _moves(scenario: PlanScenario) -> bool:
+    reorganization = scenario.config.reorganization
+    return (
+        scenario.width > 1 and reorganization.policy == "random" and reorganization.active_slaves != 1 and not scenario.crashes
+    )
+
+
+def _in_motion(scenario: PlanScenario) -> PlanScenario:
+    """With long sessions, and many moves in short epochs, so that what moves has rows."""
+    nodes = (replace(n, gap_us=20 * n.gap_us) if isinstance(n, kept_rows.Sessions) else n for n in scenario.plan.nodes)
+    epoch_us = max(1, scenario.config.reorganization.epoch_us // 20)
+    cluster = replace(scenario.config.cluster, distribution_epoch_us=epoch_us)
+    often = replace(scenario.config.reorganization, epoch_us=2 * epoch_us, random_moves=10)
+    config = replace(scenario.config, pace="asap", cluster=cluster, reorganization=often)
+    return replace(scenario, plan=LogicalPlan(tuple(nodes)), config=config, batch_rows=3)
 
 
 @cache
