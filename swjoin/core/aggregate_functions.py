@@ -55,7 +55,7 @@ def accumulation_of(function: str, argument: str | None, by: str | None = None, 
         return Accumulation.ROWS
     if (by is not None) != function.startswith("arg_"):
         raise UserError(
-            f"{function} {'needs' if by is None else 'takes no'} column to compare", remedy="name one for arg_min, arg_max"
+            f"{function} {'needs a' if by is None else 'takes no'} column to compare", remedy="name one for arg_min, arg_max"
         )
     for kind in (argument, by):
         if function in PICKS and kind is not None and pa.types.is_interval(plain_type_named(kind)):

@@ -21,7 +21,7 @@ from swjoin.core.batch import I64, U8, Bool, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.data_messages import StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
+from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.deciding_rows import DecidingRows, Result, Words, joined
 from swjoin.operators.join_operator import MoveId
@@ -192,20 +192,6 @@ class Aggregation(WindowOperator[GroupTable]):
             index = np.flatnonzero(panes == pane)
             self._deciding.add(pane, chunk.tuples.take(index), groups[index], self._panes[pane])
         self._check_memory()
-
-    def group_ids(self) -> list[GroupId]:
-        found = [np.unique(table.groups) for table in self._panes.values()]
-        return [GroupId(int(group)) for group in np.unique(np.concatenate(found))] if found else []
-
-    def tuples_by_group(self, partition_count: int) -> I64:
-        counts = np.zeros(partition_count, np.int64)
-        for table in self._panes.values():
-            counts += np.bincount(table.groups, minlength=partition_count)
-        return counts
-
-    def window_tuples(self) -> tuple[int, int]:
-        """Groups in all panes."""
-        return sum(map(len, self._panes.values())), 0
 
     def window_bytes(self) -> int:
         running = 0 if self._running is None else self._running.table.nbytes

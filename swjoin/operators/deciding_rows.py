@@ -18,10 +18,9 @@ from swjoin.core.aggregate_columns import F64, AggregateColumns, Call, Totals, t
 from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.group_keys import GroupKeys
-from swjoin.operators.kept_rows import KeptRows
+from swjoin.operators.kept_rows import KeptRows, PaneRows, rows_of_window
 from swjoin.state.group_table import GroupTable
 
-_LEAST = 4_096  # rows that a pane takes before it keeps only those that decide
 Result = Any  # of some groups: `Words`, or an Arrow array of their values
 
 
@@ -52,21 +51,13 @@ def joined(parts: Sequence[Result]) -> Result:
     return Words([np.concatenate(words) for words in zip(*(part.words for part in parts), strict=True)], sums)
 
 
-class _Pane(KeptRows):
-    """due: rows at which it is to be cut down."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.due = _LEAST
-
-
 class DecidingRows:
     """keys: the encoder of this instance. panes are named by their start."""
 
     def __init__(self, columns: AggregateColumns, keys: GroupKeys) -> None:
         self._columns, self._keys = columns, keys
         self._calls = {i: call for i, call in enumerate(columns.calls) if call.accumulation == Accumulation.ROWS}
-        self._panes: dict[int, _Pane] = {}
+        self._panes: dict[int, PaneRows] = {}
 
     def __bool__(self) -> bool:
         """Whether there are such calls."""
@@ -74,12 +65,12 @@ class DecidingRows:
 
     def add(self, pane_us: int, rows: TupleBatch, groups: I64, table: GroupTable) -> None:
         """Rows of a pane, with their partition-groups. table: which has their groups."""
-        pane = self._panes.setdefault(pane_us, _Pane())
+        pane = self._panes.setdefault(pane_us, PaneRows())
         pane.add(rows, groups)
         if len(pane) >= pane.due:
             slots = self._slots(pane, table)
-            pane.keep(np.unique(np.concatenate([self._columns.deciding(c, slots, pane.rows) for c in self._calls.values()])))
-            pane.due = max(_LEAST, 2 * len(pane))
+            deciding = [self._columns.deciding(call, slots, pane.rows) for call in self._calls.values()]
+            pane.cut_down(np.unique(np.concatenate(deciding)))
 
     def _slots(self, rows: KeptRows, table: GroupTable) -> I64:
         codes, nulls = self._columns.encoded(self._keys, rows.rows)
@@ -87,10 +78,7 @@ class DecidingRows:
 
     def results(self, start_us: int, end_us: int, table: GroupTable) -> dict[int, Callable[[I64], Result]]:
         """The results of each such call, by its place, for slots of the table, which has the groups of a window."""
-        whole = KeptRows()
-        for at in sorted(self._panes):
-            if start_us <= at < end_us:
-                whole.add(self._panes[at].rows, self._panes[at].groups)
+        whole = rows_of_window(self._panes, start_us, end_us)
         if not len(whole):
             return {}
         slots, found = self._slots(whole, table), {}

@@ -1,19 +1,21 @@
 """Rows that an operator keeps, with their partition-groups.
 
-What: `KeptRows`; `leaving_rows`, of a partition-group that leaves.
+What: `KeptRows`; `PaneRows`, of a pane that is cut down; `rows_of_window`; `leaving_rows`, of a partition-group that leaves.
 Why: rows come in batches, and are one batch when they are sorted or leave.
 Stays out: which rows are kept (`operators.ranking`, `operators.sessions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.keyed_operator import LeavingState
+
+_LEAST = 4_096  # rows that a pane takes before it is cut down
 
 
 class KeptRows:
@@ -61,6 +63,28 @@ class KeptRows:
         if mine.any():
             self.keep(np.flatnonzero(~mine))
         return gone
+
+
+class PaneRows(KeptRows):
+    """due: rows at which it is to be cut down to those that are needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due = _LEAST
+
+    def cut_down(self, index: I64) -> None:
+        """Keep the rows at these positions alone, until there are twice as many."""
+        self.keep(index)
+        self.due = max(_LEAST, 2 * len(self))
+
+
+def rows_of_window(panes: Mapping[int, PaneRows], start_us: int, end_us: int) -> KeptRows:
+    """The rows of all panes, which are by their start, from this time on and before that one."""
+    whole = KeptRows()
+    for at in sorted(panes):
+        if start_us <= at < end_us:
+            whole.add(panes[at].rows, panes[at].groups)
+    return whole
 
 
 def leaving_rows(move_id: MoveId, parts: Sequence[TupleBatch], final_us: int, chunk_bytes: int) -> LeavingState:

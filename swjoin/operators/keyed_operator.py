@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -26,7 +26,16 @@ from swjoin.state.delay_histogram import record_delays
 if TYPE_CHECKING:
     from swjoin.state.arrays import Inputs
 
-Pane = TypeVar("Pane")
+
+class HasGroups(Protocol):
+    """groups: partition-groups of what it has, int64 (n,)."""
+
+    @property
+    def groups(self) -> I64: ...
+    def __len__(self) -> int: ...
+
+
+Pane = TypeVar("Pane", bound=HasGroups)
 _NO_GROUPS: I64 = np.empty(0, np.int64)
 
 
@@ -214,6 +223,20 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
     def _forget(self) -> None:
         for pane in [pane for pane in self._panes if pane < self._next_us]:
             self._left(pane, self._panes.pop(pane))
+
+    def group_ids(self) -> list[GroupId]:
+        found = [np.unique(pane.groups) for pane in self._panes.values()]
+        return [GroupId(int(group)) for group in np.unique(np.concatenate(found))] if found else []
+
+    def tuples_by_group(self, partition_count: int) -> I64:
+        counts = np.zeros(partition_count, np.int64)
+        for pane in self._panes.values():
+            counts += np.bincount(pane.groups, minlength=partition_count)
+        return counts
+
+    def window_tuples(self) -> tuple[int, int]:
+        """Groups, or rows, of all panes."""
+        return sum(map(len, self._panes.values())), 0
 
     def _check_open(self, chunk: StateChunk) -> None:
         """RunFailed if other windows are open here than where a chunk comes from."""

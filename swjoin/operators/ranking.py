@@ -15,25 +15,14 @@ import numpy as np
 from swjoin.core.batch import I64, ResultRows, TupleBatch
 from swjoin.core.data_messages import StateChunk
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.ids import GroupId
 from swjoin.core.kept_columns import RankColumns
 from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.kept_rows import KeptRows, leaving_rows
+from swjoin.operators.kept_rows import PaneRows, leaving_rows, rows_of_window
 from swjoin.operators.keyed_operator import LeavingState, Limits, WindowOperator
 
-_LEAST = 4_096  # rows that a pane takes before it keeps only those that may come out
 
-
-class _Pane(KeptRows):
-    """due: rows at which it is to be cut down."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.due = _LEAST
-
-
-class Ranking(WindowOperator[_Pane]):
+class Ranking(WindowOperator[PaneRows]):
     """keys: the encoder of this instance. name: owner, for messages."""
 
     def __init__(self, windows: TimeWindows, columns: RankColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
@@ -49,12 +38,11 @@ class Ranking(WindowOperator[_Pane]):
             self._check_memory()
 
     def _keep(self, start_us: int, rows: TupleBatch, groups: I64) -> None:
-        pane = self._panes.setdefault(start_us, _Pane())
+        pane = self._panes.setdefault(start_us, PaneRows())
         pane.add(rows, groups)
         if len(pane) >= pane.due:
             index, _ = self._columns.first(self._keys, pane.rows)
-            pane.keep(index)
-            pane.due = max(_LEAST, 2 * len(pane))
+            pane.cut_down(index)
 
     def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
         """Rows of the windows that end by this time, oldest first."""
@@ -62,10 +50,7 @@ class Ranking(WindowOperator[_Pane]):
             yield from self._rows_of(start_us)
 
     def _rows_of(self, start_us: int) -> Iterator[tuple[ResultRows, I64]]:
-        whole = KeptRows()
-        for at in sorted(self._panes):
-            if start_us <= at < start_us + self._windows.size_us:
-                whole.add(self._panes[at].rows, self._panes[at].groups)
+        whole = rows_of_window(self._panes, start_us, start_us + self._windows.size_us)
         if not len(whole):
             return
         rows, groups = whole.rows, whole.groups
@@ -88,19 +73,6 @@ class Ranking(WindowOperator[_Pane]):
         """Rows of a partition-group that comes. RunFailed if other windows are open here."""
         self._check_open(chunk)
         self._accumulate(chunk.tuples, np.full(len(chunk.tuples), int(chunk.group), np.int64), "a move")
-
-    def group_ids(self) -> list[GroupId]:
-        found = {group for pane in self._panes.values() for group in np.unique(pane.groups).tolist()}
-        return [GroupId(group) for group in sorted(found)]
-
-    def tuples_by_group(self, partition_count: int) -> I64:
-        counts = np.zeros(partition_count, np.int64)
-        for pane in self._panes.values():
-            counts += np.bincount(pane.groups, minlength=partition_count)
-        return counts
-
-    def window_tuples(self) -> tuple[int, int]:
-        return sum(map(len, self._panes.values())), 0
 
     def window_bytes(self) -> int:
         return sum(pane.nbytes for pane in self._panes.values())

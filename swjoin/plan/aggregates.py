@@ -60,8 +60,24 @@ class AggregateCall:
         return None if self.column is None else types[self.column], None if self.by is None else types[self.by]
 
 
+class OneKeyedInput:
+    """A node of groups with one input. key: grouping columns."""
+
+    input: str
+    key: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input,)
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """By port."""
+        return self.key, ()
+
+
 @dataclass(frozen=True)
-class Aggregate:
+class Aggregate(OneKeyedInput):
     """Results of functions over the rows of each window and group.
 
     key: grouping columns, any number; null is a group. start, end: names of the window's columns. output_time: the time of a
@@ -78,15 +94,6 @@ class Aggregate:
     end: str = "window_end"
     output_time: WindowTime = "last"
     time_type: str = NAIVE
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
-
-    @property
-    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """By port."""
-        return self.key, ()
 
     def reads(self, wanted: set[str]) -> set[str]:
         """Columns of its input. wanted: columns of its rows that are needed; all are made."""

@@ -18,27 +18,13 @@ from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import OrderKey, RankColumns, SessionColumns
 from swjoin.core.time_windows import TimeWindows
 from swjoin.core.units import format_duration
-from swjoin.plan.aggregates import NAIVE, Aggregate, WindowTime, ts_after
+from swjoin.plan.aggregates import NAIVE, Aggregate, OneKeyedInput, WindowTime, ts_after
 
 WHOLE: Final = TimeWindows((1 << 61) - 1, (1 << 61) - 1, -(1 << 60))  # one window of all times
 
 
-class _OneKeyedInput:
-    input: str
-    key: tuple[str, ...]
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.input,)
-
-    @property
-    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """By port."""
-        return self.key, ()
-
-
 @dataclass(frozen=True)
-class Ranked(_OneKeyedInput):
+class Ranked(OneKeyedInput):
     """The first rows of each window and group, with their numbers.
 
     key: grouping columns, any number; null is a group. order: rows that are equal in it are in the order of their ids. most:
@@ -78,7 +64,7 @@ class Ranked(_OneKeyedInput):
 
 
 @dataclass(frozen=True)
-class Sessions(_OneKeyedInput):
+class Sessions(OneKeyedInput):
     """Rows with start and end of the session of their group that they are in.
 
     key: grouping columns, any number; null is a group. gap_us: pause, microseconds, from which on a session ends; its end is a

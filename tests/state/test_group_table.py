@@ -174,7 +174,7 @@ def test_ordered_codes(values: pa.Array) -> None:
         ("sum", "string", "sum of string; cast it to BIGINT or DOUBLE"),
         ("avg", "bool", "avg of bool; cast it"),
         ("max", "month_day_nano_interval", "cannot travel between stages"),
-        ("arg_max", "int64", "arg_max needs column to compare"),
+        ("arg_max", "int64", "arg_max needs a column to compare"),
         ("sum", "decimal128(5, 2)", r"sum of decimal128\(5, 2\)"),
     ],
 )
