@@ -32,6 +32,7 @@ from benchmarks.workloads import nexmark
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
+from swjoin.config.run import to_plain
 from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import TupleBatch
 from swjoin.core.columns import Columns
@@ -86,9 +87,9 @@ def _ours(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple
     """Seconds of a whole run in this process, and its count and digest."""
     inputs = {name: StreamConfig(str(path), (), nexmark.TIMES[name]) for name, path in paths.items()}
     query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
-    config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
-    streams = tuple(inputs[name] for name in query.tables)
-    job = Job(config, None, True, folder, None, "bench", plan=plan_to_plain(query.plan), inputs=streams)
+    streams = [to_plain(inputs[name]) for name in query.tables]
+    config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "inputs": streams, "sink": {"kind": "count"}})
+    job = Job(config, None, True, folder, None, "bench", plan=plan_to_plain(query.plan))
     started = time.perf_counter()
     report = run_local(job, False, slaves)
     seconds = time.perf_counter() - started

@@ -111,10 +111,10 @@ def _job(
     planned = plan_query(query, known)
     nowhere: Written = folder / _ROWS, "parquet"
     target, kind = nowhere if written is None else written
-    config = dataclasses.replace(_config(options), sink=SinkConfig(kind, ids=False))
-    outputs = target, False, None, folder / "report.json"
     inputs = tuple(streams[name] for name in planned.tables)
-    return Job(config, *outputs, "swjoin.sql", spelling="arguments", plan=plan_to_plain(planned.plan), inputs=inputs)
+    config = dataclasses.replace(_config(options), inputs=inputs, sink=SinkConfig(kind, ids=False))
+    outputs = target, False, None, folder / "report.json"
+    return Job(config, *outputs, "swjoin.sql", spelling="arguments", plan=plan_to_plain(planned.plan))
 
 
 def _tables(tables: Mapping[str, Input] | None, named: Mapping[str, Input]) -> dict[str, Input]:

@@ -74,7 +74,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
         return folder
     if not job.resumes:
         raise UserError(f"{path}: holds checkpoints of a run that did not end; resume it with --resume, or remove them")
-    if any(manifest.plain.get(name) != identity.get(name) for name in ("plan", "plan_inputs")):
+    if manifest.plain.get("plan") != identity.get("plan"):
         raise UserError(f"{manifest.path}: is a checkpoint of another plan")
     if manifest.plain["config_digest"] != identity["config_digest"]:
         raise UserError(f"{manifest.path}: is a checkpoint of another configuration")
@@ -92,8 +92,7 @@ def input_files(job: Job) -> list[list[Any]]:
     from swjoin.connectors.files.formats import edges_checksum
     from swjoin.connectors.files.inputs import file_size, list_files
 
-    streams = (job.config.left, job.config.right) if job.plan is None else job.inputs
-    paths = [p for stream in streams if stream.path is not None for p in list_files(stream.path)]
+    paths = [p for stream in job.config.streams if stream.path is not None for p in list_files(stream.path)]
     return [[str(path), file_size(path), edges_checksum(path)] for path in paths]
 
 
@@ -130,7 +129,7 @@ class MasterCheckpointer:
         manifest = self.manifest = self.folder.newest()
 
         self.folder.begin(manifest, partial(done, MASTER))
-        if manifest is None and any(side.flight for side in (self._job.config.left, self._job.config.right)):
+        if manifest is None and self._job.config.pushed:
             self.folder.note_start()
         return manifest
 

@@ -189,7 +189,6 @@ _MANIFEST = {
     "stages?": [_STAGE],
     "edges?": dict,
     "plan?": dict,
-    "plan_inputs?": list,
     "inputs": [(str, is_count, is_count)],
     "command": str,
     "run_dir": str,

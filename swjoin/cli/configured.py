@@ -17,6 +17,7 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job, load_job
 from swjoin.config.loader import apply_overrides, load_config, load_plain, read_config, shown, stream_from_plain
 from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS
+from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 
 _OF_TWO_STREAMS = (
@@ -34,13 +35,13 @@ def job_of(path: Path, overrides: Sequence[str], command: str) -> Job:
     return load_job(path, overrides, command) if earlier else job_to_run(path, overrides, command)
 
 
-def job_to_run(path: Path, overrides: Sequence[str], command: str) -> Job:
-    """Of a configuration. UserError names the file and the key of what is wrong."""
+def job_to_run(path: Path, overrides: Sequence[str], command: str, *, served: bool = False) -> Job:
+    """Of a configuration. served: with an endpoint. UserError names the file and the key of what is wrong."""
     plain = load_plain(path)
     if "inputs" not in plain and not _has_text(plain.get("queries")):
-        return Job(load_config(path, list(overrides)), None, False, None, None, command)
+        return Job(load_config(path, list(overrides), served=served), None, False, None, None, command)
     try:
-        return _job_of_query(apply_overrides(plain, list(overrides)), str(path), command)
+        return _job_of_query(apply_overrides(plain, list(overrides)), str(path), command, served=served)
     except UserError as error:
         raise (error if error.text("keys").startswith(str(path)) else error.prefixed(str(path))) from None
 
@@ -49,7 +50,7 @@ def _has_text(queries: object) -> bool:
     return isinstance(queries, list) and any(isinstance(query, dict) and "sql" in query for query in queries)
 
 
-def _job_of_query(plain: Mapping[str, Any], where: str, command: str) -> Job:
+def _job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: bool) -> Job:
     from swjoin.frontends.sql.planner import plan_query
     from swjoin.frontends.sql.tables import described
     from swjoin.plan.plain import plan_to_plain
@@ -58,8 +59,6 @@ def _job_of_query(plain: Mapping[str, Any], where: str, command: str) -> Job:
     for key in _OF_TWO_STREAMS:
         if plain.get(key) is not None:
             raise UserError(f"{key}: is for the join of two streams; leave it out beside queries")
-    rest = {key: value for key, value in plain.items() if key not in ("queries", "inputs")}
-    config = read_config({**rest, "join": {"lower_us": 0, "upper_us": 0}}, [], where)
     tables = {}
     for name, stream in inputs.items():
         try:
@@ -70,8 +69,10 @@ def _job_of_query(plain: Mapping[str, Any], where: str, command: str) -> Job:
         query = plan_query(text, tables)
     except UserError as error:
         raise error.prefixed("queries.0.sql") from None
-    streams = tuple(inputs[name] for name in query.tables)
-    return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan), inputs=streams)
+    rest = {key: value for key, value in plain.items() if key != "queries"}
+    rest |= {"inputs": [to_plain(inputs[name]) for name in query.tables], "join": {"lower_us": 0, "upper_us": 0}}
+    config = read_config(rest, [], where, served=served)
+    return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan))
 
 
 def _text_of(queries: object) -> str:
@@ -99,7 +100,9 @@ def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
             if key in plain:
                 raise UserError(f"inputs.{name}: {key}: {reason}; leave it out")
         stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
-        if stream.live or stream.path is None:
-            raise UserError(f"inputs.{name}: give a path; queries read no live streams yet")
+        if stream.path is None and not stream.live:
+            raise UserError(f"inputs.{name}: give a path, or a live stream: flight, kafka or watch")
+        if stream.live and not stream.time:
+            raise UserError(f"inputs.{name}: a live stream needs its time column; write time: COLUMN")
         found[name] = stream
     return found

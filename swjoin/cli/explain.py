@@ -532,7 +532,7 @@ def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None, reading: t
     from swjoin.runtime.open import plan_output
 
     columns = None if job.config.sink.kind == "count" else [(c.name, str(c.type)) for c in plan_output(plan).schema]
-    return Setting(job.config, plan.width, ranks, columns, "", plan, job.inputs, reading)
+    return Setting(job.config, plan.width, ranks, columns, "", plan, job.config.inputs, reading)
 
 
 def run_explain(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ def fitted(job: Job) -> tuple[Job, tuple[str, ...]]:
     if count == 1:
         return job, ()
     if config.live:
-        topics, pushed = (any(getattr(side, kind) for side in (config.left, config.right)) for kind in ("kafka", "flight"))
+        topics, pushed = (any(getattr(side, kind) for side in config.streams) for kind in ("kafka", "flight"))
         about = []
         if topics:
             about.append(

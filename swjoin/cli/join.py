@@ -146,14 +146,13 @@ def start_with_outputs(
     config: RunConfig,
     ranks: int | None,
     plan: dict[str, Any] | None = None,
-    inputs: tuple[StreamConfig, ...] = (),
 ) -> int:
-    """Start a job whose results go to -o: to a file, to standard output, or nowhere. plan, inputs: see `Job`. UserError for
+    """Start a job whose results go to -o: to a file, to standard output, or nowhere. plan: see `Job`. UserError for
     options that do not fit."""
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
     outputs = target, config.sink_count > 1, None, report
-    job = Job(config, *outputs, typed_command(), spelling="options", plan=plan, inputs=inputs)
+    job = Job(config, *outputs, typed_command(), spelling="options", plan=plan)
     if args.format is not None and args.out != "-":
         raise UserError(f"--format {args.format}: is for -o -, standard output; a file's extension says its format")
     if args.out == "-":

@@ -8,6 +8,7 @@ Stays out: SQL (`frontends.sql`), starting the job (`cli.run`), writing results 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -79,5 +80,5 @@ def run_query(args: argparse.Namespace) -> int:
         query = plan_query(text, tables)
     except UserError as error:
         raise (error.prefixed(args.query) if text is not args.query else error) from None
-    streams = tuple(inputs[name] for name in query.tables)
-    return start_with_outputs(args, config, ranks, plan_to_plain(query.plan), streams)
+    config = replace(config, inputs=tuple(inputs[name] for name in query.tables))
+    return start_with_outputs(args, config, ranks, plan_to_plain(query.plan))

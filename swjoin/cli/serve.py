@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from swjoin.cli.common_args import duration_of
-from swjoin.config.job import Job
-from swjoin.config.loader import load_config
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
 from swjoin.core.storage import locked, sync_file, write_whole, writing
@@ -38,13 +36,13 @@ _REFUSED = "from: "  # how a run begins its complaint about a place
 
 
 def run_serve(args: argparse.Namespace) -> int:
+    from swjoin.cli.configured import job_to_run
     from swjoin.cli.run import start_run, typed_command
 
     job = None
     if args.resume is None and args.config is not None:
         listen = [] if args.listen is None else [f"serve.listen={json.dumps(args.listen)}"]
-        config = load_config(find_resource(args.config), [*args.overrides, *listen], served=True)
-        job = Job(config, None, False, None, None, typed_command())
+        job = job_to_run(find_resource(args.config), [*args.overrides, *listen], typed_command(), served=True)
     return start_run(args, job)
 
 

@@ -174,7 +174,6 @@ def _check_config(config: RunConfig) -> None:
         f"on_overload: {config.on_overload.policy}": config.on_overload.policy != "block",
         "time.model: arrival": config.time.model == "arrival",
         "nodes": config.nodes.imitates,
-        "live streams": config.live,
     }
     for name, given in refused.items():
         if given:

@@ -207,11 +207,11 @@ class RestartClock:
 class Read:
     """Read the next batch of `stream`; answer with BatchRead, SourceEnded or SourceIdle.
 
-    instead: of live streams, the one to read when `stream` has nothing.
+    instead: of live streams, those to read when `stream` has nothing, the first that has.
     """
 
     stream: int
-    instead: int | None = None
+    instead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from swjoin.config.connectors import StreamConfig
-from swjoin.config.loader import config_from_plain, load_config, read_config, stream_from_plain
+from swjoin.config.loader import config_from_plain, load_config, read_config
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.errors import Spelling, UserError, one_line
 from swjoin.core.storage import check_name
@@ -29,8 +28,8 @@ class Job:
     directory.
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
     resumes: the run starts from the newest checkpoint. run_id: random, in run.json and in every result file; kept by a run that
-    is resumed. spelling: how the ranks' errors name settings. plan: a logical plan, as `plan_to_plain` writes it; None: the
-    join of the configuration's two streams. inputs: of the plan, one for each of its sources, in the order of its nodes.
+    is resumed. spelling: how the ranks' errors name settings. plan: a logical plan, as `plan_to_plain` writes it, of the
+    configuration's inputs; None: the join of its two streams.
     """
 
     config: RunConfig
@@ -43,7 +42,6 @@ class Job:
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     spelling: Spelling = "keys"
     plan: dict[str, Any] | None = None
-    inputs: tuple[StreamConfig, ...] = ()
 
     def __post_init__(self) -> None:
         for path in (self.target, self.run_dir):
@@ -53,15 +51,13 @@ class Job:
     @property
     def plan_keys(self) -> dict[str, Any]:
         """What run.json and checkpoints say of the job's plan; nothing without one."""
-        return {} if self.plan is None else {"plan": self.plan, "plan_inputs": [to_plain(stream) for stream in self.inputs]}
+        return {} if self.plan is None else {"plan": self.plan}
 
     def with_plan_of(self, saved: Mapping[str, Any]) -> Job:
         """The job with the plan of a run.json or of a checkpoint, if there is one. UserError when its keys are damaged."""
-        inputs = saved.get("plan_inputs") or ()
-        if not isinstance(inputs, (list, tuple)) or not isinstance(saved.get("plan", {}), dict):
+        if not isinstance(saved.get("plan", {}), dict):
             raise UserError("is not what it must be", subject="plan")
-        found = tuple(stream_from_plain(stream, f"plan_inputs.{index}") for index, stream in enumerate(inputs))
-        return replace(self, plan=saved.get("plan"), inputs=found)
+        return replace(self, plan=saved.get("plan"))
 
     @property
     def checkpoints(self) -> Path | None:
@@ -86,7 +82,7 @@ class Job:
     def to_json(self) -> str:
         plain: dict[str, Any] = {"config": to_plain(self.config), "directory": self.directory, "command": self.command}
         plain |= {"resumes": self.resumes, "run_id": self.run_id, "spelling": self.spelling}
-        plain |= {"plan": self.plan, "inputs": to_plain(self.inputs)}
+        plain["plan"] = self.plan
         for name in ("target", "run_dir", "report"):
             value = getattr(self, name)
             plain[name] = None if value is None else str(value)
@@ -107,7 +103,6 @@ class Job:
             plain["run_id"],
             plain["spelling"],
             plain["plan"],
-            tuple(stream_from_plain(stream, f"inputs.{index}") for index, stream in enumerate(plain["inputs"])),
         )
 
 

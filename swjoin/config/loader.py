@@ -362,7 +362,8 @@ def _with_live_defaults(data: dict[str, Any], served: bool) -> dict[str, Any]:
     """Defaults of live streams: an endpoint on the loopback where producers push (or `served`);
     real time; and late rows set aside instead of ending the run."""
     sections, _ = in_sections(data)
-    sides = [side for side in (data.get("left"), data.get("right")) if isinstance(side, dict)]
+    inputs = data.get("inputs") or ()
+    sides = [side for side in (data.get("left"), data.get("right"), *inputs) if isinstance(side, dict)]
     live = any(side.get(source) is not None for side in sides for source in LIVE_SOURCES)
     pushed = any(side.get("flight") is not None for side in sides)
     wanted = [("serve", "listen", LISTEN)] if served or pushed else []

@@ -69,13 +69,15 @@ SORT_NEEDS_FILES = (setting("sort", "time: sort"), " needs files")
 class RunConfig:
     """A complete run.
 
-    queries: the joins; one for now, by whose name results, state and ledger are keyed. seed: of generated streams and of random
-    choices. pace: `asap`, as fast as it goes; `realtime`, at the rows' times.
+    queries: the joins; one for now, by whose name results, state and ledger are keyed. inputs: of a plan, one for each of its
+    sources, in the order of its nodes, in the place of left and right. seed: of generated streams and of random choices. pace:
+    `asap`, as fast as it goes; `realtime`, at the rows' times.
     """
 
     queries: tuple[QueryConfig, ...]
     left: StreamConfig = field(default_factory=StreamConfig)
     right: StreamConfig = field(default_factory=StreamConfig)
+    inputs: tuple[StreamConfig, ...] = ()
     seed: int = 1
     pace: Literal["asap", "realtime"] = "asap"
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
@@ -109,9 +111,9 @@ class RunConfig:
         if self.cluster.gateways > 1:
             gateways = setting("gateways", "cluster: gateways")
             check(self.query.last is None, (gateways, " must be 1 for count windows: one gateway gives tuples their places"))
-            watched = self.left.watch is not None or self.right.watch is not None
+            watched = any(stream.watch is not None for stream in self.streams)
             check(not watched, (gateways, " must be 1 for watched directories"))
-            any_number = any(side.flight is not None and not side.flight.producers for side in (self.left, self.right))
+            any_number = any(stream.flight is not None and not stream.flight.producers for stream in self.streams)
             check(
                 not any_number or self.time.idle_timeout_us > 0,
                 (
@@ -151,8 +153,18 @@ class RunConfig:
 
     @property
     def live(self) -> bool:
-        """Whether both streams arrive while the run goes on."""
-        return self.left.live
+        """Whether its streams arrive while the run goes on."""
+        return any(stream.live for stream in self.streams)
+
+    @property
+    def streams(self) -> tuple[StreamConfig, ...]:
+        """Both streams of a join, or the inputs of a plan, also its static tables."""
+        return self.inputs or (self.left, self.right)
+
+    @property
+    def pushed(self) -> bool:
+        """Whether producers push a stream over Arrow Flight."""
+        return any(stream.flight is not None for stream in self.streams)
 
     @property
     def observed(self) -> bool:
@@ -162,13 +174,15 @@ class RunConfig:
     def _check_live(self) -> None:
         check(not (self.time.sort and self.live), SORT_NEEDS_FILES)
         check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
+        timed = [stream.live for stream in self.inputs if stream.time]
+        check(len(set(timed)) <= 1, "inputs: all with a time are live (flight, kafka, watch), or none of them is")
+        check(all(stream.time for stream in self.inputs if stream.live), "inputs: a live stream needs its time column as time")
         check(self.sink.kind != "flight" or self.serve.listen is not None, "sink: kind flight needs serve.listen")
         served = self.serve.listen is None or self.sink.kind != "csv"
         check(
             served, "serve: results are served from memory and from Parquet files; choose sink kind parquet or flight, not csv"
         )
-        flight = self.left.flight is not None or self.right.flight is not None
-        check(not flight or self.serve.listen is not None, "flight: needs serve.listen, where producers find the run")
+        check(not self.pushed or self.serve.listen is not None, "flight: needs serve.listen, where producers find the run")
         if not self.live:
             return
         tolerant = self.time.model == "arrival" or self.time.late != "error"

@@ -29,6 +29,7 @@ class EncodedSource:
         """keys: None for an input of a plan, whose rows have columns instead of keys and payload rows."""
         self.where = where
         self.config = config
+        self.time = view.time
         self.codec: StreamCodec = view.codec
         self.rows = 0
         self._keys = keys

@@ -16,10 +16,10 @@ import numpy as np
 from swjoin.config.run import StreamConfig
 from swjoin.connectors.encoded_source import EncodedSource
 from swjoin.connectors.producer_merge import Merge
-from swjoin.connectors.row_encoder import StreamColumns, TupleEncoder
+from swjoin.connectors.row_encoder import RowEncoder, StreamColumns
 from swjoin.connectors.schema import check_schema
 from swjoin.connectors.source import BATCH_ROWS
-from swjoin.core.batch import I64, STREAM_NAMES, Bool, SourceBatch
+from swjoin.core.batch import I64, Bool, SourceBatch
 from swjoin.core.key_encoder import KeyEncoder
 
 if TYPE_CHECKING:
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
 class MergedSource(EncodedSource):
     """One live stream, whose rows come through a `Merge`. A subclass fills the lanes and resumes at a position.
 
-    schema: the columns that are read, in the order of every offered batch. shared: several gateways read the stream, each a
-    share of its splits; batches from the merge then end with two columns more: numbers of the rows, and merge times.
+    name: of the stream. keys: None for an input of a plan. schema: the columns that are read, in the order of every offered
+    batch. shared: several gateways read the stream, each a share of its splits; batches from the merge then end with two
+    columns more: numbers of the rows, and merge times.
     """
 
     def __init__(
-        self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamColumns, keys: KeyEncoder, merge: Merge
+        self, name: str, config: StreamConfig, schema: pa.Schema, view: StreamColumns, keys: KeyEncoder | None, merge: Merge
     ) -> None:
         import pyarrow as pa
 
-        super().__init__(f"{STREAM_NAMES[stream]} stream", config, view, keys)
-        self.stream = stream
+        super().__init__(f"{name} stream", config, view, keys)
+        self.name = name
         self.schema: pa.Schema = pa.schema([schema.field(name) for name in view.columns])
         self.merge = merge
         self.shared = False
-        self._checker = TupleEncoder(config, view, keys, lambda row: f"row {row} of the batch (counting from 0)")
+        self._checker = RowEncoder(config, view.time, lambda row: f"row {row} of the batch (counting from 0)")
         self._next: pa.RecordBatch | None = None
 
     # ------------------------------------------------------------ offered, from any thread

@@ -1,26 +1,30 @@
 """Opens the live streams of a configuration.
 
-What: `open_live_sources`, `merge_of`.
+What: `open_live_sources`, of a join; `open_live_input`, `live_columns`, of a plan; `merge_of`.
 Why: only the factory of the sources depends on all technologies; they do not depend on each other.
 Stays out: reading (`connectors.live_source`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.connectors.producer_merge import Merge
-from swjoin.connectors.row_encoder import StreamColumns, describe_streams
+from swjoin.connectors.row_encoder import StreamColumns, describe_input, describe_streams, settle_input
+from swjoin.connectors.schema import parse_schema
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.key_encoder import KeyEncoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from swjoin.connectors.directory.source import WatchSource
+    from swjoin.connectors.flight.source import FlightSource
+    from swjoin.connectors.kafka.source import KafkaSource
     from swjoin.connectors.source import LiveSource
-from swjoin.connectors.schema import parse_schema
 
 _LINGERS = 16  # batches that a merge emits in a distribution epoch
 _LONGEST_LINGER_S, _SHORTEST_LINGER_S = 0.02, 0.001
@@ -53,8 +57,28 @@ def open_live_sources(config: RunConfig, keep: Path | None) -> tuple[LiveSource,
         packed=True,
         query=config.query,
     )
-    left, right = (_open(stream, config, sides[stream], schemas[stream], views[stream], keys, keep) for stream in (0, 1))
+    given = zip(STREAM_NAMES, sides, schemas, views, strict=True)
+    left, right = (_open(name, config, side, schema, view, keys, keep) for name, side, schema, view in given)
     return left, right
+
+
+def open_live_input(
+    config: RunConfig,
+    stream: StreamConfig,
+    name: str,
+    expected: Sequence[tuple[str, str]],
+    columns: Sequence[str],
+    keep: Path | None,
+) -> FlightSource | KafkaSource | WatchSource:
+    """A live input of a plan. expected: names and types, as text, of its columns. columns: names of those that travel. keep: as
+    of `open_live_sources`. UserError names the input."""
+    schema = settle_input(stream, _schema_of(stream, name), False, name, expected)
+    return _open(name, config, stream, schema, describe_input(stream, schema, name, columns), None, keep)
+
+
+def live_columns(stream: StreamConfig, name: str) -> tuple[tuple[str, str], ...]:
+    """Names and types, as Arrow writes them, of the columns of a live stream. UserError when they are not known."""
+    return tuple((field.name, str(field.type)) for field in _schema_of(stream, name))
 
 
 def _schema_of(side: StreamConfig, name: str) -> pa.Schema:
@@ -67,22 +91,22 @@ def _schema_of(side: StreamConfig, name: str) -> pa.Schema:
 
 
 def _open(
-    stream: int,
+    name: str,
     config: RunConfig,
     side: StreamConfig,
     schema: pa.Schema,
     view: StreamColumns,
-    keys: KeyEncoder,
+    keys: KeyEncoder | None,
     keep: Path | None,
-) -> LiveSource:
+) -> FlightSource | KafkaSource | WatchSource:
     if side.flight is not None:
         from swjoin.connectors.flight.source import FlightSource
 
-        return FlightSource(stream, side, schema, view, keys, merge_of(config, expected=side.flight.producers), keep)
+        return FlightSource(name, side, schema, view, keys, merge_of(config, expected=side.flight.producers), keep)
     if side.kafka is not None:
         from swjoin.connectors.kafka.source import KafkaSource
 
-        return KafkaSource(stream, side, schema, view, keys, lambda: merge_of(config))
+        return KafkaSource(name, side, schema, view, keys, lambda: merge_of(config))
     from swjoin.connectors.directory.source import WatchSource
 
-    return WatchSource(stream, side, schema, view, keys)
+    return WatchSource(name, side, schema, view, keys)

@@ -169,7 +169,7 @@ def check_outputs(job: Job) -> None:
         refuse_special(job.report, "--report", streams=True)
         outputs.append(("--report", job.report, "the report"))
     _refuse_same(outputs)
-    streams = (job.config.left, job.config.right, *job.inputs)
+    streams = job.config.streams
     refuse_inputs([output[:2] for output in outputs], [Path(s.watch) for s in streams if s.watch is not None])
     read = [path for s in streams for path in local_paths(s.paths)]
     refuse_inputs([output[:2] for output in outputs], read, nested=True)

@@ -1,7 +1,7 @@
 """Protocols of sources.
 
-What: `Source`, which a gateway reads; `SplitSource`, which several gateways read; `LiveSource`, a stream without a known end;
-`SharedSource`, such a stream in splits that several gateways read; `BATCH_ROWS`.
+What: `Source`, which a gateway reads; `InputSource`, of a plan; `SplitSource`, which several gateways read; `LiveSource`, a
+stream without a known end; `SharedSource`, such a stream in splits that several gateways read; `BATCH_ROWS`.
 Why: gateways read batches and do not depend on their technology.
 Stays out: null keys and late rows (`cluster.gateway.intake`).
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 from swjoin.core.batch import RowLayout, SourceBatch
 
 if TYPE_CHECKING:
+    from swjoin.connectors.times import TimeColumn
     from swjoin.core.key_encoder import Dictionary
     from swjoin.core.row_codec import StreamCodec
     from swjoin.core.splits import Split
@@ -119,6 +120,12 @@ class LiveSource(Source, Protocol):
     def status(self) -> dict[str, float]:
         """Metrics of the source, such as consumer lag: name with unit -> value."""
         ...
+
+
+class InputSource(Source, Protocol):
+    """An input of a plan: rows with columns, without keys and payload. time: its time column."""
+
+    time: TimeColumn
 
 
 class SharedSource(LiveSource, Protocol):

@@ -396,7 +396,7 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
         raise error.prefixed(str(run_dir / "run.json")) from None
     counts = [sum(isinstance(node, kind) for node in plan.nodes) for kind in (Result, Source)]
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
-    if any(join.semantics.bounds.count_windows for join in joins) or counts != [1, len(job.inputs)]:
+    if any(join.semantics.bounds.count_windows for join in joins) or counts != [1, len(job.config.inputs)]:
         raise UserError(f"{run_dir / 'run.json'}: plan: is not what it must be; the file is damaged")
     return plan
 
@@ -405,7 +405,7 @@ def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Pa
     """The view `found`: the ids of all rows of a plan's result. Returns whether these are the pairs of a join."""
     sources, found = [node for node in plan.nodes if isinstance(node, Source)], {}
     read = columns_of(plan, cut(plan), rows=False).read  # all that the result has, where its values are digested
-    for i, (source, stream) in enumerate(zip(sources, job.inputs, strict=True)):
+    for i, (source, stream) in enumerate(zip(sources, job.config.inputs, strict=True)):
         table, columns, types = f"source{i}", list(read[source.name]), dict(source.columns)
         schema = common_schema(list_files(stream.path or "", stream.csv)).schema
         for column in {*columns, *([stream.time] if stream.time else [])}:

@@ -27,8 +27,7 @@ def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str], gateway:
     """The endpoint of a gateway, if it has one. names: of the sources. first: location of the first gateway's. UserError when
     it cannot be opened."""
     config = job.config
-    pushed = config.left.flight is not None or config.right.flight is not None
-    if config.serve.listen is None or (gateway and not pushed):
+    if config.serve.listen is None or (gateway and not config.pushed):
         return None
     from swjoin.connectors.flight.ingest import FlightIngest
 

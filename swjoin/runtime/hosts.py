@@ -128,11 +128,11 @@ def _progress_of(job: Job, sources: tuple[Source, ...], wanted: Wanted) -> Progr
 
 @dataclass
 class _Reads:
-    """What a gateway's host is to read. wanted: a stream, and one that may be read instead. to_open: splits. missing_rows: of
+    """What a gateway's host is to read. wanted: a stream, and those that may be read instead. to_open: splits. missing_rows: of
     the open split of each stream, where their number is known."""
 
     idle_detector: IdleDetector
-    wanted: tuple[int, int | None] | None = None
+    wanted: tuple[int, tuple[int, ...]] | None = None
     to_open: deque[OpenSplit] = field(default_factory=deque)
     missing_rows: dict[int, int] = field(default_factory=dict)
 
@@ -349,9 +349,10 @@ class GatewayHost(Host):
         stream, instead = self._reads.wanted
         silent = self._reads.idle_detector.of(stream, self.sources[stream])
         if silent is not None and not silent:
-            if instead is None or not self.sources[instead].ready(0.0):
+            ready = next((other for other in instead if self.sources[other].ready(0.0)), None)
+            if ready is None:
                 return
-            stream, silent = instead, None
+            stream, silent = ready, None
         self._reads.wanted = None
         if silent:
             self.deliver(SourceIdle(stream))
@@ -487,7 +488,7 @@ class MasterHost(Host):
             return
         if config.live:
             used = min(config.gateway_count, max(share["splits"] for share in self.gateway.live_shares))
-            pieces = "partitions" if config.left.kafka or config.right.kafka else "producers"
+            pieces = "partitions" if any(stream.kafka for stream in config.streams) else "producers"
         else:
             used, pieces = usable_gateways(config, self.gateway.splits()), "splits"
         if used < config.gateway_count:

@@ -36,10 +36,9 @@ from swjoin.plan.stages import cut
 from swjoin.plan.subclusters import Subclusters
 
 if TYPE_CHECKING:
-    from swjoin.connectors.files.source import ColumnsSource
     from swjoin.connectors.output_columns import ResultColumns
     from swjoin.connectors.sink import Sink
-    from swjoin.connectors.source import Source
+    from swjoin.connectors.source import InputSource, Source
     from swjoin.expressions.vm import Program
     from swjoin.monitor.role_watchers import MasterWatcher
     from swjoin.runtime.spill import SpillFolder
@@ -78,31 +77,36 @@ def open_job_sources(job: Job, *, as_stored: bool = False) -> tuple[Source, Sour
     return left, right
 
 
-def open_plan_sources(job: Job, plan: logical.LogicalPlan, columns: Mapping[str, Sequence[str]]) -> tuple[ColumnsSource, ...]:
+def open_plan_sources(job: Job, plan: logical.LogicalPlan, columns: Mapping[str, Sequence[str]]) -> tuple[InputSource, ...]:
     """The inputs of a plan, one for each of its sources, in the order of its nodes, but for static tables, which are read.
     columns: by name of a source, names of the columns that travel from it; sources that are not in it send none.
 
-    UserError when an input cannot be opened, is live, or has other columns or another time column than its source, when a
+    UserError when an input cannot be opened, or has other columns or another time column than its source, when a
     source has no time column, and when the times of inputs that meet in a join or a union cannot be compared.
     """
-    from swjoin.connectors.files.source import open_columns_source
-
-    inputs = list(zip(_sources_of(job, plan), job.inputs, strict=True))
+    inputs = list(zip(_sources_of(job, plan), job.config.inputs, strict=True))
     streams = {source.name for source in cut(plan).sources}
     for node, config in inputs:
         _check_input(node, config, static=node.name not in streams)
     found = {
-        node.name: open_columns_source(
-            config, columns.get(node.name, ()), sort=job.config.time.sort, name=node.name, expected=node.columns
-        )
-        for node, config in inputs
-        if node.name in streams
+        node.name: _open_input(job, node, config, columns.get(node.name, ())) for node, config in inputs if node.name in streams
     }
     _check_plan_times(plan, found)
     for node, _ in inputs:
         if node.name not in streams:
             static_tables_of(job, plan)(node.name, tuple(columns.get(node.name, ())))
     return tuple(found.values())
+
+
+def _open_input(job: Job, node: logical.Source, config: StreamConfig, columns: Sequence[str]) -> InputSource:
+    """columns: names of those that travel."""
+    if config.live:
+        from swjoin.connectors.open import open_live_input
+
+        return open_live_input(job.config, config, node.name, node.columns, columns, job.checkpoints)
+    from swjoin.connectors.files.source import open_columns_source
+
+    return open_columns_source(config, columns, sort=job.config.time.sort, name=node.name, expected=node.columns)
 
 
 _TABLES: WeakValueDictionary[str, StaticTables] = WeakValueDictionary()  # by run, while something has them
@@ -112,7 +116,7 @@ def static_tables_of(job: Job, plan: logical.LogicalPlan) -> StaticTables:
     """The static tables of a job's plan, which this process reads once."""
     found = _TABLES.get(job.run_id)
     if found is None:
-        inputs = zip(_sources_of(job, plan), job.inputs, strict=True)
+        inputs = zip(_sources_of(job, plan), job.config.inputs, strict=True)
         tables = {node.name: StaticInput(config, node.columns) for node, config in inputs if node.time is None}
         found = _TABLES[job.run_id] = StaticTables(tables, job.config.module.window_bytes)
     return found
@@ -121,17 +125,17 @@ def static_tables_of(job: Job, plan: logical.LogicalPlan) -> StaticTables:
 def _sources_of(job: Job, plan: logical.LogicalPlan) -> list[logical.Source]:
     """The plan's sources. UserError unless the job has an input for each."""
     nodes = [node for node in plan.nodes if isinstance(node, logical.Source)]
-    if len(job.inputs) != len(nodes):
+    if len(job.config.inputs) != len(nodes):
         names = ", ".join(node.name for node in nodes)
-        problem = f"{len(job.inputs)} inputs are given, the plan has {len(nodes)} sources ({names})"
+        problem = f"{len(job.config.inputs)} inputs are given, the plan has {len(nodes)} sources ({names})"
         raise UserError(problem, subject="plan", remedy="give one input for each source")
     return nodes
 
 
 def _check_input(source: logical.Source, config: StreamConfig, *, static: bool) -> None:
     """UserError when a source of a plan cannot be read from this input. static: lookups alone read it."""
-    if config.live:
-        raise UserError("its input is live", subject=source.name, remedy="plans read files; give it a path")
+    if static and config.live:
+        raise UserError("its input is live", subject=source.name, remedy="a table that no stream is made of has a path")
     if static and not config.time:
         return
     if source.time is None or source.time == logical.ARRIVAL_TIME:
@@ -142,7 +146,7 @@ def _check_input(source: logical.Source, config: StreamConfig, *, static: bool) 
         raise UserError(problem, subject=source.name, remedy="name the same column in both")
 
 
-def _check_plan_times(plan: logical.LogicalPlan, sources: Mapping[str, ColumnsSource]) -> None:
+def _check_plan_times(plan: logical.LogicalPlan, sources: Mapping[str, InputSource]) -> None:
     """UserError unless all sources that reach the same join or union, on whatever way, have comparable times."""
     from swjoin.connectors.times import check_times
 

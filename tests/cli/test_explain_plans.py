@@ -116,7 +116,7 @@ def test_the_run_of_two_joins(a_run: Path, swjoin: Any) -> None:
     assert "each of its senders (4 at most) 2 epochs and 8 parts" in said["memory"][1]
     names = [column["name"] for column in found["columns"]]
     assert names == json.loads((a_run / "run.json").read_text())["results"]["columns"]
-    assert [len(found["plan"]["nodes"]), len(found["plan_inputs"])] == [6, 3]
+    assert [len(found["plan"]["nodes"]), len(found["config"]["inputs"])] == [6, 3]
 
 
 def test_words_and_overrides(a_run: Path, swjoin: Any) -> None:
@@ -164,8 +164,11 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda run: run["config"]["cluster"].update(communication="synchronous"),
         "cluster.communication: synchronous: runs of plans do not have this yet; leave it out",
     ),
-    "input gone": (lambda run: run["plan_inputs"][1].update(path="gone.csv"), "gone.csv: no such file or directory"),
-    "too few inputs": (lambda run: run["plan_inputs"].pop(), "plan: 2 inputs are given, the plan has 3 sources (a, b, c); "),
+    "input gone": (lambda run: run["config"]["inputs"][1].update(path="gone.csv"), "gone.csv: no such file or directory"),
+    "too few inputs": (
+        lambda run: run["config"]["inputs"].pop(),
+        "plan: 2 inputs are given, the plan has 3 sources (a, b, c); ",
+    ),
     "other type": (
         lambda run: run["plan"]["nodes"][0]["columns"].__setitem__(1, ["v", "string"]),
         "column v is int64, the plan has string",

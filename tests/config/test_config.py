@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -303,7 +304,7 @@ def test_a_job_travels_as_text() -> None:
     config = config_from_plain({"join": {"within": "5s"}})
     job = Job(config, Path("out"), True, Path("run"), None, "test", resumes=True, spelling="options")
     assert Job.from_json(job.to_json()) == job
-    assert (job.plan, job.inputs) == (None, ())
+    assert (job.plan, job.config.inputs) == (None, ())
 
 
 def test_a_job_of_a_plan_travels_as_text() -> None:
@@ -314,14 +315,15 @@ def test_a_job_of_a_plan_travels_as_text() -> None:
         stream_from_plain({"path": "d.csv", "on": [], "csv": text}, "d"),
     )
     plan = {"nodes": [{"kind": "source", "name": "a", "columns": [["at", "int64"]], "time": "at"}]}
-    job = Job(config_from_plain({"join": {"within": "5s"}}), None, True, None, None, "test", plan=plan, inputs=inputs)
+    config = dataclasses.replace(config_from_plain({"join": {"within": "5s"}}), inputs=inputs)
+    job = Job(config, None, True, None, None, "test", plan=plan)
     assert Job.from_json(job.to_json()) == job
 
 
 def test_a_wrong_input_of_a_job_is_named() -> None:
-    job = Job(config_from_plain({"join": {"within": "5s"}}), None, True, None, None, "test", inputs=(StreamConfig("a", ()),))
-    plain = json.loads(job.to_json())
-    plain["inputs"][0]["tine"] = "ts"
+    config = dataclasses.replace(config_from_plain({"join": {"within": "5s"}}), inputs=(StreamConfig("a", ()),))
+    plain = json.loads(Job(config, None, True, None, None, "test").to_json())
+    plain["config"]["inputs"][0]["tine"] = "ts"
     with pytest.raises(UserError, match=r"^inputs\.0\.tine: unknown configuration key; did you mean time\?$"):
         Job.from_json(json.dumps(plain))
 

@@ -300,11 +300,11 @@ def joined(name: str, left: str, right: str) -> IntervalJoin:
 
 def job_of(plan: LogicalPlan | None, *inputs: StreamConfig, **time: Any) -> Job:
     """The job as a rank gets it."""
-    config = config_from_plain({"join": {"within": "5s"}})
+    config = dataclasses.replace(config_from_plain({"join": {"within": "5s"}}), inputs=inputs)
     if time:
         config = dataclasses.replace(config, left=ANY, right=ANY, time=dataclasses.replace(config.time, **time))
     plain = None if plan is None else plan_to_plain(plan)
-    return Job.from_json(Job(config, None, True, None, None, "test", plan=plain, inputs=inputs).to_json())
+    return Job.from_json(Job(config, None, True, None, None, "test", plan=plain).to_json())
 
 
 ANY = StreamConfig("any.parquet")  # with the option sort a configuration has paths
@@ -338,7 +338,7 @@ def test_the_sources_of_a_plan(streams: dict[str, StreamConfig]) -> None:
     job = job_of(plan, inputs[1], inputs[0], inputs[2])
     assert job.plan is not None
     found = open_plan_sources(job, plan_from_plain(job.plan), {"a": ["k"], "b": ["t", "k"]})
-    assert [source.where for source in found] == [str(Path(str(config.path)).parent) for config in job.inputs]
+    assert [source.where for source in found] == [str(Path(str(config.path)).parent) for config in job.config.inputs]
     assert [source.files[0].name for source in found] == ["integer.parquet", "zoned.parquet", "naive.parquet"]
     assert [source.time.side for source in found] == ["b", "a", "c"]
     rows = [rows_of(batches(source)) for source in found]

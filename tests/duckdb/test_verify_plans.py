@@ -159,7 +159,7 @@ TAMPERED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "time": lambda report: _node(report, "j").update(output_time="min"),
     "kind": lambda report: _node(report, "i")["query"].update(how="semi"),
     "predicate": lambda report: _node(report, "j")["query"].update(where="left_x < right_x"),
-    "input": lambda report: report["plan_inputs"].reverse(),
+    "input": lambda report: report["config"]["inputs"].reverse(),
 }
 
 
@@ -193,9 +193,9 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no plan": (lambda report: report.pop("plan"), "its run.json has no plan"),
     "a plan of nothing": (lambda report: report.update(plan={}), r"run\.json: plan: expected a mapping with a list of nodes"),
     "no node": (lambda report: report["plan"]["nodes"].pop(0), r"run\.json: j: its left input a is not in the plan"),
-    "too few inputs": (lambda report: report["plan_inputs"].pop(), r"run\.json: plan: is not what it must be"),
+    "too few inputs": (lambda report: report["config"]["inputs"].pop(), r"run\.json: plan: is not what it must be"),
     "no input": (
-        lambda report: report["plan_inputs"][0].update(path="gone.csv"),
+        lambda report: report["config"]["inputs"][0].update(path="gone.csv"),
         "gone.csv: no such file.*reads the run's input",
     ),
 }

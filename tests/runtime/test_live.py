@@ -517,8 +517,8 @@ def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
     master = _master(time={"late": "side", "idle_timeout": "1s"})
     master.handle(BatchRead(0, _source_rows([5])), 1)
     commands = master.handle(SourceIdle(1), 2)
-    assert Read(0, None) in commands, "an idle stream is not read instead"
-    assert Read(1, 0) in master.handle(SourceResumed(1), 3)
+    assert Read(0) in commands, "an idle stream is not read instead"
+    assert Read(1, (0,)) in master.handle(SourceResumed(1), 3)
 
 
 def test_reading_stops_when_slots_do_not_end() -> None:

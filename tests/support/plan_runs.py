@@ -23,6 +23,7 @@ from benchmarks.duckdb_text import in_duckdb
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
+from swjoin.config.run import to_plain
 from swjoin.connectors.files.source import describe_columns
 from swjoin.plan.logical import Column, LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
@@ -68,11 +69,11 @@ def plan_job(
 ) -> Job:
     """A run of these nodes and the sources of the inputs. sections: of the configuration."""
     plan = LogicalPlan((*sources_of(inputs), *nodes))
-    config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": sink, "ids": False}} | sections)
+    given = {"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": sink, "ids": False}}
+    config = config_from_plain(given | {"inputs": [to_plain(config) for config in inputs.values()]} | sections)
     run_dir.mkdir(parents=True, exist_ok=True)
     target = None if sink == "count" else run_dir / "results"
-    plain = plan_to_plain(plan)
-    return Job(config, target, True, run_dir, None, "plan", plan=plain, inputs=tuple(inputs.values()))
+    return Job(config, target, True, run_dir, None, "plan", plan=plan_to_plain(plan))
 
 
 def report_of(job: Job) -> dict[str, Any]:

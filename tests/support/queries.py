@@ -15,6 +15,7 @@ from typing import Any
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
+from swjoin.config.run import to_plain
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
@@ -29,9 +30,8 @@ def query_job(text: str, inputs: Mapping[str, StreamConfig], folder: Path, sink:
     plain |= {"cluster": {"epoch_tuples": 150, "partition_count": 7}}
     folder.mkdir(parents=True, exist_ok=True)
     target = None if sink == "count" else folder / "results"
-    streams = tuple(inputs[name] for name in query.tables)
-    config = config_from_plain(plain | sections)
-    return Job(config, target, True, folder, None, "query", plan=plan_to_plain(query.plan), inputs=streams)
+    config = config_from_plain(plain | {"inputs": [to_plain(inputs[name]) for name in query.tables]} | sections)
+    return Job(config, target, True, folder, None, "query", plan=plan_to_plain(query.plan))
 
 
 def run_query(

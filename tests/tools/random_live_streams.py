@@ -137,7 +137,7 @@ class LiveSimulation(Simulation):
         self._random = np.random.default_rng([seed, 0x11FE])
         scales_us = [100.0, 3_000.0, 100_000.0] if config.gateway_count == 1 else [30.0, 100.0, 300.0]  # fewer epochs
         self._scale_us = float(self._random.choice(scales_us))
-        self._wanted: dict[int, tuple[int, int | None]] = {}  # by gateway
+        self._wanted: dict[int, tuple[int, ...]] = {}  # by gateway
         self._asked: Counter[int] = Counter()
         self._idle: set[tuple[int, int]] = set()  # gateway, stream
         super().__init__(config, sources, slave_count, seed, *more)
@@ -181,11 +181,11 @@ class LiveSimulation(Simulation):
         """Whether others go on without this host: nothing comes to it any more."""
         return self._hosts.get(host.name) is not host
 
-    def _ask(self, host: SimulatedHost, stream: int, instead: int | None) -> None:
+    def _ask(self, host: SimulatedHost, stream: int, instead: tuple[int, ...]) -> None:
         if self._excluded(host):
             return
         gateway = gateway_of(host.name)
-        self._wanted[gateway] = stream, instead
+        self._wanted[gateway] = stream, *instead
         self._asked[gateway] += 1
         delay_us = self._delays.work_us(actor_of(host.name))
         self._at(self.now_us + delay_us, host, "a look at the sources", partial(self._look, host))
@@ -204,7 +204,7 @@ class LiveSimulation(Simulation):
             self._idle.remove((gateway, stream))
             self._deliver(host, SourceResumed(stream))
         for wanted in self._wanted.get(gateway, ()):
-            if wanted is not None and sources[wanted].ready(0):
+            if sources[wanted].ready(0):
                 del self._wanted[gateway]
                 self._read(host, wanted)
                 return

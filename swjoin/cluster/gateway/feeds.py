@@ -41,7 +41,7 @@ class Feeds:
         """Intakes and buffers of all sources."""
         config = self.instances.config
         names = [source.name for source in self.instances.stages.sources]
-        streams = tuple(StreamIntake(i, config.time, name=name) for i, name in enumerate(names))
+        streams = tuple(StreamIntake(i, config.time, live=config.live, name=name) for i, name in enumerate(names))
         return Ingress(streams, lambda router: MiniBuffers((None,) * len(names), router))
 
     def deliver(

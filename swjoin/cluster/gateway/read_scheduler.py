@@ -41,7 +41,7 @@ class ReadScheduler:
         self._streams, self._slots, self._overload = streams, slots, overload
         self._prefill, self._state = prefill, state
         self._realtime = config.pace == "realtime"
-        self._live = config.live
+        self._live = any(stream.live for stream in streams)
         self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the lower limit
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
@@ -96,19 +96,19 @@ class ReadScheduler:
         """The time from which a stream is read next."""
         return stream.high_us if self.splits is None else self.splits.time_us(stream.stream)
 
-    def instead_of(self, stream: int) -> int | None:
-        """Live streams: the stream to read when `stream` has no rows, or None. It may be ahead by the window length or
-        one second, which bounds the windows while the other has no rows; with arrival times, the clock advances both."""
+    def instead_of(self, stream: int) -> tuple[int, ...]:
+        """Live streams: those to read when `stream` has no rows, that of the lowest time first. One may be ahead by the window
+        length or one second, which bounds the windows while others have no rows; with arrival times, the clock advances all."""
         if not self._live:
-            return None
-        mine, other = self._streams[stream], self._streams[1 - stream]
-        if other.ended or other.idle:
-            return None
-        if self._by_arrival:
-            return other.stream
+            return ()
+        mine = self._streams[stream]
+        others = sorted((s for s in self._streams if s is not mine and not s.ended and not s.idle), key=self._time_us)
+        return tuple(other.stream for other in others if self._by_arrival or not self._leads(other, mine))
+
+    def _leads(self, other: StreamIntake, mine: StreamIntake) -> bool:
+        """Whether a stream is so far ahead that it waits."""
         since_us = mine.high_us if mine.first_us is not None else other.first_us
-        ahead = other.first_us is not None and since_us is not None and other.high_us - since_us > self._lead_us
-        return None if ahead else other.stream
+        return other.first_us is not None and since_us is not None and other.high_us - since_us > self._lead_us
 
     # ------------------------------------------------------------ idle streams
 

@@ -37,7 +37,7 @@ from swjoin.connectors.files.read_ahead import ReadAhead
 from swjoin.connectors.row_encoder import StreamColumns
 from swjoin.connectors.schema import check_schema
 from swjoin.connectors.source import BATCH_ROWS
-from swjoin.core.batch import STREAM_NAMES, SourceBatch
+from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.resources import relative_to
@@ -102,16 +102,19 @@ class _File:
 class WatchSource(EncodedSource):
     """One stream from a directory; ids are positions in the order of reading.
 
-    schema: as declared, or of the first file. UserError when the directory does not exist.
+    name: of the stream. schema: as declared, or of the first file. keys: None for an input of a plan. UserError when the
+    directory does not exist.
     """
 
-    def __init__(self, stream: int, config: StreamConfig, schema: pa.Schema, view: StreamColumns, keys: KeyEncoder) -> None:
+    def __init__(
+        self, name: str, config: StreamConfig, schema: pa.Schema, view: StreamColumns, keys: KeyEncoder | None
+    ) -> None:
         import pyarrow as pa
 
         assert config.watch is not None, "not a directory stream"
         self.folder = Path(config.watch)
-        super().__init__(f"{STREAM_NAMES[stream]} {self.folder}", config, view, keys)
-        _check_folder(self.folder, STREAM_NAMES[stream])
+        super().__init__(f"{name} {self.folder}", config, view, keys)
+        _check_folder(self.folder, name)
         self._schema = pa.schema([schema.field(name) for name in view.columns])
         self._taken: set[str] = set()  # names of completely read files
         self._log: list[_File] = []  # files since the oldest row that may be read again, in order

@@ -82,7 +82,6 @@ _PLAN_REPORT: dict[str, Shape] = {
         }
     ],
     "plan?": dict,
-    "plan_inputs?": [dict],
     "edges": [{"from": str, "to": str, "port": str, "sent": {"rows": is_count}, "bytes": is_count, "null_key": is_count}],
 }
 _VERIFIED: Shape = {

@@ -286,14 +286,13 @@ class FileSource(EncodedSource):
 
 
 class ColumnsSource(FileSource):
-    """An input of a plan: batches have `Columns`, and neither keys nor payload rows. time: the time column."""
+    """An input of a plan: batches have `Columns`, and neither keys nor payload rows."""
 
     def __init__(
         self, config: StreamConfig, found: InputFiles, described: Described, view: StreamColumns, *, sort: bool = False
     ) -> None:
         """As of `FileSource`. view: of `describe_input`."""
         super().__init__(config, found, described, view, None, sort=sort)
-        self.time = view.time
 
 
 def _row_groups(found: InputFiles) -> list[list[int]] | None:

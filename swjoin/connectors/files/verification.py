@@ -97,7 +97,7 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], Job]:
         job = Job(config, None, False, None, None, "verify").with_plan_of(report)
     except UserError as error:
         raise error.prefixed(str(run_dir / "run.json")) from None
-    for stream in job.inputs if job.plan is not None else (config.left, config.right):
+    for stream in config.streams:
         if stream.path is not None:
             try:
                 list_files(stream.path)

@@ -28,7 +28,7 @@ import numpy as np
 from swjoin.connectors.flight.shared_spool import BEFORE, Kept, SharedSpool, as_shared, merged_before
 from swjoin.connectors.flight.spool import Spool
 from swjoin.connectors.live_source import MergedSource
-from swjoin.core.batch import I64, STREAM_NAMES
+from swjoin.core.batch import I64
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.splits import MOST_SPLITS, split_and_offset
@@ -67,18 +67,18 @@ class FlightSource(MergedSource):
 
     def __init__(
         self,
-        stream: int,
+        name: str,
         config: StreamConfig,
         schema: pa.Schema,
         view: StreamColumns,
-        keys: KeyEncoder,
+        keys: KeyEncoder | None,
         merge: Merge,
         keep: Path | None,
     ) -> None:
-        super().__init__(stream, config, schema, view, keys, merge)
+        super().__init__(name, config, schema, view, keys, merge)
         self.accepted: dict[str, int] = {}  # rows by producer; replaced as a whole, so other threads can read it
         self._position: dict[str, Any] = {**merge.position(), "rows": 0}
-        self._spool = None if keep is None else Spool(keep / "intake", STREAM_NAMES[stream])
+        self._spool = None if keep is None else Spool(keep / "intake", name)
         self._started = False
         self._spooled = 0  # rows in the spool since the start of the stream
         self._replay: deque[tuple[int, pa.RecordBatch, dict[str, Any]]] = deque()  # spooled batches to read again
@@ -170,7 +170,7 @@ class FlightSource(MergedSource):
         self.shared = self.merge.shows_times = self.merge.numbers_rows = True
         self._splits.share = gateway, gateways
         if self._splits.folder is not None:
-            self._splits.spool = SharedSpool(self._splits.folder, STREAM_NAMES[self.stream], gateway)
+            self._splits.spool = SharedSpool(self._splits.folder, self.name, gateway)
         if self.split_count < MOST_SPLITS:
             self.merge.expect(self.slots_of(gateway))
         if not self.slots_of(gateway):
@@ -255,7 +255,7 @@ class FlightSource(MergedSource):
     def _resume_shared(self, positions: Sequence[dict[str, Any]], row: int) -> None:
         """Read the rows of this gateway's producers again, from the positions of all gateways on."""
         assert self._splits.spool is not None, "a run without checkpoints has no recovery"
-        where, fresh, self._started = f"{STREAM_NAMES[self.stream]} stream", not self._started, True
+        where, fresh, self._started = f"{self.name} stream", not self._started, True
         if fresh:
             self._splits.spool.take_over()
         kept = self._kept_at(positions)
@@ -330,7 +330,7 @@ class FlightSource(MergedSource):
         assert self._spool is not None, "a run without checkpoints has no recovery"
         assert self._splits.folder is not None, "as for its spool"
         fresh, self._started = not self._started, True  # in a new process only the spool has the producers' positions
-        if fresh and SharedSpool(self._splits.folder, STREAM_NAMES[self.stream], 0).exists:
+        if fresh and SharedSpool(self._splits.folder, self.name, 0).exists:
             raise UserError(
                 f"{self._splits.folder}: several gateways have accepted rows that are in no checkpoint; "
                 f"resume the run with two gateways or more"
@@ -343,7 +343,7 @@ class FlightSource(MergedSource):
             self._accept(last)
             self._spooled = row + sum(batch.num_rows for _, batch, _ in replay)
         elif row + sum(batch.num_rows for _, batch, _ in replay) != self._spooled:
-            raise RunFailed(f"{STREAM_NAMES[self.stream]}: accepted rows from {row} on are not where they were kept")
+            raise RunFailed(f"{self.name}: accepted rows from {row} on are not where they were kept")
         self._replay, self._next, self.rows, self._position = deque(replay), None, row, position
 
     def seek(self, row: int) -> None:
@@ -362,7 +362,7 @@ class FlightSource(MergedSource):
 
     def done(self) -> None:
         if self._splits.folder is not None:  # also what several gateways left, before a single one went on
-            (self._splits.spool or SharedSpool(self._splits.folder, STREAM_NAMES[self.stream], 0)).remove()
+            (self._splits.spool or SharedSpool(self._splits.folder, self.name, 0)).remove()
         if self._spool is not None:
             self._spool.remove()
 

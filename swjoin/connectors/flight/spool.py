@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class RecordFiles:
     """Merged batches of one stream as records in files of about 32 MB. name: of the stream."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+        self._folder, self._name = folder, quote(name, safe="").replace("-", "%2D")
         self._file: RecordFile | None = None
 
     @property

@@ -23,7 +23,7 @@ from swjoin.connectors.kafka.reader import PartitionReader, Share, lane_of
 from swjoin.connectors.live_source import MergedSource
 from swjoin.connectors.producer_merge import MOST_LANES, Merge
 from swjoin.connectors.row_encoder import StreamColumns
-from swjoin.core.batch import I64, STREAM_NAMES, SourceBatch
+from swjoin.core.batch import I64, SourceBatch
 from swjoin.core.errors import RunFailed, UserError, one_line
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
@@ -41,17 +41,17 @@ class KafkaSource(MergedSource):
 
     def __init__(
         self,
-        stream: int,
+        name: str,
         config: StreamConfig,
         schema: pa.Schema,
         view: StreamColumns,
-        keys: KeyEncoder,
+        keys: KeyEncoder | None,
         make_merge: Callable[[], Merge],
     ) -> None:
-        super().__init__(stream, config, schema, view, keys, make_merge())
+        super().__init__(name, config, schema, view, keys, make_merge())
         assert config.kafka is not None, "not a Kafka stream"
         self._make_merge, self.kafka = make_merge, config.kafka
-        self.where = f"{STREAM_NAMES[stream]} kafka"
+        self.where = f"{name} kafka"
         try:
             self.decoder = MessageDecoder(self.kafka.format, self.schema, self.times_of, config.id)
         except UserError as error:

@@ -1,4 +1,4 @@
-"""The tables that a query may name, of inputs in files.
+"""The tables that a query may name, of its inputs.
 
 What: `described(config) -> Table`; `with_time`, of columns that are known.
 Why: the command, configurations and the Python API take tables alike.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import TimeUnit
 from swjoin.connectors.files.source import describe_columns
+from swjoin.connectors.open import live_columns
 from swjoin.core.errors import UserError
 from swjoin.frontends.sql.planner import Table
 
@@ -19,7 +20,8 @@ _UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 def described(config: StreamConfig, unit_remedy: str) -> Table:
     """The columns of an input. unit_remedy: how its unit is given. UserError when it cannot be read, or has no such time
     column, or one of numbers without a unit."""
-    return with_time(describe_columns(config), config.time, config.time_unit, unit_remedy)
+    columns = live_columns(config, "stream") if config.live else describe_columns(config)
+    return with_time(columns, config.time, config.time_unit, unit_remedy)
 
 
 def with_time(columns: tuple[tuple[str, str], ...], time: str, unit: TimeUnit | None, unit_remedy: str) -> Table:

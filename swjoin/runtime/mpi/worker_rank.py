@@ -135,8 +135,7 @@ class WorkerRank(Rank):
         from swjoin.monitor.role_watchers import GatewayWatcher
         from swjoin.runtime.hosts import GatewayHost
 
-        pushed = self.job.config.left.flight is not None or self.job.config.right.flight is not None
-        if pushed:
+        if self.job.config.pushed:
             self._check_reached(f"gateway {number}")
         watcher, first = GatewayWatcher(self.job.config), self._setup["first_gateway"]
         self._gateways[number] = GatewayHost(self.job, False, watcher, None, number, first)

@@ -647,7 +647,7 @@ class Simulation:
     def _read_wanted(self, host: SimulatedHost, effect: Read) -> None:
         self._ask(host, effect.stream, effect.instead)
 
-    def _ask(self, host: SimulatedHost, stream: int, instead: int | None) -> None:
+    def _ask(self, host: SimulatedHost, stream: int, instead: tuple[int, ...]) -> None:
         """Let a gateway's source read, or be idle for some time."""
         patience_us, at = self.config.time.idle_timeout_us, self.now_us + self._delays.work_us(actor_of(host.name))
         stall_us = self._delays.stall_us(patience_us) if patience_us else 0
