@@ -62,7 +62,8 @@ def _add_sql(properties: Schema) -> None:
     stream = properties["left"]
     keys = {name: key for name, key in stream["properties"].items() if name not in ("key", "on")}
     said = "Of a query in SQL: its tables by name, each with the keys of a stream but key"
-    properties["inputs"] = {"type": "object", "additionalProperties": stream | {"properties": keys}, "description": said}
+    named = {"type": "object", "additionalProperties": stream | {"properties": keys}}
+    properties["inputs"] = {"anyOf": [named, properties["inputs"]], "description": said}  # a list in run.json
 
 
 def _keys_of(schema: Schema) -> Schema:

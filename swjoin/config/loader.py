@@ -85,7 +85,9 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         items = re.split(r"\s*,\s*" if named else r"$^", value) if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):
             raise UserError(f"{where}: expected a list, got {shown(value)}")
-        return tuple(_convert(typing.get_args(kind)[0], v, where) for v in items)
+        kind, *_ = typing.get_args(kind)
+        numbered = dataclasses.is_dataclass(kind)
+        return tuple(_convert(kind, v, f"{where}.{i}" if numbered else where) for i, v in enumerate(items))
     if origin in (typing.Union, types.UnionType):
         kinds = [a for a in typing.get_args(kind) if a is not type(None)]
         listed = next((a for a in kinds if typing.get_origin(a) is tuple), kinds[0])

@@ -97,7 +97,7 @@ def test_sizes() -> None:
         ({**MINIMAL, "module": {"theta": 32768}}, r"^module\.theta: size 32768 has no unit; write 32768B"),
         (
             {**MINIMAL, "nodes": {"changes": [{"slave": 0, "at": 5, "speed": 0.5}]}},
-            r"nodes\.changes\.at: duration 5 has no unit",
+            r"nodes\.changes\.0\.at: duration 5 has no unit",
         ),
         ({"join": {"withn": "5s"}}, r"^join\.withn: unknown configuration key; did you mean within\?"),
         ({"join": {"qqq": 1}}, r"^join\.qqq: .* known: .*lower, lower_us, .*, within$"),

@@ -1,29 +1,33 @@
 """Live streams in the simulator: rows that arrive at random virtual times.
 
-What: `LiveSimulation`, a simulation whose sources are read when they have something; `LiveBatchSource`, which keeps what has
-been accepted until it is told to forget it, and has splits for several gateways; `live_scenario`, a random scenario with live
-streams, `shared_scenario`, with several gateways.
+What: `LiveSimulation`, a simulation whose sources are read when they have something, `LivePlanSimulation`, of a plan;
+`LiveBatchSource`, which keeps what has been accepted until it is told to forget it, and has splits for several gateways;
+`live_scenario`, a random scenario with live streams, `shared_scenario`, with several gateways, `live_plan_scenario`, of a plan.
 Why: the live pace, and seeking to a position, must be right whenever rows arrive, streams are silent and processes die.
 Stays out: real endpoints, producers and disks (`connectors.flight.source`, tests/runtime/test_live.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from swjoin.cluster.role import GATEWAY, SourceIdle, SourceResumed, gateway_of, gateway_role
-from swjoin.config.run import FlightConfig, KafkaConfig, ServeConfig, StreamConfig
-from swjoin.core.batch import STREAM_NAMES, RowLayout, SourceBatch
+from swjoin.config.run import FlightConfig, KafkaConfig, RunConfig, ServeConfig, StreamConfig
+from swjoin.core.batch import RowLayout, SourceBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.plan.logical import LogicalPlan, Source
+from swjoin.plan.stages import cut
 from swjoin.runtime.simulator.attempts import SimulatedHost
+from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.simulator import Simulation, actor_of
 from swjoin.runtime.simulator.storage import BatchSource
+from tests.tools.random_plans import PlanScenario
 from tests.tools.random_runs import Scenario
 
 _LEAST_EPOCH_US, _SHARED_EPOCH_US = 300, 10_000
@@ -55,7 +59,7 @@ class LiveBatchSource(BatchSource):
             for at, batch in enumerate(self._batches):
                 known = batch.ts if batch.ts_valid is None else np.where(batch.ts_valid, batch.ts, BEGIN_OF_TIME_US)
                 marks = np.maximum(np.maximum.accumulate(known), high_us)
-                self._batches[at] = dataclasses.replace(batch, high_us=marks)
+                self._batches[at] = replace(batch, high_us=marks)
                 high_us = int(marks[-1]) if len(marks) else high_us
         self.shared, self._share = True, (gateway, gateways)
         self._go_on({})
@@ -127,20 +131,20 @@ class LiveBatchSource(BatchSource):
         return {}
 
 
-class LiveSimulation(Simulation):
+class LiveStreams(Simulation):
     """Batches come after random times, mostly soon, now and then after a long silence."""
 
     SOURCE = LiveBatchSource
-    _sources_of: list[tuple[LiveBatchSource, LiveBatchSource]]  # type: ignore[assignment]
+    _sources_of: list[tuple[LiveBatchSource, ...]]  # type: ignore[assignment]
 
-    def __init__(self, config: Any, sources: Any, slave_count: int, seed: int, *more: Any) -> None:
+    def _draw_arrivals(self, config: RunConfig, seed: int) -> None:
+        """Before anything is made."""
         self._random = np.random.default_rng([seed, 0x11FE])
         scales_us = [100.0, 3_000.0, 100_000.0] if config.gateway_count == 1 else [30.0, 100.0, 300.0]  # fewer epochs
         self._scale_us = float(self._random.choice(scales_us))
         self._wanted: dict[int, tuple[int, ...]] = {}  # by gateway
         self._asked: Counter[int] = Counter()
         self._idle: set[tuple[int, int]] = set()  # gateway, stream
-        super().__init__(config, sources, slave_count, seed, *more)
 
     def _new_roles(self, slave_count: int) -> None:
         super()._new_roles(slave_count)
@@ -162,7 +166,7 @@ class LiveSimulation(Simulation):
     def _wait_for(self, gateway: int, stream: int) -> None:
         if not self._sources_of[gateway][stream].all_come:
             wait_us = self._scale_us * self._random.exponential() * float(self._random.choice([0.01, 1, 20], p=[0.3, 0.6, 0.1]))
-            name, host = f"more of {STREAM_NAMES[stream]} has come", self._hosts[gateway_role(gateway)]
+            name, host = f"more of stream {stream} has come", self._hosts[gateway_role(gateway)]
             self._at(self.now_us + 1 + int(wait_us), host, name, partial(self._come, host, stream))
 
     def _come(self, host: SimulatedHost, stream: int) -> None:
@@ -223,22 +227,57 @@ class LiveSimulation(Simulation):
             self._deliver(host, SourceIdle(wanted[0]))
 
 
+class LiveSimulation(LiveStreams):
+    """Of a join."""
+
+    def __init__(self, config: RunConfig, sources: Any, slave_count: int, seed: int, *more: Any) -> None:
+        self._draw_arrivals(config, seed)
+        super().__init__(config, sources, slave_count, seed, *more)
+
+
+class LivePlanSimulation(LiveStreams, PlanSimulation):
+    """Of a plan."""
+
+    def __init__(self, plan: LogicalPlan, config: RunConfig, sources: Any, width: int, seed: int, *more: Any) -> None:
+        self._draw_arrivals(config, seed)
+        super().__init__(plan, config, sources, width, seed, *more)
+
+
+def live_plan_scenario(seed: int) -> PlanScenario:
+    """As `PlanScenario.draw`, with streams that are pushed; or of topics, where there are several gateways."""
+    scenario = PlanScenario.draw(seed)
+    config, schema = scenario.config, "key: int64, ts: int64"
+    kafka = KafkaConfig("nowhere:1", "topic") if config.gateway_count > 1 else None
+    live = StreamConfig(key=(), kafka=kafka, flight=None if kafka else FlightConfig(), schema=schema, time_unit="us")
+    table = StreamConfig(None, (), "")
+    streams = {source.name for source in cut(scenario.plan).sources}
+    nodes = [node.name for node in scenario.plan.nodes if isinstance(node, Source)]
+    inputs = tuple(live if name in streams else table for name in nodes)
+    changes: dict[str, Any] = {"inputs": inputs, "serve": ServeConfig(listen="127.0.0.1:0")}
+    if config.pace == "realtime":  # all gateways and slaves exchange messages in every epoch
+        least_us = _LEAST_EPOCH_US if kafka is None else _SHARED_EPOCH_US
+        longer = -(-least_us // config.cluster.distribution_epoch_us)
+        changes["cluster"] = replace(config.cluster, distribution_epoch_us=longer * config.cluster.distribution_epoch_us)
+        changes["reorganization"] = replace(config.reorganization, epoch_us=longer * config.reorganization.epoch_us)
+    return replace(scenario, config=replace(config, **changes))
+
+
 def live_scenario(seed: int) -> Scenario:
     """As `Scenario.draw`, with streams that are pushed; every other one in realtime pace."""
     scenario = Scenario.draw(seed)
     config = scenario.config.with_sinks(1).with_gateways(1)
     stream = StreamConfig(flight=FlightConfig(), schema="key: int64, ts: int64", time_unit="us")
     changes: dict[str, Any] = {"left": stream, "right": stream, "serve": ServeConfig(listen="127.0.0.1:0")}
-    changes["measure"] = dataclasses.replace(config.measure, prefill_us=0)
+    changes["measure"] = replace(config.measure, prefill_us=0)
     if config.time.late == "error":
-        changes["time"] = dataclasses.replace(config.time, late="side")
+        changes["time"] = replace(config.time, late="side")
     epoch_us = config.cluster.distribution_epoch_us
     if seed % 2 and config.pace == "asap" and epoch_us:
         longer = -(-_LEAST_EPOCH_US // epoch_us)
         changes["pace"] = "realtime"
-        changes["cluster"] = dataclasses.replace(config.cluster, distribution_epoch_us=longer * epoch_us)
-        changes["reorganization"] = dataclasses.replace(config.reorganization, epoch_us=longer * config.reorganization.epoch_us)
-    return dataclasses.replace(scenario, config=dataclasses.replace(config, **changes))
+        changes["cluster"] = replace(config.cluster, distribution_epoch_us=longer * epoch_us)
+        changes["reorganization"] = replace(config.reorganization, epoch_us=longer * config.reorganization.epoch_us)
+    return replace(scenario, config=replace(config, **changes))
 
 
 def shared_scenario(seed: int) -> Scenario:
@@ -246,11 +285,11 @@ def shared_scenario(seed: int) -> Scenario:
     scenario = live_scenario(seed)
     stream = StreamConfig(kafka=KafkaConfig("nowhere:1", "topic"), schema="key: int64, ts: int64", time_unit="us")
     gateways = 1 if scenario.config.query.last is not None else 2 + seed // 2 % 3
-    config = dataclasses.replace(scenario.config, left=stream, right=stream, serve=ServeConfig())
+    config = replace(scenario.config, left=stream, right=stream, serve=ServeConfig())
     if config.pace == "realtime":  # all gateways and slaves exchange messages in every epoch
         longer = -(-_SHARED_EPOCH_US // config.cluster.distribution_epoch_us)
         cluster, moves = config.cluster, config.reorganization
-        cluster = dataclasses.replace(cluster, distribution_epoch_us=longer * cluster.distribution_epoch_us)
-        moves = dataclasses.replace(moves, epoch_us=longer * moves.epoch_us)
-        config = dataclasses.replace(config, cluster=cluster, reorganization=moves)
-    return dataclasses.replace(scenario, config=config.with_gateways(gateways))
+        cluster = replace(cluster, distribution_epoch_us=longer * cluster.distribution_epoch_us)
+        moves = replace(moves, epoch_us=longer * moves.epoch_us)
+        config = replace(config, cluster=cluster, reorganization=moves)
+    return replace(scenario, config=config.with_gateways(gateways))

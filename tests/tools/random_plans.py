@@ -526,12 +526,12 @@ def run_plan(seed: int, *, calm: bool = False) -> PlanScenario:
     return scenario
 
 
-def simulate(scenario: PlanScenario, expected: Sequence[Row]) -> None:
+def simulate(scenario: PlanScenario, expected: Sequence[Row], kind: type[PlanSimulation] = PlanSimulation) -> None:
     """Run a scenario in the simulator, whose rows must be the expected ones."""
     with parts_of(scenario.part_rows), tempfile.TemporaryDirectory() as folder:
         where = Path(folder) if scenario.config.checkpoint.enabled else None
         run = scenario.plan, scenario.config, scenario.sources(), scenario.width, scenario.seed
-        simulation = PlanSimulation(*run, where, scenario.crashes, scenario.tables)
+        simulation = kind(*run, where, scenario.crashes, scenario.tables)
         simulation.freeze(scenario.freezes)
         if scenario.seed // 4 % 4 == 3:  # whatever part_rows is
             simulation.block_sends()
