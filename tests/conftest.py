@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -163,3 +164,20 @@ def shared_spark() -> Iterator[SharedSpark]:
 def spark(shared_spark: SharedSpark) -> Any:
     """The session that all Spark tests share."""
     return shared_spark.session()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """`start(name, *words)`: a command of swjoin in a process of its own, which does not survive the test."""
+    from tests.support.commands import Command
+
+    started: list[Command] = []
+
+    def begin(name: str, *words: object) -> Command:
+        started.append(Command(tmp_path / f"{name}.log", *words))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.signal(signal.SIGKILL)

@@ -129,7 +129,7 @@ def produce(address: str, stream: int, session: Session, start_s: float) -> None
     from swjoin.connectors.flight.client import connect
 
     name = STREAM_NAMES[stream]
-    with connect(address) as client, client.producer(name, "p") as producer:  # type: ignore[arg-type]
+    with connect(address) as client, client.producer(name, "p") as producer:
         row, start = 0, producer.row
         for slot in range(slot_count(session.workload)):
             ts, keys = slot_tuples(session.workload, session.seed, stream, slot)

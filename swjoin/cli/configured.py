@@ -24,6 +24,7 @@ _OF_TWO_STREAMS = (
     *("join", "left", "right", "workload", *JOIN_KEYS),
     *(name for name, paths in OPTION_KEYS.items() if paths[0].startswith(("left.", "right."))),
 )
+_OF_RUNS = ("results", "late", "metrics")
 _OF_JOINS = {"key": "joins of a query name their keys", "on": "joins of a query name their keys"}
 _OF_JOINS |= dict.fromkeys(("columns", "id"), "a query names what it reads")
 
@@ -102,6 +103,8 @@ def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
         stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
         if stream.path is None and not stream.live:
             raise UserError(f"inputs.{name}: give a path, or a live stream: flight, kafka or watch")
+        if stream.flight is not None and name in _OF_RUNS:
+            raise UserError(f"inputs.{name}: clients know a run's {name} by this name; name the stream otherwise")
         if stream.live and not stream.time:
             raise UserError(f"inputs.{name}: a live stream needs its time column; write time: COLUMN")
         found[name] = stream

@@ -273,7 +273,7 @@ def _add_client(p: argparse.ArgumentParser) -> None:
 def _add_push(p: argparse.ArgumentParser) -> None:
     p.description = "Push rows into a live run, in their order; after a loss of the connection go on where they were accepted."
     _add_client(p)
-    p.add_argument("stream", choices=["left", "right"], help="which stream")
+    p.add_argument("stream", metavar="STREAM", help="left or right, or the name of a query's input")
     p.add_argument("file", metavar="FILE", help="Parquet, CSV, Arrow IPC, a directory of them, or - (Arrow IPC stream)")
     p.add_argument("--producer", metavar="NAME", help="under which to go on later (default: the file's name)")
     p.add_argument("--rate", metavar="R", type=positive, help="rows per second (default: as fast as they are taken)")

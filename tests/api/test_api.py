@@ -624,9 +624,9 @@ def test_misused_streams_are_one_clear_exception() -> None:
     with pytest.raises(swjoin.UserError, match="schema: not known before"):
         _ = join.schema
     with pytest.raises(swjoin.UserError, match="left: a list is no table"):
-        join.push(left=[1])  # type: ignore[arg-type]
+        join.push(left=[1])
     with pytest.raises(swjoin.UserError, match=r"'a.parquet' is a path"):
-        join.push(left="a.parquet")  # type: ignore[arg-type]
+        join.push(left="a.parquet")
     list(join.push(left=LEFT, right=RIGHT))
     for other, text in (
         (LEFT.drop_columns(["key"]), "left: column key is missing; the stream wants key, ts"),

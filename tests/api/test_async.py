@@ -314,7 +314,7 @@ def test_polars_reads_the_results_of_a_live_run(tmp_path: Path) -> None:
     with live(live_config(), tmp_path) as (live_run, client):
         results = client.results("start")
         for side, table in (("left", left), ("right", right)):
-            client.push(side, table, end=True)  # type: ignore[arg-type]
-            client.end(side)  # type: ignore[arg-type]
+            client.push(side, table, end=True)
+            client.end(side)
         assert len(pl.DataFrame(results)) == answer[0]
         assert live_run.result() == answer

@@ -175,14 +175,14 @@ def test_every_kind_into_a_live_run(tmp_path: Path) -> None:
         frames = [make(plain(rows[10 * i : 10 * i + 10])) for i, make in enumerate(KINDS.values())]
         with connect(address) as client:
             for frame in frames[:3]:
-                client.push(side, frame, producer=side)  # type: ignore[arg-type]
-            assert client.push(side, iter(frames[3:]), producer=side, end=True) == len(rows)  # type: ignore[arg-type]
+                client.push(side, frame, producer=side)
+            assert client.push(side, iter(frames[3:]), producer=side, end=True) == len(rows)
 
     with live(live_config(**sections, join={"within": "5s"}), tmp_path) as (run, client):
         with pytest.raises(swjoin.UserError, match=r"push: column n is string, the stream wants int64: cast it first"):
             client.push("left", plain(left).set_column(3, "n", pa.array(["1"] * len(left))))
         with pytest.raises(swjoin.UserError, match="push: a dict is no table"):
-            client.push("left", {"user": ["a"]})  # type: ignore[arg-type]
+            client.push("left", {"user": ["a"]})
         pushes = [in_thread(push, run.address, side, rows) for side, rows in (("left", left), ("right", right))]
         for pushed in pushes:
             pushed.join(60)

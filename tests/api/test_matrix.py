@@ -191,7 +191,7 @@ def test_what_a_live_run_refuses(tmp_path: Path) -> None:
                 other.push("left", [5])  # type: ignore[list-item]
             for path in (tmp_path / "left.parquet", str(tmp_path / "left.parquet")):
                 with pytest.raises(swjoin.UserError, match=r"push: '.*left.parquet' is a path; a stream takes batches"):
-                    other.push("left", path)  # type: ignore[arg-type]
+                    other.push("left", path)
         client.end("left")
         client.end("right")
         assert run.result()[0] == 0

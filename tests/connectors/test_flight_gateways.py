@@ -75,7 +75,7 @@ def _config(producers: int, gateways: int, **sections: Any) -> dict[str, Any]:
 
 
 def _push(address: str, side: str, name: str, table: pa.Table, piece: int = 60) -> None:
-    with connect(address) as client, client.producer(side, name) as producer:  # type: ignore[arg-type]
+    with connect(address) as client, client.producer(side, name) as producer:
         for batch in table.to_batches(max_chunksize=piece):
             producer.push(batch)
         producer.end()
@@ -130,7 +130,7 @@ def _push_whatever_happens(
     while time.monotonic() < until_s:
         try:
             address = f"grpc://127.0.0.1:{port}"
-            with connect(address) as client, client.producer(side, name) as producer:  # type: ignore[arg-type]
+            with connect(address) as client, client.producer(side, name) as producer:
                 for batch in table.slice(producer.row).to_batches(max_chunksize=25):
                     producer.push(batch)
                     time.sleep(pause_s)
@@ -292,9 +292,9 @@ def test_any_endpoint_serves_clients(tmp_path: Path) -> None:
         assert second.push("left", left[2], producer="a2", end=True) == 100 + 400, "as rows that follow"
         assert second.status()["endpoints"] == first.status()["endpoints"]
         with pytest.raises(RunFailed, match="there is no 'middle'"):
-            second.push("middle", left[0])  # type: ignore[arg-type]
+            second.push("middle", left[0])
         for side in SIDES:
-            second.end(side)  # type: ignore[arg-type]
+            second.end(side)
         found = run.result()
         taker.join(PROCESS_S)
     read = [gateway["tuples"] for gateway in run.report["gateways"]]
@@ -319,7 +319,7 @@ def test_plain_clients_are_sent_to_the_right_gateway(tmp_path: Path) -> None:
         for end in ends:
             end.close()
         for side in SIDES:
-            first.end(side)  # type: ignore[arg-type]
+            first.end(side)
         run.end()
 
 
@@ -348,7 +348,7 @@ def test_a_producer_that_was_refused_takes_no_place(tmp_path: Path, monkeypatch:
         push(here)
         assert first.received("left", "a") == 50
         for side in SIDES:
-            first.end(side)  # type: ignore[arg-type]
+            first.end(side)
         run.end()
 
 
@@ -378,7 +378,7 @@ def test_a_push_names_producers_of_other_gateways(tmp_path: Path, monkeypatch: p
     plain["cluster"]["mini_buffer"] = "64KB"
     table = rows(1, 60_000, span_us=60_000_000)
     with live(plain, tmp_path / "run") as (run, client):
-        quiet = [client.producer(side, "quiet") for side in SIDES]  # type: ignore[arg-type]
+        quiet = [client.producer(side, "quiet") for side in SIDES]
         for producer in quiet:
             producer.push(table.slice(0, 1))
         pushing = in_thread(client.push, "left", table, producer="busy", end=True, on_wait=said.append)

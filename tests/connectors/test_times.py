@@ -204,11 +204,11 @@ def test_streams_that_producers_push(times: Times, tmp_path: Path) -> None:
 
 def _push(address: str, side: str, whole: pa.Table) -> None:
     with connect(address) as client:
-        with client.producer(side, "a") as producer:  # type: ignore[arg-type]
+        with client.producer(side, "a") as producer:
             for at in range(0, len(whole), 5):
                 producer.push(whole.slice(at, 5))
             producer.end()
-        client.end(side)  # type: ignore[arg-type]
+        client.end(side)
 
 
 @pytest.mark.parametrize("times", [t for t in LIVE if t.refusal], ids=lambda t: t.name)
@@ -275,7 +275,7 @@ def test_rows_that_the_command_pushes(tmp_path: Path, capfd: pytest.CaptureFixtu
         pushes = [in_thread(main, ["push", *each]) for each in words]
         for side, thread in zip(SIDES, pushes, strict=True):
             thread.join(60)
-            client.end(side)  # type: ignore[arg-type]
+            client.end(side)
         assert run.result() == expected()
 
 

@@ -103,7 +103,7 @@ def test_a_refused_first_push_leaves_no_schema_behind() -> None:
     with pytest.raises(swjoin.UserError, match="left, row id 0: no time"):
         join.push(left=other)
     with pytest.raises(swjoin.UserError, match="right: a list is no table"):
-        join.push(left=other, right=[])  # type: ignore[arg-type]
+        join.push(left=other, right=[])
     with pytest.raises(swjoin.UserError, match="join keys: left key is int64, right key is string"):
         join.push(left=other.slice(0, 0), right=RIGHT)
     list(join.push(left=LEFT))  # of another type

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,11 +38,9 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import format_digest, pair_digest
 from swjoin.runtime.hosts import GatewayHost
 from swjoin.runtime.idle_sources import PATIENCE_S
-from tests.conftest import ROOT
 from tests.support.limits import LONG_S, PROCESS_S
 from tests.support.live_runs import config, digest_of, digest_of_folder, expected, in_thread, live, rows, tuples
 from tests.tools.oracle import answer
-from tests.tools.processes import parent_of, ranks_of
 
 
 def _pieces(table: pa.Table, n: int) -> Iterator[pa.RecordBatch]:
@@ -64,7 +58,7 @@ def _push(
     together: threading.Barrier | None = None,
 ) -> None:
     """One producer: connect, push at its own speed, end. together: all are connected before the first pushes."""
-    with connect(address) as client, client.producer(stream, name) as producer:  # type: ignore[arg-type]
+    with connect(address) as client, client.producer(stream, name) as producer:
         if together is not None:
             together.wait(PROCESS_S)
         for batch in _pieces(table, piece):
@@ -92,7 +86,7 @@ def test_many_producers_and_consumers(sinks: int, tmp_path: Path) -> None:
                 into += list(other.metrics() if what == "metrics" else other.results("start", final=what == "final"))
 
         takers = [in_thread(take, into, what) for into, what in ((taken, "live"), (final, "final"), (metrics, "metrics"))]
-        waits = [client.producer(stream, f"producer {i}") for stream in ("left", "right") for i in range(2)]  # type: ignore[arg-type]
+        waits = [client.producer(stream, f"producer {i}") for stream in ("left", "right") for i in range(2)]
         with client.producer("left", "known but away"):
             pass
         together = threading.Barrier(6)  # or rows of those without a name, for whom no row waits, might be late
@@ -118,7 +112,7 @@ def test_many_producers_and_consumers(sinks: int, tmp_path: Path) -> None:
         for connection in waits:
             connection.close()
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         found = run.result()
         for thread in takers:
             thread.join(PROCESS_S)
@@ -320,7 +314,7 @@ def test_an_idle_producer_and_an_idle_stream_hold_nobody_up(tmp_path: Path) -> N
         silent.close()
         results.cancel()
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         found = run.result()
     late = pq.read_table(tmp_path / "run" / "late.parquet")
     taken = {}
@@ -364,7 +358,7 @@ def test_arrival_times(tmp_path: Path) -> None:
     plain = config(time={"model": "arrival"}, join={"within": "60s"})
     del plain["time"]["late"]
     with live(plain, tmp_path / "run") as (run, client):
-        silent = [client.producer(stream, "silent") for stream in ("left", "right")]  # type: ignore[arg-type]
+        silent = [client.producer(stream, "silent") for stream in ("left", "right")]
         results = iter(client.results("start"))
         client.push("left", pa.table({"key": [1, 2], "ts": [7_000_000_000, 5], "id": [0, 1]}), producer="a")
         client.push("right", pa.table({"key": [2, 2, 3], "ts": [10**12, 3, 4], "id": [0, 1, 2]}), producer="b")
@@ -372,7 +366,7 @@ def test_arrival_times(tmp_path: Path) -> None:
         for connection in silent:
             connection.close()
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         assert run.result() == (2, format_digest(pair_digest(np.array([1, 1], np.uint64), np.array([0, 1], np.uint64))))
 
 
@@ -405,7 +399,7 @@ def test_kinds_of_runs(name: str, sections: dict[str, Any], tmp_path: Path) -> N
         _push(run.address, "right", right, name=None, piece=70, pause_s=0.005)
         other.join(PROCESS_S)
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         found = run.result()
         if taker is not None:
             taker.join(PROCESS_S)
@@ -422,7 +416,7 @@ def test_count_windows(tmp_path: Path) -> None:
         _push(run.address, "right", right, name="b")
         other.join(PROCESS_S)
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         found = run.result()
     query = config_from_plain(plain).query
     ids = answer(tuples(left), tuples(right), query.bounds, "inner")
@@ -439,7 +433,7 @@ def test_shedding_is_counted_and_written_down(tmp_path: Path) -> None:
         _push(run.address, "right", right, name="b", piece=500, pause_s=0.02)
         other.join(PROCESS_S)
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         report = run.end()
     shed = sum(report["shed"].values())
     assert report["ledger"]["balanced"]
@@ -554,58 +548,12 @@ def _free_port() -> int:
         return port
 
 
-class _Process:
-    """A swjoin command; what it says goes to a file. Killed at the end, if it is still there."""
-
-    def __init__(self, log: Path, *words: object) -> None:
-        self._log = log
-        with log.open("a") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "swjoin", *map(str, words)], stdout=file, stderr=file, cwd=ROOT, start_new_session=True
-            )
-
-    def said(self, text: str, times: int = 1) -> None:
-        """Wait until it has."""
-        deadline = time.monotonic() + PROCESS_S
-        while self._log.read_text().count(text) < times:
-            alive = self.process.poll() is None and time.monotonic() < deadline
-            assert alive, self._log.read_text()[-2000:]
-            time.sleep(0.02)
-
-    def signal(self, number: int) -> None:
-        """To it and all that it has started."""
-        ranks = ranks_of(self.process.pid).values()  # in process groups of their own, as their launcher is
-        others = {*ranks, *(parent_of(pid) for pid in ranks)} - {0, 1, os.getpid()}
-        os.killpg(self.process.pid, number)
-        for pid in others:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        self.process.wait(PROCESS_S)
-
-    def ended(self) -> None:
-        assert self.process.wait(PROCESS_S) == 0, self._log.read_text()[-2000:]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Any]:
-    started: list[_Process] = []
-
-    def begin(name: str, *words: object) -> _Process:
-        started.append(_Process(tmp_path / f"{name}.log", *words))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        if process.process.poll() is None:
-            process.signal(signal.SIGKILL)
-
-
 def _push_whatever_happens(address: str, stream: str, table: pa.Table, pause_s: float) -> None:
     """A producer that goes on where it was, as long as somebody comes back."""
     deadline = time.monotonic() + PROCESS_S
     while time.monotonic() < deadline:
         try:
-            with connect(address) as client, client.producer(stream, "p") as producer:  # type: ignore[arg-type]
+            with connect(address) as client, client.producer(stream, "p") as producer:
                 for batch in _pieces(table.slice(producer.row), 25):
                     producer.push(batch)
                     time.sleep(pause_s)
@@ -658,7 +606,7 @@ def test_stopped_and_resumed(ranks: int, sinks: tuple[int, int], start: Any, tmp
     with connect(address) as client:
         assert client.received("left", "p") == 3000
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
     run.ended()
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     found = report["results"]["count"], report["results"]["digest"]
@@ -696,7 +644,7 @@ def test_everybody_killed(ranks: int, interval: str, start: Any, tmp_path: Path)
         assert client.received("left", "a") == 1500
         assert client.received("right", "b") == 1500
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
     run.ended()
     report = json.loads((tmp_path / "run" / "run.json").read_text())
     last = rows(25, 10, first_id=5000, begin_us=2_000_000)
@@ -724,7 +672,7 @@ def test_a_killed_push_goes_on(start: Any, tmp_path: Path) -> None:
         assert f"{4000 - there:,} rows pushed and accepted" in (tmp_path / "again.log").read_text()
         start("twice", *words).ended()
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         assert run.result() == expected(tuples(left), tuples(right))
 
 
@@ -736,11 +684,11 @@ def test_tail_prints_lines(start: Any, tmp_path: Path) -> None:
         ]
         for stream in ("left", "right"):
             table = pa.table({"key": [1, 2, 1], "ts": [5, 6, 7], "id": [0, 1, 2]})
-            client.push(stream, table, producer="a")  # type: ignore[arg-type]
+            client.push(stream, table, producer="a")
         tails[0].ended()
         tails[1].said("left_id")
         for stream in ("left", "right"):
-            client.end(stream)  # type: ignore[arg-type]
+            client.end(stream)
         assert run.result()[0] == 5
         for tail in tails:
             tail.ended()
@@ -758,7 +706,7 @@ def test_a_tail_goes_on_in_its_own_run_alone(resumed: bool, start: Any, swjoin: 
     for out in ("one", "one" if resumed else "two"):
         with live(config(), tmp_path / out) as (run, client):
             for stream in ("left", "right"):
-                client.push(stream, table, producer="a")  # type: ignore[arg-type]
+                client.push(stream, table, producer="a")
             if places:
                 done = swjoin("tail", run.address, "-o", taken)
                 assert (done.code, done.err) == (
@@ -779,7 +727,7 @@ def test_a_tail_goes_on_in_its_own_run_alone(resumed: bool, start: Any, swjoin: 
                 [f"swjoin: -o {taken}: another swjoin tail writes there; name another folder"],
             )
             for stream in ("left", "right"):
-                client.end(stream)  # type: ignore[arg-type]
+                client.end(stream)
             found = run.result()
             tail.ended()
             assert digest_of_folder(taken) == found

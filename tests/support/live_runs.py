@@ -134,7 +134,7 @@ def live(plain: dict[str, Any], out: Path, slaves: int = 2, *, resumes: bool = F
         if run.is_alive():
             for stream in ("left", "right"):
                 with connect(run.address) as client:
-                    client.end(stream)  # type: ignore[arg-type]
+                    client.end(stream)
             run.join(PROCESS_S)
 
 

@@ -315,7 +315,7 @@ class Client:
             raise UserError(f"{address}: is no address of a run ({plain_text(error)})") from None
 
     def schema(self, name: str) -> pa.Schema:
-        """Columns of left, right, results, late or metrics."""
+        """Columns of a stream (left, right, or an input of a query), or of results, late or metrics."""
         try:
             return self._client.get_flight_info(flight.FlightDescriptor.for_path(name), self._options).schema
         except _ERRORS as error:
@@ -325,13 +325,14 @@ class Client:
 
     def producer(
         self,
-        stream: Literal["left", "right"],
+        stream: str,
         name: str | None = None,
         schema: pa.Schema | None = None,
         *,
         on_wait: Callable[[str], object] | None = None,
     ) -> Producer:
-        """Open a connection to push rows; from its return on the run's rows wait for this producer's. name: lets the producer
+        """Open a connection to push rows; from its return on the run's rows wait for this producer's. stream: left or right, or
+        the name of a query's input. name: lets the producer
         resume later. schema: of the rows; None: the stream's own.
 
         on_wait: called, in another thread, with a line that names the idle producers for which a push has waited for some
@@ -354,7 +355,7 @@ class Client:
 
     def push(
         self,
-        stream: Literal["left", "right"],
+        stream: str,
         rows: Streamable | Iterable[Streamable],
         *,
         producer: str | None = None,
@@ -378,8 +379,8 @@ class Client:
         """Number of rows received from a producer, which is the number of its next row."""
         return int(self._act("received", {"stream": stream, "producer": producer})["received"])
 
-    def end(self, stream: Literal["left", "right"]) -> None:
-        """End the stream; the run ends with both streams."""
+    def end(self, stream: str) -> None:
+        """End the stream; the run ends with all of its streams."""
         self._act("end", {"stream": stream})
 
     # ------------------------------------------------------------ out

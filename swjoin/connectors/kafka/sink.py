@@ -15,6 +15,7 @@ wrote it: a run may go on with another number of sinks.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import secrets
@@ -44,12 +45,12 @@ Message = tuple[str | None, bytes, int]  # key, value, number of its first row
 
 
 def json_messages(rows: pa.RecordBatch, keys: Sequence[str]) -> Iterator[Message]:
-    """A message per row: an object with a field per column. Times are text, bytes are base64, NaN and infinity are null."""
+    """A message per row: an object with a field per column; keys: columns of messages' keys, if they have any. Times are text, bytes are base64, NaN and infinity are null."""
     for start in range(0, rows.num_rows, _JSON_ROWS):
         part = rows.slice(start, _JSON_ROWS)
         columns = {name: _plain(column).to_pylist() for name, column in zip(part.schema.names, part.columns, strict=True)}
         texts = (json.dumps(dict(zip(columns, row, strict=True)), default=str) for row in zip(*columns.values(), strict=True))
-        marks: Iterator[tuple[Any, ...]] = zip(*(columns[name] for name in keys), strict=True)
+        marks = zip(*(columns[name] for name in keys), strict=True) if keys else itertools.repeat((), part.num_rows)
         for number, (text, mark) in enumerate(zip(texts, marks, strict=True), start):
             yield _key_text(mark), text.encode(), number
 
