@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from benchmarks.duckdb_text import in_duckdb
 from swjoin.connectors.flight.client import connect
+from tests.conftest import ROOT
 from tests.connectors.test_live_sources import report_of, wait_for_checkpoint
 from tests.support.kafka_cluster import PARTITIONS, MockCluster
 from tests.support.kafka_content import content_of, without_repeats
@@ -181,33 +184,98 @@ def test_directories_while_files_appear(tmp_path: Path, start: Any) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("gateways", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_producers_and_a_consumer(tmp_path: Path, start: Any, gateways: int) -> None:
-    """Real time, on ranks; every process of the run is killed, and another run goes on with one gateway, or two."""
+    """Real time, on ranks; every process of the run is killed, and another run goes on."""
     streams = {name: table.sort_by("ts") for name, table in tables(4, 3000).items()}
-    inputs: dict[str, Any] = {name: {"flight": {"producers": 2}} for name in streams}
+    inputs: dict[str, Any] = {name: {"flight": {"producers": gateways}} for name in streams}
     sections = {"cluster": {"distribution_epoch": "40ms", "partition_count": 8}, "checkpoint": {"interval": "200ms"}}
     sections["serve"] = {"listen": "127.0.0.1:0"}
     config = config_of(tmp_path, inputs, {"kind": "parquet"}, pace="realtime", **sections)
     run = start("run", "serve", config, "--out", tmp_path / "run", "-n", 5, "--gateways", gateways)
-    push(address_of(run), streams, 0, 750)
+    push(address_of(run), streams, 0, 750, gateways)
     wait_for_checkpoint(run.process, tmp_path / "run")
     run.signal(signal.SIGKILL)
     run = start("resumed", "serve", "--resume", tmp_path / "run", "-n", 4, "--gateways", 2)
     address, final = address_of(run), list[pa.RecordBatch]()
     with connect(address) as client:
         taker = in_thread(lambda: final.extend(client.results("start", final=True)))
-        push(address, streams, 750, 1500, end=True)
+        push(address, streams, 750, 3000 // gateways, gateways, end=True)
         taker.join(PROCESS_S)
     run.ended()
     assert report_of(tmp_path / "run")["ledger"]["balanced"]
     assert written(tmp_path / "run") == rows_of(pa.Table.from_batches(final)) == answer(streams)
 
 
-def push(address: str, streams: dict[str, pa.Table], after: int, stop: int, *, end: bool = False) -> None:
-    """Rows of every stream by two producers, every other one; accepted rows are not pushed again. after: how many are."""
+def test_the_live_configuration_of_the_document(tmp_path: Path, start: Any, swjoin: Any) -> None:
+    (block,) = re.findall(r"(?s)```yaml\n(inputs:.*?)```", (ROOT / "docs" / "queries.md").read_text())
+    plain = yaml.safe_load(block)
+    plain["inputs"]["cities"]["path"] = str(tmp_path / "cities.csv")
+    (tmp_path / "cities.csv").write_text("name,country\nUlm,DE\nWien,AT\n")
+    (tmp_path / "live.yaml").write_text(yaml.safe_dump(plain))
+    hours = [pa.scalar(3_600_000_000 * hour // 4, pa.timestamp("us")) for hour in range(40)]
+    trips = pa.table({"started": hours, "km": [1.5] * 40, "city": ["Ulm", "Wien", "Wien", "Oslo"] * 10})
+    pq.write_table(trips, tmp_path / "trips.parquet")
+    run = start("run", "serve", tmp_path / "live.yaml", "--listen", "127.0.0.1:0", "--out", tmp_path / "run")
+    address = address_of(run)
+    assert swjoin("push", address, "trips", tmp_path / "trips.parquet", "--keep-open").code == 0
+    told = swjoin("tail", address, "--from", "start", "--count", 18)  # of windows that have ended
+    assert swjoin("push", address, "trips", tmp_path / "trips.parquet").code == 0
+    run.ended()
+    found = Counter((row["country"], row["window_end"][11:13], row["trips"]) for row in map(json.loads, told.out.splitlines()))
+    assert found == Counter((country, f"{end:02}", n) for country, n in (("DE", 1), ("AT", 2)) for end in range(1, 10))
+    assert report_of(tmp_path / "run")["results"]["count"] == 20
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "files beside them": (
+        {"pays": {"path": "p.parquet", "time": "ts"}},
+        "inputs: all with a time are live (flight, kafka, watch), or none of them is",
+    ),
+    "no time": (
+        {"orders": {"watch": ".", "time": ""}},
+        "inputs.orders: a live stream needs its time column; write time: COLUMN",
+    ),
+    "nowhere": ({"orders": {"time": "ts"}}, "inputs.orders: give a path, or a live stream: flight, kafka or watch"),
+    "no such column": (
+        {"orders": {"flight": {}, "schema": "id: int64", "time": "ts"}},
+        "inputs.orders: no column ts; columns are id",
+    ),
+    "a run's name": (
+        {"late": {"flight": {}, "schema": "id: int64", "time": "ts"}},
+        "inputs.late: clients know a run's late by this name",
+    ),
+    "late rows": (
+        {"time": {"late": "error"}},
+        "time: with live streams a late row must not end the run; choose late: drop or side",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_refused(what: str, tmp_path: Path, swjoin: Any) -> None:
+    changes, words = WRONG[what]
+    config = config_of(tmp_path, {name: {"flight": {}} for name in SCHEMAS}, {"kind": "parquet"})
+    plain = json.loads(config.read_text())
+    if "time" in changes:
+        plain["time"] |= changes["time"]
+    else:
+        plain["inputs"] |= changes
+    if what == "files beside them":
+        pq.write_table(tables(1, 10)["pays"], tmp_path / "p.parquet")
+        plain["inputs"]["pays"]["path"] = str(tmp_path / "p.parquet")
+    config.write_text(json.dumps(plain))
+    done = swjoin("run", config, "--out", tmp_path / "run")
+    assert done.code == 2
+    assert len(done.err) == 1
+    assert words in done.err[0]
+    assert not (tmp_path / "run").exists()
+
+
+def push(address: str, streams: dict[str, pa.Table], after: int, stop: int, producers: int, *, end: bool = False) -> None:
+    """Rows of every stream by so many producers in turn; accepted rows are not pushed again. after: how many are."""
     with connect(address) as client:
         for name, table in streams.items():
-            for number in (0, 1):
-                mine = table.take(np.arange(number, len(table), 2))
+            for number in range(producers):
+                mine = table.take(np.arange(number, len(table), producers))
                 with client.producer(name, f"p{number}") as producer:
                     assert producer.row == after
                     for batch in mine.slice(after, stop - after).to_batches(100):

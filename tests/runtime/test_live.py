@@ -26,6 +26,7 @@ from benchmarks.workloads.live_session import Session, run_session
 from swjoin.cli import serve as live_commands
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.read_scheduler import ReadScheduler
 from swjoin.cluster.role import BatchRead, Read, SourceIdle, SourceResumed
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import TimeConfig
@@ -513,6 +514,21 @@ def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
     commands = master.handle(SourceIdle(1), 2)
     assert Read(0) in commands, "an idle stream is not read instead"
     assert Read(1, (0,)) in master.handle(SourceResumed(1), 3)
+
+
+def test_of_many_streams_those_are_read_instead_that_are_not_far_ahead() -> None:
+    """That of the lowest time first, while another one is silent; one that has ended or is idle is not."""
+    config = config_from_plain({"join": {"within": "2s"}})
+    streams = tuple(StreamIntake(i, TimeConfig(late="side"), live=True) for i in range(5))
+    nothing: Any = None
+    reading = ReadScheduler(config, streams, nothing, nothing, nothing, nothing)
+    for i, ts in enumerate((1_000_000, 3_000_000, 2_000_000, 3_000_001)):
+        streams[i].read(_source_rows([ts]), 0)
+    assert reading.instead_of(0) == (4, 2, 1)
+    streams[4].end()
+    streams[2].become_idle()
+    assert reading.instead_of(0) == (1,)
+    assert reading.instead_of(3) == (0, 1)
 
 
 def test_reading_stops_when_slots_do_not_end() -> None:

@@ -15,7 +15,7 @@ from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import SwjoinError
 from swjoin.runtime.simulator.result import SimulationError
 from tests.support.limits import LONG_S
-from tests.tools.random_live_streams import LiveBatchSource, LiveSimulation, live_scenario, shared_scenario
+from tests.tools.random_live_streams import LiveBatchSource, LiveSimulation, live_scenario, run_live_plan, shared_scenario
 from tests.tools.random_runs import Scenario, run_scenario
 
 pytestmark = pytest.mark.timeout(LONG_S)
@@ -52,10 +52,38 @@ def test_seeds_with_several_gateways(seed: int) -> None:
     run_scenario(shared_scenario(seed), LiveSimulation)
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_seeds_of_plans(seed: int) -> None:
+    run_live_plan(seed)
+
+
 @pytest.mark.long
 def test_many_seeds() -> None:
     assert _complaints(range(6, 200), 1) == 0
     assert _complaints(range(9, 100), 1, shared_scenario) == 0
+    for seed in range(24, 300):
+        run_live_plan(seed)
+
+
+def _plan_complaints(seeds: Iterable[int]) -> int:
+    found = 0
+    for seed in seeds:
+        try:
+            run_live_plan(seed)
+        except (SimulationError, AssertionError, SwjoinError):
+            found += 1
+    return found
+
+
+def test_a_plan_whose_silent_stream_is_passed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were idle: its watermark follows the others'."""
+
+    def carry(self: ReadScheduler) -> None:
+        for mine in self._streams:
+            mine.carry(max(other.high_us for other in self._streams))
+
+    monkeypatch.setattr(ReadScheduler, "carry", carry)
+    assert _plan_complaints(range(20)) >= 2
 
 
 def _crashing(scenario: Any) -> bool:

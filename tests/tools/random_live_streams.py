@@ -2,7 +2,7 @@
 
 What: `LiveSimulation`, a simulation whose sources are read when they have something, `LivePlanSimulation`, of a plan;
 `LiveBatchSource`, which keeps what has been accepted until it is told to forget it, and has splits for several gateways;
-`live_scenario`, a random scenario with live streams, `shared_scenario`, with several gateways, `live_plan_scenario`, of a plan.
+`live_scenario`, a random scenario with live streams, `shared_scenario`, with several gateways, `run_live_plan`, of a plan.
 Why: the live pace, and seeking to a position, must be right whenever rows arrive, streams are silent and processes die.
 Stays out: real endpoints, producers and disks (`connectors.flight.source`, tests/runtime/test_live.py).
 """
@@ -27,7 +27,7 @@ from swjoin.runtime.simulator.attempts import SimulatedHost
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.simulator import Simulation, actor_of
 from swjoin.runtime.simulator.storage import BatchSource
-from tests.tools.random_plans import PlanScenario
+from tests.tools.random_plans import PlanScenario, simulate
 from tests.tools.random_runs import Scenario
 
 _LEAST_EPOCH_US, _SHARED_EPOCH_US = 300, 10_000
@@ -260,6 +260,12 @@ def live_plan_scenario(seed: int) -> PlanScenario:
         changes["cluster"] = replace(config.cluster, distribution_epoch_us=longer * config.cluster.distribution_epoch_us)
         changes["reorganization"] = replace(config.reorganization, epoch_us=longer * config.reorganization.epoch_us)
     return replace(scenario, config=replace(config, **changes))
+
+
+def run_live_plan(seed: int) -> None:
+    """As `tests.tools.random_plans.run_plan`."""
+    scenario = live_plan_scenario(seed)
+    simulate(scenario, scenario.evaluated()["out"], LivePlanSimulation)
 
 
 def live_scenario(seed: int) -> Scenario:

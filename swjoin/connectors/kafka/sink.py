@@ -45,7 +45,8 @@ Message = tuple[str | None, bytes, int]  # key, value, number of its first row
 
 
 def json_messages(rows: pa.RecordBatch, keys: Sequence[str]) -> Iterator[Message]:
-    """A message per row: an object with a field per column; keys: columns of messages' keys, if they have any. Times are text, bytes are base64, NaN and infinity are null."""
+    """A message per row: an object with a field per column. Times are text, bytes are base64, NaN and infinity are null. keys:
+    columns of messages' keys, if they have any."""
     for start in range(0, rows.num_rows, _JSON_ROWS):
         part = rows.slice(start, _JSON_ROWS)
         columns = {name: _plain(column).to_pylist() for name, column in zip(part.schema.names, part.columns, strict=True)}
