@@ -342,7 +342,7 @@ def _overload(s: Setting) -> list[str]:
         {
             "block": "When the mini-buffers are full the source waits: nothing is lost, and the production delay grows.",
             "shed": f"When the mini-buffers are full tuples are dropped ({overload.victims}): counted, written to "
-            "late.parquet, and the recall is estimated.",
+            f"late.parquet, {'and the recall is estimated' if s.plan is None else 'and the result is that of the others'}.",
             "spill": f"When the mini-buffers are full tuples go to disk, {size_text(overload.disk_bytes)} at most, and come "
             "back when their slave has room.",
         }[overload.policy]

@@ -245,12 +245,13 @@ def _safety(page: Page, report: dict[str, Any]) -> None:
 
 def _overload(page: Page, report: dict[str, Any]) -> None:
     found = report.get("overload") or {}
-    if found.get("shed_by_group") is None and not found.get("spilled_tuples"):
+    if found.get("victims") is None and not found.get("spilled_tuples"):
         return
     rows: list[tuple[str, object]] = [("policy", found.get("policy", ""))]
+    if found.get("victims") is not None:
+        rows.append(("shed", f"{sum((report.get('shed') or {}).values()):,} tuples ({found.get('victims')})"))
     if found.get("shed_by_group") is not None:
         rows += [
-            ("shed", f"{sum((report.get('shed') or {}).values()):,} tuples ({found.get('victims')})"),
             ("lost pairs, estimated", f"{found.get('lost_pairs_estimate') or 0:,.0f}"),
             ("recall, estimated", f"{found.get('recall_estimate') or 0:.1%}"),
         ]

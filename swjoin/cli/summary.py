@@ -85,6 +85,10 @@ def _overload_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         estimate = f"about {found['lost_pairs_estimate']:,.0f} pairs lost, recall {found['recall_estimate']:.1%}"
         dropped = f"{shed:,} tuples of {groups:,} partition-groups shed ({found['victims']}); {estimate}"
         rows.append(("overload", dropped if shed else "nothing was shed"))
+    elif found["victims"] is not None:
+        shed = sum(report["shed"].values())
+        dropped = f"{shed:,} tuples shed ({found['victims']}); the result is that of the others"
+        rows.append(("overload", dropped if shed else "nothing was shed"))
     if found["spilled_tuples"]:
         peak = size_text(found["peak_spilled_bytes"])
         rows.append(("overload", f"{found['spilled_tuples']:,} tuples went to disk, at most {peak} at once"))

@@ -171,9 +171,8 @@ def _check_config(config: RunConfig) -> None:
         "cluster.sub_group_count": config.cluster.sub_group_count > 1,
         "cluster.communication: synchronous": config.cluster.communication == "synchronous",
         "measure.prefill": config.measure.prefill_us > 0,
-        f"on_overload: {config.on_overload.policy}": config.on_overload.policy != "block",
+        "on_overload.victims: least_matching": config.on_overload.victims == "least_matching",
         "time.model: arrival": config.time.model == "arrival",
-        "nodes": config.nodes.imitates,
     }
     for name, given in refused.items():
         if given:

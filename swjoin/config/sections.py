@@ -346,9 +346,9 @@ class NodesConfig:
     """Slower, heterogeneous and non-dedicated nodes, imitated on fast equal ones: a slave at speed 0.25 gets a quarter of a
     core.
 
-    node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ..., relative to node_speed; slaves
-    beyond the list run at 1. changes: in any order. link_bytes_per_s: a slower network between MPI ranks, for
-    what slaves receive; 0: as fast as it is.
+    node_speed: what speed 1 stands for, as a fraction of a core. speed: of slave 0, 1, ... (of a query: slave ranks, with all
+    that they play), relative to node_speed; slaves beyond the list run at 1. changes: in any order. link_bytes_per_s: a slower
+    network between MPI ranks, for what slaves receive; 0: as fast as it is.
     """
 
     speed: tuple[float, ...] = ()

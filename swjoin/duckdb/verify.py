@@ -419,7 +419,7 @@ def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Pa
         if stream.time:
             _drop_late(db, table, job.config.time)
         found[source.name] = NodeTable(table, {column: f"c{j}" for j, column in enumerate(columns)})
-    if job.config.time.idle_timeout_us:
+    if job.config.time.idle_timeout_us or job.config.on_overload.policy == "shed":
         _leave_out(db, run_dir, [(name, rows.table) for name, rows in found.items()])
     rows = define_found(db, plan, found)
     result = _result_of(plan)

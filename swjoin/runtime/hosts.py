@@ -284,7 +284,8 @@ class GatewayHost(Host):
         else:
             instances = self.instances
             feeds = Feeds(instances, self.number)
-            self.role = Gateway(instances.config_of_gateway, instances.slave_count, self.layouts, feeds=feeds, share=share)
+            config, count = instances.config_of_gateway, instances.slave_count
+            self.role = Gateway(config, count, self.layouts, store=self._spill, feeds=feeds, share=share)
 
     def _let_keys_travel(self, manifest: Manifest | None) -> None:
         """Keys that had codes when the run had one gateway keep them."""

@@ -32,7 +32,7 @@ class SlaveHost(Host):
         super().__init__(slave_role(slave.id))
         self.role, self.clock = slave, clock
         self.checkpointer: SlaveCheckpointer | None = None
-        self._throttle = Throttle(config.nodes, slave.id)
+        self._throttle = Throttle(config.nodes, slave.node)
         self._throttle.paused = slave.in_prefill
         self._rush = config.measure.rush
         self._process_us = self._join_cpu_us = 0  # since the times were last told; of this slave, not of its thread

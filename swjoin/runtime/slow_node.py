@@ -22,22 +22,22 @@ class Throttle:
     debt_us: may fall below zero, by one longest sleep at most: the excess of a sleep counts for later ones. Otherwise many
     short sleeps, each a little too long, would make a node much slower than configured; without the limit, a long stall of the
     machine would be followed by as much time without sleeps.
-    paused: no slower node is emulated (during the prefill, and after the measured phase).
+    node: number of the slave rank. paused: no slower node is emulated (during the prefill, and after the measured phase).
     """
 
     def __init__(
         self,
         nodes: NodesConfig,
-        slave: int,
+        node: int,
         sleep: Callable[[float], None] = time.sleep,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.debt_us = 0.0
         self.paused = False
-        self._nodes, self._slave = nodes, slave
+        self._nodes, self._node = nodes, node
         self._sleep, self._clock_ns = sleep, clock_ns
         times_us = [0, *(change.at_us for change in nodes.changes)]
-        self._ever_slow = any(nodes.speed_of(slave, at_us) < 1 for at_us in times_us)
+        self._ever_slow = any(nodes.speed_of(node, at_us) < 1 for at_us in times_us)
 
     def pause(self) -> None:
         self.paused, self.debt_us = True, 0.0
@@ -49,7 +49,7 @@ class Throttle:
         """
         if not self._ever_slow or self.paused:
             return
-        self.debt_us += cpu_us * (1 / self._nodes.speed_of(self._slave, now_us) - 1)
+        self.debt_us += cpu_us * (1 / self._nodes.speed_of(self._node, now_us) - 1)
         if self.debt_us <= 0 or at_most_us <= 0:
             return
         start_ns = self._clock_ns()

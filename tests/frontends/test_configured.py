@@ -83,6 +83,45 @@ def test_a_configuration_with_a_query(swjoin: Any, tmp_path: Path) -> None:
     assert "inputs.bid: " in other.err[0]
 
 
+@pytest.mark.parametrize("policy", ["shed", "spill"])
+def test_more_than_the_mini_buffers_hold(policy: str, swjoin: Any, tmp_path: Path) -> None:
+    """Slots of a second have more rows than that: they are dropped, and the rest is right, or wait on the disk."""
+    plain = _write(tmp_path, 20_000 if policy == "shed" else 150_000)
+    for name in ("bid", "sale"):
+        plain["inputs"][name]["time_unit"] = "us"  # rows come faster than they are worked on
+    plain["queries"][0]["sql"] = SQL.replace("SECOND", "MILLISECOND")
+    plain |= {"pace": "realtime", "on_overload": {"policy": policy}}
+    plain["cluster"] = {"distribution_epoch": "5ms", "mini_buffer": "16KB", "partition_count": 7}
+    path = _saved(tmp_path, plain)
+    done = swjoin("run", path, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    report = _report(tmp_path / "out")
+    assert report["ledger"]["balanced"]
+    shed, spilled = sum(report["shed"].values()), report["overload"]["spilled_tuples"]
+    assert (shed > 1000, spilled > 1000) == (policy == "shed", policy == "spill")
+    assert f"{shed:,} tuples shed (random)" in done.out or policy == "spill"
+    assert verify(tmp_path / "out").equal
+    if policy == "spill":
+        assert swjoin("run", path, "--out", tmp_path / "again", "--set", "pace=asap", "--set", "on_overload=block").code == 0
+        assert _report(tmp_path / "again")["results"]["digest"] == report["results"]["digest"]
+
+
+def test_slower_nodes(swjoin: Any, tmp_path: Path) -> None:
+    """A node is a slave rank, with an instance of every stage, or of some."""
+    path, found = _saved(tmp_path, _write(tmp_path, 4000)), set()
+    for strategy in ("query", "subquery"):
+        words = ["--set", "nodes.speed=[0.3, 1, 0.5]", "--set", f"cluster.strategy={strategy}", "--threads", 3]
+        done = swjoin("run", path, "--out", tmp_path / strategy, *words)
+        assert done.code == 0, done.err
+        report = _report(tmp_path / strategy)
+        assert report["ledger"]["balanced"]
+        found.add(report["results"]["digest"])
+    assert len(found) == 1
+    assert swjoin("run", path, "--out", tmp_path / "no", "--threads", 2, *words[:2]).err == [
+        "swjoin: nodes: speed lists 3 slaves, but the run has 2"
+    ]
+
+
 def test_the_configuration_of_the_document(
     trips_csv: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

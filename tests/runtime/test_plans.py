@@ -123,13 +123,8 @@ def test_plans_that_cannot_run_yet_are_refused(nodes: tuple[Node, ...], words: s
         ({"cluster": {"distribution_epoch_us": 40, "sub_group_count": 2}}, "cluster.sub_group_count"),
         ({"cluster": {"communication": "synchronous"}}, "cluster.communication: synchronous"),
         ({"pace": "realtime", "measure": {"prefill_us": 1000}}, "measure.prefill"),
-        ({"pace": "realtime", "on_overload": {"policy": "shed"}}, "on_overload: shed"),
+        ({"pace": "realtime", "on_overload": {"victims": "least_matching"}}, "on_overload.victims: least_matching"),
         ({"pace": "realtime", "time": {"model": "arrival"}}, "time.model: arrival"),
-        ({"nodes": {"speed": [0.5, 1.0]}}, "nodes"),
-        (
-            {"left": {"watch": "l", "key": ["k"]}, "right": {"watch": "r", "key": ["k"]}, "time": {"late": "drop"}},
-            "live streams",
-        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -519,7 +519,7 @@ def test_predicates_that_do_not_fit_name_their_join(where: str, line: str, strea
         ("cluster.sub_group_count", {"cluster": {"sub_group_count": 2}}),
         ("cluster.communication: synchronous", {"cluster": {"communication": "synchronous"}}),
         ("measure.prefill", {"pace": "realtime", "measure": {"prefill": "1s"}}),
-        ("on_overload: shed", {"pace": "realtime", "on_overload": {"policy": "shed"}}),
+        ("on_overload.victims: least_matching", {"pace": "realtime", "on_overload": {"victims": "least_matching"}}),
         ("time.model: arrival", {"pace": "realtime", "time": {"model": "arrival"}}),
     ],
 )

@@ -139,6 +139,14 @@ class PlanScenario:
             crashes.append((min(crashes)[0] + int(random.integers(1, 20)), int(random.integers(1, 4))))
         if plain["reorganization"]["policy"] == "random" and random.random() < 0.15:
             plain["reorganization"]["policy"] = "balanced"
+        overload = np.random.default_rng([self.seed, 30])
+        if self.config.pace == "realtime" and not self.config.time.max_out_of_order_us and overload.random() < 0.6:
+            plain["cluster"]["mini_buffer_bytes"] = 1 << 10
+            policy, victims = (
+                overload.choice(["block", "shed", "spill"], p=[0.1, 0.5, 0.4]),
+                overload.choice(["oldest", "random"]),
+            )
+            plain["on_overload"] |= {"policy": str(policy), "victims": str(victims)}
         sinks = int(np.random.default_rng([self.seed, 22]).choice([1, 1, 2, 3]))
         gateways = int(np.random.default_rng([self.seed, 23]).choice([1, 1, 2, 3, 4]))
         strategies = np.random.default_rng([self.seed, 28])
@@ -173,6 +181,17 @@ class PlanScenario:
     def evaluated(self) -> dict[str, list[Row]]:
         """The rows of every node."""
         return self._answer or evaluate(self.plan, self.good_rows())
+
+    def without_shed(self, result: SimulationResult) -> list[Row]:
+        """The rows of the result without the tuples that the run has shed. SimulationError when it counts others."""
+        good = self.good_rows()
+        for stream, source in enumerate(cut(self.plan).sources):
+            ids = [int(i) for of, rows, reason in result.set_aside if of == stream and reason == "shed" for i in rows.id]
+            counted = result.counts["shed"][source.name]
+            if len(set(ids)) != len(ids) or counted != len(ids):
+                raise SimulationError(f"{source.name}: {counted} tuples counted as shed, {len(ids)} set aside")
+            good[source.name] = [row for row in good[source.name] if row.id not in set(ids)]
+        return evaluate(self.plan, good)["out"]
 
     @cached_property
     def _answer(self) -> dict[str, list[Row]] | None:
@@ -536,6 +555,8 @@ def simulate(scenario: PlanScenario, expected: Sequence[Row], kind: type[PlanSim
         if scenario.seed // 4 % 4 == 3:  # whatever part_rows is
             simulation.block_sends()
         result = simulation.run()
+    if scenario.config.on_overload.policy == "shed":
+        expected = scenario.without_shed(result)
     check_answer(scenario, simulation.instances, result, expected)
 
 

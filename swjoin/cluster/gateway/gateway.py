@@ -142,7 +142,7 @@ class Gateway:
         self._prefill = Prefill(self.streams, config.measure.prefill_us)
         self.state = RunState(in_prefill=self._prefill.length_us > 0, gateway=share.number, fixed=share.fixed)
         self.slots = Slots(config, self.streams, self.buffers, self.state)
-        self.overload = Overload(config, self.streams, self.buffers, self.slots, self._note, store)
+        self.overload = Overload(config, self.streams, self.buffers, self.slots, self._note, store, keyed=feeds is None)
         self._slots_closed = self._prefill.length_us // (self._epoch_us or 1) * self._sub_groups  # realtime pace, run clock
         self.streams_ended_us: int | None = None  # realtime pace: when the last tuple had arrived
         splits = OpenSplits(self.streams) if share.dealt else None

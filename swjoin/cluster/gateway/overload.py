@@ -42,15 +42,19 @@ class Overload:
         slots: Slots,
         note: Callable[..., None],
         store: Store | None,
+        *,
+        keyed: bool = True,
     ) -> None:
-        """note: takes time, kind and fields of an event for the run's log. store: spills tuples to disk."""
+        """note: takes time, kind and fields of an event for the run's log. store: spills tuples to disk. keyed: the tuples are
+        those of a join, with keys, so that matches and partition-groups of shed ones are known."""
         self.config = config.on_overload
         self._streams, self._buffers, self._slots = streams, buffers, slots
         self._note, self._store = note, store
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._count_windows = config.query.bounds.count_windows
         self._random = np.random.default_rng([config.seed, 0x5ED])
-        self.estimates = MatchEstimates(config.query.bounds) if self.config.policy == "shed" else None
+        self._sheds = self.config.policy == "shed"
+        self.estimates = MatchEstimates(config.query.bounds) if self._sheds and keyed else None
         self.by_group: I64 = np.zeros((2, config.cluster.partition_count), np.int64)
         self._groups = np.arange(config.cluster.partition_count, dtype=np.int64)
         self.spilled_tuples = 0
@@ -86,7 +90,7 @@ class Overload:
             return []
         excess = self._arrived_bytes - self._limit_bytes
         wanted = min(excess + self._limit_bytes // _FREED_SHARE, self._buffers.nbytes)
-        if self.estimates is not None:
+        if self._sheds:
             return self._shed(wanted, now_us)
         self._spill(wanted, now_us)
         return []
@@ -120,23 +124,30 @@ class Overload:
     # ------------------------------------------------------------ shedding
 
     def _shed(self, nbytes: int, now_us: int) -> list[SetAside]:
-        dropped: tuple[list[TupleBatch], list[TupleBatch]] = ([], [])
+        dropped: list[list[TupleBatch]] = [[] for _ in self._streams]
         for parked in (True, False):
             nbytes -= self._drop(self._buffers.waiting(parked=parked), nbytes, dropped)
-        shed, keys, freed = [], [], 0
-        for stream in (LEFT, RIGHT):
-            for batch in dropped[stream]:
+        shed = []
+        for stream, batches in enumerate(dropped):
+            for batch in batches:
                 self._streams[stream].counts.shed += len(batch)
-                freed += batch.nbytes
-                self.by_group[stream] += arrange(batch, self._groups, len(self._groups)).counts
                 shed.append(SetAside(stream, SourceBatch(batch.key, batch.ts, batch.id), "shed"))
-            keys.append(np.concatenate([np.empty(0, np.int64), *(batch.key for batch in dropped[stream])]))
         if shed and self.estimates is not None:
-            self.estimates.dropped((keys[LEFT], keys[RIGHT]))
-            self._note(now_us, "shed", tuples=len(keys[LEFT]) + len(keys[RIGHT]), state_bytes=freed)
+            self._count_lost(self.estimates, dropped)
+        if shed:
+            every = [batch for batches in dropped for batch in batches]
+            self._note(now_us, "shed", tuples=sum(map(len, every)), state_bytes=sum(batch.nbytes for batch in every))
         return shed
 
-    def _drop(self, waiting: list[tuple[int, Pending]], nbytes: int, dropped: tuple[list[TupleBatch], list[TupleBatch]]) -> int:
+    def _count_lost(self, estimates: MatchEstimates, dropped: Sequence[Sequence[TupleBatch]]) -> None:
+        """Count shed tuples of a join by partition-group, and estimate their pairs."""
+        keys = [np.concatenate([np.empty(0, np.int64), *(batch.key for batch in batches)]) for batches in dropped]
+        for counts, batches in zip(self.by_group, dropped, strict=True):
+            for batch in batches:
+                counts += arrange(batch, self._groups, len(self._groups)).counts
+        estimates.dropped((keys[LEFT], keys[RIGHT]))
+
+    def _drop(self, waiting: list[tuple[int, Pending]], nbytes: int, dropped: list[list[TupleBatch]]) -> int:
         """Drop tuples of these queues worth about `nbytes`, the lowest scores first; returns how many bytes."""
         batches = [(stream, batch) for stream, pending in waiting for batch in pending.in_memory()]
         total, count = sum(batch.nbytes for _, batch in batches), sum(len(batch) for _, batch in batches)
@@ -162,7 +173,7 @@ class Overload:
         if self.config.victims == "oldest":
             return batch.ts.astype(np.float64)
         chance: F64 = self._random.random(len(batch))
-        if self.config.victims == "random" or self.estimates is None:
+        if self.estimates is None or self.config.victims == "random":
             return chance
         return self.estimates.matches(stream, batch.key) + chance * 1e-3
 
@@ -203,7 +214,7 @@ class Overload:
         """For run.json."""
         return {
             "policy": self.config.policy,
-            "victims": self.config.victims if self.estimates is not None else None,
+            "victims": self.config.victims if self._sheds else None,
             "shed_by_group": None if self.estimates is None else dict(zip(STREAM_NAMES, self.by_group.tolist(), strict=True)),
             "lost_pairs_estimate": None if self.estimates is None else max(0.0, self.estimates.lost_pairs),
             "spilled_tuples": self.spilled_tuples,

@@ -107,6 +107,7 @@ class Slave:
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
+        self.node = slave if stage is None else stage.node  # its slave rank's number
         of_rows = stage is not None and stage.of_rows
         self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows)
         self._config = config
@@ -124,7 +125,8 @@ class Slave:
         self.in_prefill = config.measure.prefill_us > 0
         self._realtime = config.pace == "realtime" and not self.in_prefill
         self.prefill_produced = 0
-        slowest = min([config.nodes.speed_of(slave, 0), *(config.nodes.speed_of(slave, c.at_us) for c in config.nodes.changes)])
+        node, changes = self.node, config.nodes.changes
+        slowest = min([config.nodes.speed_of(node, 0), *(config.nodes.speed_of(node, c.at_us) for c in changes)])
         self.step_tuples = max(LEAST_STEP_TUPLES, int(STEP_TUPLES * slowest))
         self._awaiting = True  # a report or its delivery is in flight
         self._buffer: deque[Delivery] = deque()

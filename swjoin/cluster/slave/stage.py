@@ -36,11 +36,13 @@ _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
 
 
 class StageInstance:
-    """One instance of one stage. is_last: its rows are the result, and go to the sink. outlet: otherwise, its exchange. ended:
-    the last epoch has been joined. join_cpu_us: CPU time of the join. peak_window_tuples: at the ends of epochs."""
+    """One instance of one stage. node: number of its slave rank. is_last: its rows are the result, and go to the sink. outlet:
+    otherwise, its exchange. ended: the last epoch has been joined. join_cpu_us: CPU time of the join. peak_window_tuples: at
+    the ends of epochs."""
 
     def __init__(self, instances: Instances, slave: SlaveId) -> None:
         self.stage = instances.stage_of(slave)
+        self.node = instances.subclusters.places[slave]
         self.columns = instances.columns_of(slave)
         name = f"slave {slave} ({self.stage.name})"
         self.merger = Merger(name, instances.senders_to(self.stage), instances.first_epoch)

@@ -27,6 +27,7 @@ from swjoin.core.ids import SlaveId
 from swjoin.plan.columns import StaticTables
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.stages import cut
+from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.checkers import check_owners, check_stages
 from swjoin.runtime.simulator.result import SimulationResult
 from swjoin.runtime.simulator.simulator import ACTORS, Simulation
@@ -60,15 +61,16 @@ class PlanSimulation(Simulation):
 
     def _new_roles(self, slave_count: int) -> None:
         fitted = self.config.fitted_to(slave_count)
-        store = self._master_checkpointer
-        manifest = None if store is None else store.folder.newest()
+        saved = self._master_checkpointer
+        manifest = None if saved is None else saved.folder.newest()
         owners = owners_of(manifest, fitted, self._plan, slave_count)
         first_epoch = first_epoch_of(manifest)
         self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch, owners, self._tables)
-        config, count = instances.config_of_gateway, instances.slave_count
+        config, count, store = instances.config_of_gateway, instances.slave_count, open_spill(self._job)
         self.master = Master(config, count, instances.subclusters, self._new_dealer(config))
         self.gateways = [
-            Gateway(config, count, (None, None), feeds=Feeds(instances, share.number), share=share) for share in self._shares()
+            Gateway(config, count, (None, None), store=store, feeds=Feeds(instances, share.number), share=share)
+            for share in self._shares()
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
         self._make_sinks(count, of_rows=instances.of_rows)
