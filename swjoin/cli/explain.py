@@ -25,7 +25,6 @@ import numpy as np
 
 from swjoin.cli import explain_plan
 from swjoin.cli.common_args import given_ranks, in_process_or_ranks, with_role_counts
-from swjoin.cli.configured import job_of
 from swjoin.cli.explain_plan import joints, shortened
 from swjoin.cli.gateways import fitted
 from swjoin.cli.summary import size_text
@@ -37,6 +36,7 @@ from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
 from swjoin.core.resources import find_resource
+from swjoin.frontends.configured import job_of
 from swjoin.plan.logical import Source as PlanSource
 from swjoin.policy.placement import round_robin
 

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from swjoin.cli.common_args import given_ranks, in_process_or_ranks, one_or_two, size_of, with_role_counts
-from swjoin.cli.configured import job_of
 from swjoin.cli.gateways import fitted
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
@@ -31,6 +30,7 @@ from swjoin.core.resources import find_resource
 from swjoin.forecast.input_profile import InputProfile, NotEstimableError
 from swjoin.forecast.memory import MemoryEstimate, SlaveEstimate, plan_memory, to_plain
 from swjoin.forecast.memory_report import job_profile, rank_bytes
+from swjoin.frontends.configured import job_of
 
 _MOST_LINES = 8  # slaves that are all shown
 

@@ -16,12 +16,12 @@ import sys
 from pathlib import Path
 
 from swjoin.cli.common_args import given_ranks, hostfile, with_role_counts
-from swjoin.cli.configured import job_to_run
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError
 from swjoin.core.resources import find_resource
+from swjoin.frontends.configured import job_to_run
 from swjoin.runtime.new_folder import in_folder, in_new_folder, named
 from swjoin.runtime.preflight import launcher_size
 from swjoin.runtime.progress import Wanted

@@ -36,8 +36,8 @@ _REFUSED = "from: "  # how a run begins its complaint about a place
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    from swjoin.cli.configured import job_to_run
     from swjoin.cli.run import start_run, typed_command
+    from swjoin.frontends.configured import job_to_run
 
     job = None
     if args.resume is None and args.config is not None:

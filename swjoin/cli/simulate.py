@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.cli.common_args import check_slave_count, duration_of, given_ranks
-from swjoin.cli.configured import job_of
 from swjoin.cli.plan_stages import capacity_of
 from swjoin.cli.summary import size_text
 from swjoin.cluster.ranks import RankMap
@@ -24,6 +23,7 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.resources import find_resource
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.stages import Capacity
+from swjoin.frontends.configured import job_of
 
 _LOG = logging.getLogger(__name__)
 

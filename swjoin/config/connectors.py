@@ -86,9 +86,10 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """Where one stream comes from: a file, a directory, a live source, or the in-master generator.
+    """Where one stream comes from: a file, a directory, a live source, or a generator.
 
-    path: a file, a directory, a glob, or a list of these: Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC. flight: live,
+    path: a file, a directory, a glob, or a list of these: Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC. generate: of a query,
+    rows of the section `workload`: `left` or `right`, its streams, or `calls`, records of phone calls. flight: live,
     producers push it. kafka: live, a topic. watch: live, a directory in which Parquet files appear.
     key: the join columns; none where the stream is an input of a plan, whose joins name theirs. time: the time column.
     time_unit: unit of an integer time column (s, ms, us, ns). assume_timezone: the zone in which times without a zone are local
@@ -110,6 +111,7 @@ class StreamConfig:
     schema: str | None = None
     assume_timezone: str | None = None
     csv: TextConfig | None = None
+    generate: Literal["left", "right", "calls"] | None = None
 
     def __post_init__(self) -> None:
         check(self.csv is None or not self.live, "stream: csv is for files")
@@ -117,7 +119,7 @@ class StreamConfig:
             check_time_zone(self.assume_timezone)
         if self.key:
             check_key(self.key)
-        given = [name for name in ("path", *LIVE_SOURCES) if getattr(self, name) is not None]
+        given = [name for name in ("path", "generate", *LIVE_SOURCES) if getattr(self, name) is not None]
         check(len(given) <= 1, f"stream: {' and '.join(given)} given; a stream comes from one place")
         needs = self.flight is not None or self.kafka is not None
         check(not needs or self.schema is not None, "stream: give its schema, such as 'user: int64, ts: timestamp[us]'")

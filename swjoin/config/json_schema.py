@@ -55,7 +55,7 @@ def json_schema() -> Schema:
 
 
 def _add_sql(properties: Schema) -> None:
-    """A query in SQL in the place of the join, over inputs in the place of both streams (`cli.configured`)."""
+    """A query in SQL in the place of the join, over inputs in the place of both streams (`frontends.configured`)."""
     text = {"type": "string", "description": "A query in SQL: docs/queries.md"}
     query = {"type": "object", "properties": {"sql": text}, "required": ["sql"], "additionalProperties": False}
     properties["queries"] |= {"items": {"anyOf": [properties["queries"]["items"], query]}}

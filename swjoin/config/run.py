@@ -173,6 +173,8 @@ class RunConfig:
 
     def _check_live(self) -> None:
         check(not (self.time.sort and self.live), SORT_NEEDS_FILES)
+        made = self.left.generate is None and self.right.generate is None
+        check(made, "left and right: generate is for queries; leave both out, or give both paths")
         check(self.left.live == self.right.live, "left and right: both are live (flight, kafka, watch), or neither")
         timed = [stream.live for stream in self.inputs if stream.time]
         check(len(set(timed)) <= 1, "inputs: all with a time are live (flight, kafka, watch), or none of them is")

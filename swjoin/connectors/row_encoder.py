@@ -130,7 +130,8 @@ class StreamColumns:
 
 def _origin(config: StreamConfig) -> str:
     """The stream's origin in error messages."""
-    return ", ".join(config.paths) or config.watch or ("stream" if config.live else "table")
+    kind = "stream" if config.live else "generator" if config.generate else "table"
+    return ", ".join(config.paths) or config.watch or kind
 
 
 def _find(schema: pa.Schema, name: str, where: str, role: str) -> pa.DataType:

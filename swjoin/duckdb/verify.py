@@ -264,6 +264,16 @@ def _load_generated(db: Any, config: RunConfig, side: int, compared: list[str], 
     db.execute(f"CREATE TABLE {target} AS SELECT rid, rid::UBIGINT AS id, ts, key AS k0{others} FROM generated")
 
 
+def _load_generated_input(db: Any, config: RunConfig, stream: StreamConfig, columns: list[str], target: str) -> None:
+    """The table of a generated input of a query, with these columns."""
+    from swjoin.connectors.generator.input import whole_table
+
+    db.register("generated", whole_table(stream, config.workload, config.seed))
+    numbered = f"SELECT *, row_number() OVER () - 1 AS {_ROW} FROM generated"
+    wanted = [f"{_ROW}::UBIGINT AS id", "epoch_us(ts) AS ts", *(f"{name(column)} AS c{i}" for i, column in enumerate(columns))]
+    db.execute(f"CREATE TABLE {target} AS SELECT {_ROW} AS rid, {', '.join(wanted)} FROM ({numbered})")
+
+
 def _load(db: Any, config: RunConfig, folder: Path) -> str | None:
     """The tables left_rows and right_rows; returns the condition in SQL."""
     streams = config.left, config.right
@@ -407,6 +417,10 @@ def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Pa
     read = columns_of(plan, cut(plan), rows=False).read  # all that the result has, where its values are digested
     for i, (source, stream) in enumerate(zip(sources, job.config.inputs, strict=True)):
         table, columns, types = f"source{i}", list(read[source.name]), dict(source.columns)
+        if stream.generate is not None:
+            _load_generated_input(db, job.config, stream, columns, table)
+            found[source.name] = NodeTable(table, {column: f"c{j}" for j, column in enumerate(columns)})
+            continue
         schema = common_schema(list_files(stream.path or "", stream.csv)).schema
         for column in {*columns, *([stream.time] if stream.time else [])}:
             at = schema.get_field_index(column)

@@ -104,6 +104,10 @@ def _open_input(job: Job, node: logical.Source, config: StreamConfig, columns: S
         from swjoin.connectors.open import open_live_input
 
         return open_live_input(job.config, config, node.name, node.columns, columns, job.checkpoints)
+    if config.generate is not None:
+        from swjoin.connectors.generator.input import GeneratedInput
+
+        return GeneratedInput(config, job.config.workload, job.config.seed, node.name, columns)
     from swjoin.connectors.files.source import open_columns_source
 
     return open_columns_source(config, columns, sort=job.config.time.sort, name=node.name, expected=node.columns)

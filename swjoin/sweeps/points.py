@@ -15,14 +15,15 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from swjoin.config.loader import apply_overrides, config_from_plain
 from swjoin.config.option_keys import bare
-from swjoin.config.run import RunConfig, digest
+from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.core.errors import UserError
+from swjoin.frontends.configured import has_query, job_of_query
 from swjoin.sweeps.experiment import KEYS, Design, Experiment, Settings, load_experiment
 from swjoin.sweeps.presets import scaled
 
@@ -31,17 +32,26 @@ __all__ = ["Experiment", "Point", "design_digest", "load_experiment", "needs_cal
 
 @dataclass(frozen=True)
 class Point:
-    """The runs of one combination of axis values, one per repeat. searched: the value that a search probes here."""
+    """The runs of one combination of axis values, one per repeat. searched: the value that a search probes here. query: keys of
+    a query's configuration in the place of a join's; none of a join."""
 
     axes: dict[str, Any]
     slaves: int
     config: RunConfig
     settings: Settings
     searched: float | None = None
+    query: Mapping[str, Any] = field(default_factory=dict)
 
     def repeated(self, repeat: int) -> RunConfig:
         """The configuration of repeat 1, 2, ..., each with its own seed."""
         return dataclasses.replace(self.config, seed=self.config.seed + repeat - 1)
+
+    def plain(self, repeat: int) -> dict[str, Any]:
+        """The configuration of a repeat, to be written as YAML."""
+        plain: dict[str, Any] = to_plain(self.repeated(repeat))
+        if self.query:
+            plain = {key: value for key, value in plain.items() if key not in ("left", "right")} | self.query
+        return plain
 
     def name(self, repeat: int) -> str:
         """Name of a repeat's directory."""
@@ -113,15 +123,16 @@ def _measured(config: RunConfig, design: Design, own: set[str]) -> RunConfig:
     )
 
 
-def _build(design: Design, settings: Settings, node_speed: float | None) -> tuple[int, RunConfig]:
-    """(slaves, configuration to run) of some settings."""
+def _build(design: Design, settings: Settings, node_speed: float | None) -> tuple[int, RunConfig, Mapping[str, Any]]:
+    """(slaves, configuration to run, `Point.query`) of some settings."""
     layers = (*design.settings, *settings)
     slaves = next((value for key, value in reversed(layers) if key == "slaves"), design.slaves)
     own, laid = {bare(key) for key, _ in layers}, _configured(design, settings)
     if design.measured_us is not None and "measure.prefill" not in own:
         laid = (*laid, ("measure.prefill", 0))  # the base's may not fit another distribution epoch
     plain = _lay(design.base_plain, laid)
-    config = config_from_plain(plain)
+    query = {key: plain[key] for key in ("queries", "inputs") if key in plain} if has_query(plain) else {}
+    config = job_of_query(plain, "", "sweep").config if query else config_from_plain(plain)
     if design.measured_us is not None:
         config = _measured(config, design, own)
     if design.runner == "simulate" and config.measure.prefill_us:
@@ -135,17 +146,17 @@ def _build(design: Design, settings: Settings, node_speed: float | None) -> tupl
         given = isinstance(nodes, dict) and "node_speed" in nodes
         config = scaled(config, design.time_scale, None if given else node_speed or 1.0)
     config.check_slaves(slaves)
-    return slaves, config
+    return slaves, config, query
 
 
 def probe_at(design: Design, point: Point, value: float, node_speed: float | None) -> Point:
     """The point of a search at one value of the searched axis."""
     assert design.search is not None
     try:
-        slaves, config = _build(design, (*point.settings, (design.search.axis, value)), node_speed)
+        slaves, config, query = _build(design, (*point.settings, (design.search.axis, value)), node_speed)
     except UserError as error:
         raise UserError(f"{design.path}: {design.search.axis}={value}: {error}") from None
-    return Point(point.axes, slaves, config, point.settings, value)
+    return Point(point.axes, slaves, config, point.settings, value, query)
 
 
 def points(experiment: Experiment, node_speed: float | None = None) -> list[Point]:
@@ -162,10 +173,10 @@ def points(experiment: Experiment, node_speed: float | None = None) -> list[Poin
         try:
             for value in [None] if search is None else [search.high, search.low]:
                 tried = () if search is None else ((search.axis, value),)
-                slaves, config = _build(design, (*settings, *tried), node_speed)
+                slaves, config, query = _build(design, (*settings, *tried), node_speed)
         except UserError as error:
             raise UserError(f"{design.path}: {f'{where}: ' if where else ''}{error}") from None
-        point = Point(axes, slaves, config, settings, None if search is None else search.low)
+        point = Point(axes, slaves, config, settings, None if search is None else search.low, query)
         if (other := named.setdefault(point.name(1), where)) != where:
             raise UserError(f"{design.path}: {where} and {other} are the same run; leave one out")
         out.append(point)

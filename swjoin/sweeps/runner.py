@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from swjoin.config.run import RunConfig, digest, to_plain
+from swjoin.config.run import RunConfig, digest
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.monitor.sustainability import read_rows, sustained
 from swjoin.sweeps.experiment import Design, Experiment
@@ -146,7 +146,7 @@ def _execute(design: Design, store: SweepStore, point: Point, repeat: int) -> di
 
     config, name = point.repeated(repeat), point.name(repeat)
     folder = store.renew(name)
-    (folder / "config.yaml").write_text(yaml.safe_dump(to_plain(config), sort_keys=False))
+    (folder / "config.yaml").write_text(yaml.safe_dump(point.plain(repeat), sort_keys=False))
     start_s = time.monotonic()
     command = point_command(design, folder / "config.yaml", point.slaves, folder)
     failure = run_to_end(command, folder / "stderr.txt", limit_s(config, design.runner))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import TimeUnit
 from swjoin.connectors.files.source import describe_columns
+from swjoin.connectors.generator.input import GENERATED
 from swjoin.connectors.open import live_columns
 from swjoin.core.errors import UserError
 from swjoin.frontends.sql.planner import Table
@@ -20,7 +21,10 @@ _UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 def described(config: StreamConfig, unit_remedy: str) -> Table:
     """The columns of an input. unit_remedy: how its unit is given. UserError when it cannot be read, or has no such time
     column, or one of numbers without a unit."""
-    columns = live_columns(config, "stream") if config.live else describe_columns(config)
+    if config.generate is not None:
+        columns = GENERATED[config.generate]
+    else:
+        columns = live_columns(config, "stream") if config.live else describe_columns(config)
     return with_time(columns, config.time, config.time_unit, unit_remedy)
 
 

@@ -1,8 +1,8 @@
 """The job of a configuration: the join of two streams, or a query in SQL over inputs.
 
-What: `job_of` and `job_to_run(path, overrides, command)`, without outputs.
-Why: `run`, `explain`, `plan` and `simulate` take the same files. `queries: [{sql: ...}]` and `inputs` stand in the place of
-`join`, `left` and `right`; all other sections are those of any run.
+What: `job_of` and `job_to_run(path, overrides, command)`, without outputs; `job_of_query` and `has_query`, of a mapping.
+Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{sql: ...}]` and `inputs` stand in the place
+of `join`, `left` and `right`; all other sections are those of any run.
 Stays out: the other keys (`config.loader`), SQL (`frontends.sql`), options of `swjoin query` (`cli.query`).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 
 _OF_TWO_STREAMS = (
-    *("join", "left", "right", "workload", *JOIN_KEYS),
+    *("join", "left", "right", *JOIN_KEYS),
     *(name for name, paths in OPTION_KEYS.items() if paths[0].startswith(("left.", "right."))),
 )
 _OF_RUNS = ("results", "late", "metrics")
@@ -39,19 +40,23 @@ def job_of(path: Path, overrides: Sequence[str], command: str) -> Job:
 def job_to_run(path: Path, overrides: Sequence[str], command: str, *, served: bool = False) -> Job:
     """Of a configuration. served: with an endpoint. UserError names the file and the key of what is wrong."""
     plain = load_plain(path)
-    if "inputs" not in plain and not _has_text(plain.get("queries")):
+    if not has_query(plain):
         return Job(load_config(path, list(overrides), served=served), None, False, None, None, command)
     try:
-        return _job_of_query(apply_overrides(plain, list(overrides)), str(path), command, served=served)
+        return job_of_query(apply_overrides(plain, list(overrides)), str(path), command, served=served)
     except UserError as error:
         raise (error if error.text("keys").startswith(str(path)) else error.prefixed(str(path))) from None
 
 
-def _has_text(queries: object) -> bool:
-    return isinstance(queries, list) and any(isinstance(query, dict) and "sql" in query for query in queries)
+def has_query(plain: Mapping[str, Any]) -> bool:
+    """Whether a configuration has a query in SQL, or its inputs, in the place of a join."""
+    queries = plain.get("queries")
+    texts = isinstance(queries, list) and any(isinstance(query, dict) and "sql" in query for query in queries)
+    return "inputs" in plain or texts
 
 
-def _job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: bool) -> Job:
+def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: bool = False) -> Job:
+    """Of a configuration with a query. where: it begins errors of other keys. UserError names the key of what is wrong."""
     from swjoin.frontends.sql.planner import plan_query
     from swjoin.frontends.sql.tables import described
     from swjoin.plan.plain import plan_to_plain
@@ -71,6 +76,8 @@ def _job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served:
     except UserError as error:
         raise error.prefixed("queries.0.sql") from None
     rest = {key: value for key, value in plain.items() if key != "queries"}
+    if plain.get("workload") is not None and not any(stream.generate for stream in inputs.values()):
+        raise UserError("workload: no input is generated; leave it out, or write inputs: {NAME: {generate: calls}}")
     rest |= {"inputs": [to_plain(inputs[name]) for name in query.tables], "join": {"lower_us": 0, "upper_us": 0}}
     config = read_config(rest, [], where, served=served)
     return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan))
@@ -101,8 +108,10 @@ def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
             if key in plain:
                 raise UserError(f"inputs.{name}: {key}: {reason}; leave it out")
         stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
-        if stream.path is None and not stream.live:
-            raise UserError(f"inputs.{name}: give a path, or a live stream: flight, kafka or watch")
+        if stream.generate is not None:
+            stream = replace(stream, time=stream.time or "ts")
+        elif stream.path is None and not stream.live:
+            raise UserError(f"inputs.{name}: give a path, a live stream (flight, kafka or watch), or generate")
         if stream.flight is not None and name in _OF_RUNS:
             raise UserError(f"inputs.{name}: clients know a run's {name} by this name; name the stream otherwise")
         if stream.live and not stream.time:
