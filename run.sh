@@ -205,7 +205,7 @@ run_long() {
 
 # Sweeps go on where they were interrupted. Points that fail are recorded and do not stop the others.
 figures() {
-  local swjoin=$venv/bin/swjoin sweeps=runs/sweeps names=() tiny=() name failed=0
+  local swjoin=$venv/bin/swjoin sweeps=runs/sweeps names=() tiny=() smaller=() name failed=0
   if [ "${1:-}" = --measure ]; then
     shift
     if [ "${1:-}" = --tiny ]; then
@@ -217,7 +217,9 @@ figures() {
     if [ ${#names[@]} = 0 ]; then mapfile -t names < <("$python" -m plots.reproduction --names); fi
     for name in "${names[@]}"; do
       say "sweep $name"
-      "$swjoin" sweep "experiments/$name.yaml" "${tiny[@]}" || failed=1
+      smaller=("${tiny[@]}")
+      if [ ${#tiny[@]} != 0 ] && grep -q "^ *queries:" "experiments/$name.yaml"; then smaller=(--only 1 --repeat 1 --set measured=2s); fi
+      "$swjoin" sweep "experiments/$name.yaml" "${smaller[@]}" || failed=1
     done
     say "aggregate"
     mapfile -t names < <(find "$sweeps" -mindepth 2 -maxdepth 2 -name experiment.json -printf '%h\n' | sort)

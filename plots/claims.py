@@ -1,6 +1,6 @@
 """Verdicts on the paper's claims about its figures 5 to 14: one criterion per figure.
 
-What: `assess(figure, table) -> Verdict`, `CRITERIA` (figure -> its criterion).
+What: `assess(figure, table) -> Verdict`, `CRITERIA` (figure -> its criterion); those of other papers by paper and figure.
 Why: verdicts by hand drift towards the hoped-for result; a rule written before the measurement does not.
 Stays out: where a curve saturates (`knee`), drawing, reading files, the paper's wording (`experiments/`).
 
@@ -35,7 +35,7 @@ class Verdict:
     why: str
 
 
-def assess(figure: int, table: Table) -> Verdict:
+def assess(figure: int | str, table: Table) -> Verdict:
     """The verdict on a figure of the paper."""
     return CRITERIA[figure](table)
 
@@ -421,7 +421,45 @@ def figure_14(table: Table) -> Verdict:
     return _over_epoch(table, "communication_s", "mean", -1, lambda where, curve: "s per minute")
 
 
-CRITERIA: dict[int, Callable[[Table], Verdict]] = {
+# ---------------------------------------------------------------- StreamCloud
+
+_SUSTAINED = "sustainable_workload.rate"
+_LINEAR, _GROWS = 0.9, 0.65  # of twice the rate, when the nodes are doubled
+_OVER_OPERATOR, _OVER_QUERY = 2.5, 5.0  # times, of the subqueries' rate
+
+
+def streamcloud_linear(table: Table) -> Verdict:
+    """The highest sustained rate grows with the nodes: holds when twice the nodes carry 1.8 times the rate at least, in shape
+    when 1.3 times, at every doubling."""
+    found = _sustained(table, "slaves")
+    rates = {round(float(nodes)): rate for nodes, rate in found.items()}
+    steps = [(a, b, rates[b] / rates[a] / (b / a)) for a, b in pairwise(sorted(rates)) if rates[a] > 0]
+    if not steps:
+        return Verdict(UNKNOWN, "Rates of two numbers of nodes are needed.")
+    said = "; ".join(f"{b} nodes carry {rates[b]:,.0f}/s, {share:.2f} of {b / a:g} times {a}" for a, b, share in steps)
+    least = min(share for *_, share in steps)
+    return Verdict(HOLDS if least >= _LINEAR else SHAPE if least >= _GROWS else FAILS, _sentence(said))
+
+
+def streamcloud_strategies(table: Table) -> Verdict:
+    """Subqueries carry 2.5 times what operators do, and 5 times what whole queries do: holds; in shape when both carry less."""
+    found = _sustained(table, "cluster.strategy")
+    if {"query", "subquery", "operator"} - found.keys():
+        return Verdict(UNKNOWN, "The rates of all three strategies are needed.")
+    over = {name: found["subquery"] / found[name] if found[name] else np.inf for name in ("operator", "query")}
+    said = ", ".join(f"{name} {found[name]:,.0f}/s" for name in ("subquery", "operator", "query"))
+    said += f": {over['operator']:.2f} times operator, {over['query']:.2f} times query"
+    holds = over["operator"] >= _OVER_OPERATOR and over["query"] >= _OVER_QUERY
+    return Verdict(HOLDS if holds else SHAPE if min(over.values()) > 1 else FAILS, _sentence(said))
+
+
+def _sustained(table: Table, axis: str) -> dict[str, float]:
+    """The highest sustained rate at each value of an axis."""
+    rows = [row for row in table.select(_SUSTAINED, None) if row.counts]
+    return {str(row.axes[axis]): row.statistics["mean"] for row in rows}
+
+
+CRITERIA: dict[int | str, Callable[[Table], Verdict]] = {
     5: figure_5,
     6: figure_6,
     7: figure_7,
@@ -432,6 +470,9 @@ CRITERIA: dict[int, Callable[[Table], Verdict]] = {
     12: figure_12,
     13: figure_13,
     14: figure_14,
+    "StreamCloud 7b": streamcloud_linear,
+    "StreamCloud 7c": streamcloud_linear,
+    "StreamCloud 7f": streamcloud_strategies,
 }
 
 

@@ -13,7 +13,7 @@ from swjoin.config.loader import load_plain
 from swjoin.core.errors import UserError
 from swjoin.sweeps.experiment import Experiment, load_experiment
 
-FIGURE_METRICS = {
+FIGURE_METRICS: dict[int | str, tuple[str, ...]] = {
     5: ("delay_mean_s", "delay_growth"),
     6: ("delay_mean_s", "delay_growth"),
     7: ("cpu_s", "work_s", "mini_group_count"),
@@ -24,6 +24,9 @@ FIGURE_METRICS = {
     12: ("communication_s",),
     13: ("delay_mean_s", "busy_ratio"),
     14: ("communication_s",),
+    "StreamCloud 7b": ("sustainable_workload.rate",),
+    "StreamCloud 7c": ("sustainable_workload.rate",),
+    "StreamCloud 7f": ("sustainable_workload.rate",),
 }
 
 
@@ -31,8 +34,11 @@ def read(path: Path) -> Experiment:
     """Parse a file. UserError, too, when it names a figure that the paper does not have."""
     experiment = load_experiment(path)
     if experiment.figure is not None and experiment.figure not in FIGURE_METRICS:
-        first, last = min(FIGURE_METRICS), max(FIGURE_METRICS)
-        raise UserError(f"{path}: figure {experiment.figure} is not one of the paper's {first} to {last}")
+        numbers = [figure for figure in FIGURE_METRICS if isinstance(figure, int)]
+        others = ", ".join(figure for figure in FIGURE_METRICS if isinstance(figure, str))
+        raise UserError(
+            f"{path}: figure {experiment.figure} is not one of the paper's {min(numbers)} to {max(numbers)}, nor {others}"
+        )
     return experiment
 
 
@@ -43,9 +49,14 @@ def is_sweep(path: Path) -> bool:
 
 
 def read_all(folder: Path) -> list[Experiment]:
-    """All sweeps of a folder: the paper's figures by number, then the others by name."""
+    """All sweeps of a folder: figures of the first paper by number, those of others, then the rest by name."""
     found = [read(path) for path in sorted(folder.glob("*.yaml")) if is_sweep(path)]
-    return sorted(found, key=lambda e: (e.figure is None, e.figure or 0, e.name))
+    return sorted(found, key=_place)
+
+
+def _place(experiment: Experiment) -> tuple[int, int, str]:
+    figure = experiment.figure
+    return (0, figure, "") if isinstance(figure, int) else (1, 0, figure) if figure else (2, 0, experiment.name)
 
 
 def panels(experiment: Experiment) -> list[tuple[str, str | None]]:

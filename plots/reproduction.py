@@ -101,7 +101,8 @@ def _short(column: str, text: str) -> str:
 def build(root: Path = ROOT, svg: Path | None = None, draw: bool = True) -> list[Path]:
     """Write the figures of all experiments with a table, and docs/reproduction.md. Returns the paths."""
     experiments, folder = read_all(root / "experiments"), root / "docs" / "reproduction"
-    written, sections, summary = [], {True: [], False: []}, []  # type: ignore[var-annotated]
+    written, summary, others = list[Path](), list[list[str]](), list[list[str]]()
+    sections: dict[type, list[str]] = {int: [], str: [], type(None): []}
     used: dict[str, Table] = {}
     for experiment in experiments:
         text = [f"### {_heading(experiment)}", _about(experiment)]
@@ -121,16 +122,20 @@ def build(root: Path = ROOT, svg: Path | None = None, draw: bool = True) -> list
         if experiment.figure is not None:
             text.append(f"**{verdict.verdict.capitalize()}.** {verdict.why}")
             link = f"[{experiment.figure}](#{_anchor(_heading(experiment))})"
-            summary.append([link, experiment.claim or experiment.question, f"**{verdict.verdict}**"])
+            (summary if isinstance(experiment.figure, int) else others).append(
+                [link, experiment.claim or experiment.question, f"**{verdict.verdict}**"]
+            )
         else:
             text.append(f"**Found.** {verdict.why}")
         if experiment.source.name in used and verdict.verdict != claims.UNKNOWN:
             text += [*_excerpt(used[experiment.source.name], experiment), _provenance(used[experiment.source.name], experiment)]
-        sections[experiment.figure is not None].append("\n\n".join(part for part in text if part))
+        sections[type(experiment.figure)].append("\n\n".join(part for part in text if part))
     page = [INTRODUCTION.rstrip(), _machines(used), "## Summary", _table([["figure", "the paper says", "verdict"], *summary])]
-    page += ["## Figures of the paper", *sections[True]]
-    if sections[False]:
-        page += ["## Past the paper", *sections[False]]
+    page += ["## Figures of the paper", *sections[int]]
+    if sections[type(None)]:
+        page += ["## Past the paper", *sections[type(None)]]
+    if sections[str]:
+        page += ["## Queries (StreamCloud)", _table([["figure", "the paper says", "verdict"], *others]), *sections[str]]
     page += ["## What is not the same as in the paper", _notes(folder / "notes.md")]
     target = root / "docs" / "reproduction.md"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +155,8 @@ def _plain_reason(error: UserError, experiment: Experiment) -> str:
 
 
 def _heading(experiment: Experiment) -> str:
+    if isinstance(experiment.figure, str):
+        return " figure ".join(experiment.figure.rsplit(" ", 1))
     return experiment.name.replace("_", " ") if experiment.figure is None else f"Figure {experiment.figure}"
 
 

@@ -200,11 +200,12 @@ def _generic(table: Table, experiment: Experiment) -> tuple[str, str, list[Panel
 
 def layout(table: Table, experiment: Experiment) -> tuple[str, str, list[Panel]]:
     """(title, axis along x, panels) of an experiment. UserError without a measured point."""
-    if experiment.figure is None:
+    draw = FIGURES.get(experiment.figure) if isinstance(experiment.figure, int) else None
+    if draw is None:
         title, x, panels = _generic(table, experiment)
         title = title or experiment.question
     else:
-        title, x, panels = FIGURES[experiment.figure](table)
+        title, x, panels = draw(table)
         title = f"Figure {experiment.figure}: {title}"
     if not any(len(table.curve(panel.metric, x, line.over, line.where)) for panel in panels for line in panel.lines):
         metrics = ", ".join(dict.fromkeys(panel.metric for panel in panels)) or "no metric at all"

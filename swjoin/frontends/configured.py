@@ -1,7 +1,7 @@
 """The job of a configuration: the join of two streams, or a query in SQL over inputs.
 
 What: `job_of` and `job_to_run(path, overrides, command)`, without outputs; `job_of_query` and `has_query`, of a mapping.
-Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{sql: ...}]` and `inputs` stand in the place
+Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{sql: ...}]` and `inputs` stand in place
 of `join`, `left` and `right`; all other sections are those of any run.
 Stays out: the other keys (`config.loader`), SQL (`frontends.sql`), options of `swjoin query` (`cli.query`).
 """

@@ -105,13 +105,14 @@ class Design:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A parsed file. source: its runs, its own or those of the experiment that `runs` names."""
+    """A parsed file. source: its runs, its own or those of the experiment that `runs` names. figure: number of one in the first
+    paper, or paper and figure, `StreamCloud 7c`."""
 
     name: str
     path: Path
     question: str
     source: Design
-    figure: int | None = None
+    figure: int | str | None = None
     claim: str = ""
     expected: str = ""
     plot: dict[str, Any] = field(default_factory=dict)
@@ -331,7 +332,7 @@ def _about(parser: _Parser, plain: dict[str, Any]) -> dict[str, Any]:
         "name": parser.path.stem,
         "path": parser.path,
         "question": parser.text("question", plain["question"]),
-        "figure": None if plain.get("figure") is None else parser.whole("figure", plain["figure"]),
+        "figure": _figure(parser, plain.get("figure")),
         "claim": parser.text("claim", plain["claim"]) if "claim" in plain else "",
         "expected": parser.text("expected", plain["expected"]) if "expected" in plain else "",
         "plot": parser.mapping("plot", plain.get("plot") or {}),
@@ -339,13 +340,25 @@ def _about(parser: _Parser, plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Design:
-    if "base" not in plain:
-        parser.fail("base is missing: the configuration that the axes vary, such as mpi_configs/paper.yaml")
-    name = Path(parser.text("base", plain["base"]))
+def _figure(parser: _Parser, given: Any) -> int | str | None:
+    return given if given is None else parser.text("figure", given) if isinstance(given, str) else parser.whole("figure", given)
+
+
+def _base(parser: _Parser, given: Any) -> tuple[Path, dict[str, Any]]:
+    """The file of the base, and its keys; they may stand in the experiment's own file."""
+    if isinstance(given, dict):
+        return parser.path, given
+    name = Path(parser.text("base", given))
     beside = parser.path.resolve().parent.parent / name
     # unlike Path.exists, os.path.exists accepts names that are too long
     base = beside if os.path.exists(beside) else find_resource(name)
+    return base, load_plain(base)
+
+
+def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Design:
+    if "base" not in plain:
+        parser.fail("base is missing: the configuration that the axes vary, such as mpi_configs/paper.yaml")
+    base, base_plain = _base(parser, plain["base"])
     products = parser.axes(plain.get("axes") or {})
     axes = [axis.name for axis in products[0]]
     try:
@@ -361,7 +374,7 @@ def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Desig
         name=parser.path.stem,
         path=parser.path,
         base=base,
-        base_plain=load_plain(base),
+        base_plain=base_plain,
         preset=parser.choice("preset", preset or plain.get("preset") or "none", PRESETS),
         settings=parser.settings("set", plain.get("set") or {}),
         slaves=parser.whole("slaves", plain.get("slaves", 1)),

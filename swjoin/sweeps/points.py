@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ class Point:
     config: RunConfig
     settings: Settings
     searched: float | None = None
-    query: Mapping[str, Any] = field(default_factory=dict)
+    query: dict[str, Any] = field(default_factory=dict)
 
     def repeated(self, repeat: int) -> RunConfig:
         """The configuration of repeat 1, 2, ..., each with its own seed."""
@@ -123,7 +123,7 @@ def _measured(config: RunConfig, design: Design, own: set[str]) -> RunConfig:
     )
 
 
-def _build(design: Design, settings: Settings, node_speed: float | None) -> tuple[int, RunConfig, Mapping[str, Any]]:
+def _build(design: Design, settings: Settings, node_speed: float | None) -> tuple[int, RunConfig, dict[str, Any]]:
     """(slaves, configuration to run, `Point.query`) of some settings."""
     layers = (*design.settings, *settings)
     slaves = next((value for key, value in reversed(layers) if key == "slaves"), design.slaves)
@@ -131,7 +131,7 @@ def _build(design: Design, settings: Settings, node_speed: float | None) -> tupl
     if design.measured_us is not None and "measure.prefill" not in own:
         laid = (*laid, ("measure.prefill", 0))  # the base's may not fit another distribution epoch
     plain = _lay(design.base_plain, laid)
-    query = {key: plain[key] for key in ("queries", "inputs") if key in plain} if has_query(plain) else {}
+    query: dict[str, Any] = {key: plain.get(key) for key in ("queries", "inputs")} if has_query(plain) else {}
     config = job_of_query(plain, "", "sweep").config if query else config_from_plain(plain)
     if design.measured_us is not None:
         config = _measured(config, design, own)

@@ -37,10 +37,16 @@ SMALLER: dict[str, list[str]] = {
     "main": ["workload.duration=1s", "workload.rate=2000"],
     "thousand": ["workload.duration=4s", "workload.rate=100000", "join.within=1s"],
     "full_speed": ["measured=600ms", "measure.warm_up=250ms", "join.within=250ms", "search.high=200000"],
+    "streamcloud_aggregate": ["measured=2s", "search.high=20000"],
+    "streamcloud_join": ["measured=2s", "search.high=2000"],
+    "streamcloud_strategies": ["measured=3s", "search.high=2000"],
     "full_speed_settings": ["measured=600ms", "measure.warm_up=250ms", "search.high=100000"],
 }
 WINDOWS = {
     "communication",
+    "streamcloud_aggregate",
+    "streamcloud_join",
+    "streamcloud_strategies",
     "sustainable_window",
     "sustainable_skew",
     "full_speed",
@@ -51,7 +57,7 @@ WINDOWS = {
 
 
 # Starting ranks takes as long as all the rest: enough that some do.
-LOCAL = {name for name in OWNERS if name.startswith(("sustainable", "full"))} | {
+LOCAL = {name for name in OWNERS if name.startswith(("sustainable", "full", "streamcloud"))} | {
     "adaptive",
     "policies",
     "fig06",
@@ -60,8 +66,9 @@ LOCAL = {name for name in OWNERS if name.startswith(("sustainable", "full"))} | 
 }
 
 
-# Of each kind one in every run of the suite: a sweep over rates on ranks, in one process, a search, the simulator's.
-OFTEN = {"adaptive", "fig11", "fig14", "main", "sustainable_theta", "thousand"}
+# Of each kind one in every run of the suite: a sweep over rates on ranks, in one process, a search, one of a query, one of the
+# simulator.
+OFTEN = {"adaptive", "fig11", "fig14", "main", "streamcloud_aggregate", "sustainable_theta", "thousand"}
 
 
 def settings(name: str) -> list[str]:
