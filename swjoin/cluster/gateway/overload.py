@@ -53,7 +53,6 @@ class Overload:
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._count_windows = config.query.bounds.count_windows
         self._random = np.random.default_rng([config.seed, 0x5ED])
-        self._sheds = self.config.policy == "shed"
         self.estimates = MatchEstimates(config.query.bounds) if self._sheds and keyed else None
         self.by_group: I64 = np.zeros((2, config.cluster.partition_count), np.int64)
         self._groups = np.arange(config.cluster.partition_count, dtype=np.int64)
@@ -62,6 +61,10 @@ class Overload:
         self._most_stored_bytes = 1 << 62  # for which the disk had room
         if self.config.policy == "spill":
             buffers.store = store
+
+    @property
+    def _sheds(self) -> bool:
+        return self.config.policy == "shed"
 
     def arrived(self, stream: int, batch: TupleBatch) -> None:
         """Count tuples that entered the mini-buffers."""

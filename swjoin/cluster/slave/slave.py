@@ -107,7 +107,6 @@ class Slave:
         self.id = slave
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
-        self.node = slave if stage is None else stage.node  # its slave rank's number
         of_rows = stage is not None and stage.of_rows
         self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows)
         self._config = config
@@ -156,6 +155,11 @@ class Slave:
         config, stage = instances.config_of(slave), StageInstance(instances, slave)
         rows = config.sink.kind != "count" or not stage.is_last or instances.of_rows
         return Slave(slave, config, stage.layouts, operator_of(stage, config, f"slave {slave}", rows=rows), stage=stage)
+
+    @property
+    def node(self) -> int:
+        """The number of its slave rank."""
+        return self.id if self.stage is None else self.stage.node
 
     def restore(self, delivery: Delivery) -> None:
         """Before `start`: restore tuples that were joined before a crash, in the order of their delivery."""

@@ -36,13 +36,11 @@ _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
 
 
 class StageInstance:
-    """One instance of one stage. node: number of its slave rank. is_last: its rows are the result, and go to the sink. outlet:
-    otherwise, its exchange. ended: the last epoch has been joined. join_cpu_us: CPU time of the join. peak_window_tuples: at
-    the ends of epochs."""
+    """One instance of one stage. is_last: its rows are the result, and go to the sink. outlet: otherwise, its exchange. ended:
+    the last epoch has been joined. join_cpu_us: CPU time of the join. peak_window_tuples: at the ends of epochs."""
 
     def __init__(self, instances: Instances, slave: SlaveId) -> None:
         self.stage = instances.stage_of(slave)
-        self.node = instances.subclusters.places[slave]
         self.columns = instances.columns_of(slave)
         name = f"slave {slave} ({self.stage.name})"
         self.merger = Merger(name, instances.senders_to(self.stage), instances.first_epoch)
@@ -57,6 +55,11 @@ class StageInstance:
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
         self._arrival_us = 0  # of the rows that come out now
+
+    @property
+    def node(self) -> int:
+        """The number of its slave rank."""
+        return self._instances.subclusters.places[self._slave]
 
     @property
     def text_keys(self) -> TextKeys:
