@@ -42,7 +42,7 @@ from swjoin.policy.placement import round_robin
 
 _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
 _LISTS = {"stages", "edges", "strategy"}  # sections with a line for every sentence
-_STREAM_KEYS = {"path", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
+_STREAM_KEYS = {"path", "generate", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to {reader}",
     "kafka": "a Kafka topic, read by {reader}",
@@ -53,7 +53,7 @@ _SERVICES = {
     "observe": "the run can be observed while it goes on",
 }
 _KNOWN = {
-    "queries", "left", "right", "seed", "pace", "workload", "time", "cluster", "module", "reorganization", "nodes", "measure",
+    "queries", "left", "right", "inputs", "seed", "pace", "workload", "time", "cluster", "module", "reorganization", "nodes", "measure",
     "checkpoint", "on_overload", "sink",
 }  # fmt: skip
 
@@ -147,6 +147,9 @@ def _source(config: RunConfig, stream: StreamConfig) -> tuple[str, str]:
     schedule = "" if workload.schedule.kind == "constant" else f", {workload.schedule.kind} schedule"
     maker = "the master" if config.gateway_count == 1 else "the gateways"
     drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""
+    if stream.generate == "calls":
+        made = f"made by {maker}: {workload.rate_per_s:,.12g} calls/s for {_span(workload.duration_us)}{schedule}"
+        return f"generator, {workload.rate_per_s:,.12g}/s", f"{made}, of {workload.domain:,} users; seed {config.seed}"
     return (
         f"generator, {workload.rate_per_s:,.12g}/s",
         f"made by {maker}: {workload.rate_per_s:,.12g} tuples/s for {_span(workload.duration_us)}{schedule}, keys of a "
@@ -159,11 +162,11 @@ def _inputs(s: Setting) -> list[str]:
     out: list[str] = []
     for name, stream in s.streams.items():
         source = _source(s.config, stream)[1]
-        if stream.path is None and not _live(stream):
+        if s.plan is None and stream.path is None and not _live(stream):
             out = [f"Both streams are {source}."]
             break
         text = f"{name.capitalize() if s.plan is None else name}: {source}."
-        if stream.path is not None or _live(stream):
+        if s.plan is not None or stream.path is not None or _live(stream):
             unit = f" ({stream.time_unit})" if stream.time_unit else ""
             unit += f" (local times of {stream.assume_timezone})" if stream.assume_timezone else ""
             shared = s.config.gateway_count > 1 and stream.live

@@ -30,6 +30,8 @@ from swjoin.plan.stages import cut
 def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: int, ranks: RankMap | None = None) -> Capacity:
     """Of a run of a plan. ranks: as of `Capacity`. UserError when its report tells too little."""
     assert job.plan is not None, "a run without a plan"
+    if path.is_file() and path.suffix != ".json":
+        raise UserError(f"{path}: what a query costs is known from a run of it", remedy="run it, and give the run's directory")
     report = read_report(path)
     if "stages" not in report:
         raise UserError(f"{path}: the run tells no stages; give one that has ended")

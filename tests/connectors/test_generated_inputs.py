@@ -82,6 +82,13 @@ def test_a_query_over_calls_is_verified(gateways: int, tmp_path: Path, swjoin: A
     assert done.code == 0, done.err
     assert "rows              200" in done.out
     assert verify(tmp_path / "run").equal
+    said = " ".join(swjoin("explain", tmp_path / "q.yaml").out.split())
+    assert "cdr: made by the master: 20,000 calls/s for 2 s, of 1,000 users; seed 5. Time ts" in said
+    assert "section inputs" not in said.lower()
+    assert swjoin("plan", tmp_path / "run", "-n", 4).code == 0
+    assert swjoin("plan", tmp_path / "q.yaml", "-n", 4).err == [
+        f"swjoin: {tmp_path / 'q.yaml'}: what a query costs is known from a run of it; run it, and give the run's directory"
+    ]
 
 
 @pytest.mark.parametrize(
