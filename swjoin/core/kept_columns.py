@@ -77,30 +77,29 @@ class RankColumns(KeptColumns):
     size_us: int
     ts_after_us: int
 
-    def first(self, keys: GroupKeys, rows: TupleBatch) -> tuple[I64, I64]:
+    def first(self, keys: GroupKeys, rows: TupleBatch, starts: I64 | None = None) -> tuple[I64, I64]:
         """Positions of the first rows of each group, in order, int64 (m,), and their numbers. Rows that are equal in all
-        columns of the order are in that of their ids."""
+        columns of the order are in that of their ids. starts: int64 (n,), of the windows of the rows; None: of one window."""
         codes, nulls = self.encoded(keys, rows)
         order = []
         for key in self.order:
             assert rows.columns is not None, f"{self.name}: rows without column {key.column}"
             order += _codes(key, rows.columns.column(key.column))
-        by = np.lexsort((rows.id, *reversed(order), nulls, codes))
+        groups = (nulls, codes) if starts is None else (nulls, codes, starts)
+        by = np.lexsort((rows.id, *reversed(order), *groups))
         new = np.ones(len(by), np.bool_)
-        new[1:] = (codes[by[1:]] != codes[by[:-1]]) | (nulls[by[1:]] != nulls[by[:-1]])
+        new[1:] = np.logical_or.reduce([part[by[1:]] != part[by[:-1]] for part in groups])
         at = np.arange(len(by))
         ranks = at - np.maximum.accumulate(np.where(new, at, 0)) + 1
         kept = ranks <= self.most
         return by[kept], ranks[kept]
 
-    def rows(self, rows: TupleBatch, ranks: I64, start_us: int) -> ResultRows:
-        """Rows of the window that starts then, with their numbers."""
+    def rows(self, rows: TupleBatch, ranks: I64, starts: I64) -> ResultRows:
+        """Rows with their numbers. starts: int64 (n,), of their windows."""
         import pyarrow as pa
 
-        n = len(rows)
-        starts = np.full(n, start_us, np.int64)
         columns = self._with_window(rows, starts, starts + self.size_us, [(self.rank, pa.array(ranks))])
-        return ResultRows(window_row_ids(start_us, rows.id), np.full(n, start_us + self.ts_after_us, np.int64), columns)
+        return ResultRows(window_row_ids(starts, rows.id), starts + self.ts_after_us, columns)
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,10 @@ class SessionColumns(KeptColumns):
         return ResultRows(rows.id, ends + self.ts_after_us, self._with_window(rows, starts, ends, []))
 
 
-def window_row_ids(start_us: int, ids: U64) -> U64:
-    """Ids, uint64 (n,), of rows as rows of the window that starts then, since a row may be in several."""
+def window_row_ids(starts: I64, ids: U64) -> U64:
+    """Ids, uint64 (n,), of rows as rows of the windows that start then, int64 (n,), since a row may be in several."""
     with np.errstate(over="ignore"):
-        return mix64(ids + np.uint64(start_us & (1 << 64) - 1) * GOLDEN)
+        return mix64(ids + starts.view(np.uint64) * GOLDEN)
 
 
 def sorted_rows(rows: pa.Table, order: Sequence[OrderKey]) -> pa.Table:
