@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from swjoin.core.aggregate_functions import Accumulation, accumulation_of, from_ordered, ordered, result_type
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
+from swjoin.core.key_encoder import Dictionary, KeyEncoder
 from swjoin.core.time_windows import TimeWindows
 from swjoin.state.group_table import GroupTable
 
@@ -148,6 +149,38 @@ def test_keys_of_several_columns_come_back(rows: list[tuple[Any, ...]]) -> None:
     assert [tuple(str(v) if isinstance(v, float) else v for v in row) for row in zip(*back, strict=True)] == shown
     hashes = keys.hashed(columns, len(rows))
     assert len(set(zip(codes.tolist(), hashes.tolist(), strict=True))) == len(set(codes.tolist()))
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), INTEGERS), st.booleans(), st.sampled_from([None, "", "seven b", "eight by", "nine byte"])
+        )
+    )
+)
+def test_keys_have_the_hashes_and_codes_of_their_bytes(rows: list[tuple[Any, ...]]) -> None:
+    types = [("i", pa.int64()), ("b", pa.bool_()), ("s", pa.string())]
+    columns = [pa.array([row[i] for row in rows], kind) for i, (_, kind) in enumerate(types)]
+    for count in (2, 3):  # integers alone, and with text
+        keys = KeyEncoder(types[:count], types[:count])
+        hashes, valid, sent = keys.to_send(columns[:count])
+        assert sent is not None
+        again, also_valid = keys.hashed(columns[:count])
+        assert again.tolist() == hashes.tolist()
+        assert (valid is None) == (also_valid is None)
+        texts = sent.column("key").to_pylist()
+        assert [_fnv(text) for text in texts] == hashes.view(np.uint64).tolist()
+        first = {text: code for code, text in reversed(list(enumerate(dict.fromkeys(texts))))}
+        codes = Dictionary().codes_of(sent).tolist()
+        assert codes == [first[text] for text in texts]
+
+
+def _fnv(text: bytes) -> int:
+    found = 0xCBF29CE484222325
+    for byte in text:
+        found = (found ^ byte) * 0x100000001B3 % (1 << 64)
+    return found ^ found >> 32
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(-5, 5), st.integers(-200, 200))
