@@ -8,7 +8,7 @@ Stays out: keeping rows (`operators.ranking`, `operators.sessions`), which colum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +23,9 @@ from swjoin.core.join_semantics import mix64
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Key = I64 | U64 | Bool
+Leading = Callable[[I64, Bool, I64 | None, I64], I64]
 
 
 class OrderKey(NamedTuple):
@@ -77,18 +80,27 @@ class RankColumns(KeptColumns):
     size_us: int
     ts_after_us: int
 
-    def first(self, keys: GroupKeys, rows: TupleBatch, starts: I64 | None = None) -> tuple[I64, I64]:
+    def first(
+        self, keys: GroupKeys, rows: TupleBatch, starts: I64 | None = None, leading: Leading | None = None
+    ) -> tuple[I64, I64]:
         """Positions of the first rows of each group, in order, int64 (m,), and their numbers. Rows that are equal in all
-        columns of the order are in that of their ids. starts: int64 (n,), of the windows of the rows; None: of one window."""
+        columns of the order are in that of their ids. starts: int64 (n,), of the windows of the rows; None: of one window.
+        leading: finds the rows of which one is the first of its group; where one is wanted, these alone are sorted."""
         codes, nulls = self.encoded(keys, rows)
-        order = []
+        order: list[I64] = []
         for key in self.order:
             assert rows.columns is not None, f"{self.name}: rows without column {key.column}"
             order += _codes(key, rows.columns.column(key.column))
-        groups = (nulls, codes) if starts is None else (nulls, codes, starts)
-        by = np.lexsort((rows.id, *reversed(order), *groups))
-        new = np.ones(len(by), np.bool_)
-        new[1:] = np.logical_or.reduce([part[by[1:]] != part[by[:-1]] for part in groups])
+        groups: list[Key] = [codes, nulls] if starts is None else [starts, codes, nulls]
+        head: list[Key] = [*groups, *order[:1]]
+        tail: list[Key] = [*order[1:], rows.id]
+        some = None
+        if leading is not None and order and self.most == 1:
+            some = leading(codes, nulls, starts, order[0])
+            head, tail = [key[some] for key in head], [key[some] for key in tail]
+        by = _positions_by(head, tail)
+        by = by if some is None else some[by]
+        new = _changes(groups, by)
         at = np.arange(len(by))
         ranks = at - np.maximum.accumulate(np.where(new, at, 0)) + 1
         kept = ranks <= self.most
@@ -111,6 +123,26 @@ class SessionColumns(KeptColumns):
     def rows(self, rows: TupleBatch, starts: I64, ends: I64) -> ResultRows:
         """Rows with their sessions, microseconds, int64 (n,)."""
         return ResultRows(rows.id, ends + self.ts_after_us, self._with_window(rows, starts, ends, []))
+
+
+def _positions_by(first: Sequence[Key], then: Sequence[Key]) -> I64:
+    """Positions of rows in the order of these keys, int64 (n,). Rows that are alike in the first ones, mostly few, are compared
+    by the others."""
+    by = np.lexsort(first[::-1])
+    new = _changes(first, by)
+    alike = ~new
+    alike[:-1] |= ~new[1:]
+    at = np.flatnonzero(alike)
+    some = by[at]
+    by[at] = some[np.lexsort((*(key[some] for key in reversed(then)), np.cumsum(new)[at]))]
+    return by
+
+
+def _changes(keys: Sequence[Key], by: I64) -> Bool:
+    """Which rows, in this order, are not like the one before: bool (n,)."""
+    new = np.ones(len(by), np.bool_)
+    new[1:] = np.logical_or.reduce([key[by[1:]] != key[by[:-1]] for key in keys])
+    return new
 
 
 def window_row_ids(starts: I64, ids: U64) -> U64:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from swjoin.core.batch import I64, ResultRows, TupleBatch
+from swjoin.core.aggregate_functions import Accumulation
+from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
 from swjoin.core.data_messages import StateChunk
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns
@@ -20,6 +21,7 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.kept_rows import PaneRows, leaving_rows, rows_of_window
 from swjoin.operators.keyed_operator import LeavingState, Limits, WindowOperator
+from swjoin.state.group_table import GroupTable
 
 
 class Ranking(WindowOperator[PaneRows]):
@@ -42,7 +44,7 @@ class Ranking(WindowOperator[PaneRows]):
         pane = self._panes.setdefault(start_us, PaneRows())
         pane.add(rows, groups)
         if len(pane) >= pane.due:
-            index, _ = self._columns.first(self._keys, pane.rows, self._starts(pane.rows))
+            index, _ = self._columns.first(self._keys, pane.rows, self._starts(pane.rows), leading_rows)
             pane.cut_down(index)
 
     def _starts(self, rows: TupleBatch) -> I64 | None:
@@ -68,7 +70,7 @@ class Ranking(WindowOperator[PaneRows]):
         if not len(whole):
             return
         rows, groups, starts = whole.rows, whole.groups, self._starts(whole.rows)
-        index, ranks = self._columns.first(self._keys, rows, starts)
+        index, ranks = self._columns.first(self._keys, rows, starts, leading_rows)
         most = max(1, self._limits.result_bytes * len(rows) // max(1, rows.nbytes))
         for at in range(0, len(index), most):
             piece = index[at : at + most]
@@ -99,3 +101,12 @@ class Ranking(WindowOperator[PaneRows]):
             panes = self._windows.panes(pane.rows.ts)
             assert panes.min() >= self._next_us, f"{self._name}: rows of windows that are closed"
             assert (self._windows.buckets(panes) == start).all(), f"{self._name}: rows in another pane"
+
+
+def leading_rows(codes: I64, nulls: Bool, starts: I64 | None, order: I64) -> I64:
+    """Positions of the rows whose number in the order is the least of their window and group, int64 (m,). codes, nulls: of the
+    groups. starts: of the windows; None: of one window."""
+    table = GroupTable((Accumulation.LEAST,), in_panes=starts is not None)
+    slots = table.slots_of(codes, nulls, np.zeros(len(codes), np.int64), *(() if starts is None else (starts,)))
+    table.add(0, slots, None, order)
+    return np.flatnonzero(table.words(0, 1, slots) == order)

@@ -97,8 +97,8 @@ def _one_more(monkeypatch: Monkey) -> None:
 def _ties_as_they_come(monkeypatch: Monkey) -> None:
     first = RankColumns.first
 
-    def tied(self: RankColumns, keys: object, rows: TupleBatch, starts: I64 | None) -> tuple[I64, I64]:
-        return first(self, keys, replace(rows, id=np.arange(len(rows), dtype=np.uint64)[::-1]), starts)  # type: ignore[arg-type]
+    def tied(self: RankColumns, keys: object, rows: TupleBatch, *more: object) -> tuple[I64, I64]:
+        return first(self, keys, replace(rows, id=np.arange(len(rows), dtype=np.uint64)[::-1]), *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RankColumns, "first", tied)
 
