@@ -113,6 +113,11 @@ def _cut_down_at_once(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(Ranking, "_keep", hasty)
 
 
+def _ended_windows_stay(monkeypatch: Monkey) -> None:
+    """A bucket keeps the rows of windows that are out."""
+    monkeypatch.setattr(Ranking, "_open_part", lambda self, start_us, pane: pane)
+
+
 def _gap_itself_inside(monkeypatch: Monkey) -> None:
     """> for >= at a pause of the gap."""
     found = Sessions._found
@@ -194,6 +199,7 @@ BUGS: dict[str, tuple[str, Callable[[Monkey], None]]] = {
     "a row more than n": ("top", _one_more),
     "ties as rows come": ("top", _ties_as_they_come),
     "a pane that is cut down too early": ("top", _cut_down_at_once),
+    "rows of ended windows that stay in their bucket": ("top", _ended_windows_stay),
     "top-n left behind by a move": ("top that moves", _left_behind),
     "top-n lost by a move": ("top that moves", _lost_by_a_move),
     "a pause of the gap inside a session": ("sessions", _gap_itself_inside),
