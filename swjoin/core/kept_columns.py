@@ -8,7 +8,7 @@ Stays out: keeping rows (`operators.ranking`, `operators.sessions`), which colum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +23,9 @@ from swjoin.core.join_semantics import mix64
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Key = I64 | U64 | Bool
+Leading = Callable[[I64, Bool, I64 | None, I64], I64]
 
 
 class OrderKey(NamedTuple):
@@ -77,30 +80,38 @@ class RankColumns(KeptColumns):
     size_us: int
     ts_after_us: int
 
-    def first(self, keys: GroupKeys, rows: TupleBatch) -> tuple[I64, I64]:
+    def first(
+        self, keys: GroupKeys, rows: TupleBatch, starts: I64 | None = None, leading: Leading | None = None
+    ) -> tuple[I64, I64]:
         """Positions of the first rows of each group, in order, int64 (m,), and their numbers. Rows that are equal in all
-        columns of the order are in that of their ids."""
+        columns of the order are in that of their ids. starts: int64 (n,), of the windows of the rows; None: of one window.
+        leading: finds the rows of which one is the first of its group; where one is wanted, these alone are sorted."""
         codes, nulls = self.encoded(keys, rows)
-        order = []
+        order: list[I64] = []
         for key in self.order:
             assert rows.columns is not None, f"{self.name}: rows without column {key.column}"
             order += _codes(key, rows.columns.column(key.column))
-        by = np.lexsort((rows.id, *reversed(order), nulls, codes))
-        new = np.ones(len(by), np.bool_)
-        new[1:] = (codes[by[1:]] != codes[by[:-1]]) | (nulls[by[1:]] != nulls[by[:-1]])
+        groups: list[Key] = [codes, nulls] if starts is None else [starts, codes, nulls]
+        head: list[Key] = [*groups, *order[:1]]
+        tail: list[Key] = [*order[1:], rows.id]
+        some = None
+        if leading is not None and order and self.most == 1:
+            some = leading(codes, nulls, starts, order[0])
+            head, tail = [key[some] for key in head], [key[some] for key in tail]
+        by = _positions_by(head, tail)
+        by = by if some is None else some[by]
+        new = _changes(groups, by)
         at = np.arange(len(by))
         ranks = at - np.maximum.accumulate(np.where(new, at, 0)) + 1
         kept = ranks <= self.most
         return by[kept], ranks[kept]
 
-    def rows(self, rows: TupleBatch, ranks: I64, start_us: int) -> ResultRows:
-        """Rows of the window that starts then, with their numbers."""
+    def rows(self, rows: TupleBatch, ranks: I64, starts: I64) -> ResultRows:
+        """Rows with their numbers. starts: int64 (n,), of their windows."""
         import pyarrow as pa
 
-        n = len(rows)
-        starts = np.full(n, start_us, np.int64)
         columns = self._with_window(rows, starts, starts + self.size_us, [(self.rank, pa.array(ranks))])
-        return ResultRows(window_row_ids(start_us, rows.id), np.full(n, start_us + self.ts_after_us, np.int64), columns)
+        return ResultRows(window_row_ids(starts, rows.id), starts + self.ts_after_us, columns)
 
 
 @dataclass(frozen=True)
@@ -114,10 +125,30 @@ class SessionColumns(KeptColumns):
         return ResultRows(rows.id, ends + self.ts_after_us, self._with_window(rows, starts, ends, []))
 
 
-def window_row_ids(start_us: int, ids: U64) -> U64:
-    """Ids, uint64 (n,), of rows as rows of the window that starts then, since a row may be in several."""
+def _positions_by(first: Sequence[Key], then: Sequence[Key]) -> I64:
+    """Positions of rows in the order of these keys, int64 (n,). Rows that are alike in the first ones, mostly few, are compared
+    by the others."""
+    by = np.lexsort(first[::-1])
+    new = _changes(first, by)
+    alike = ~new
+    alike[:-1] |= ~new[1:]
+    at = np.flatnonzero(alike)
+    some = by[at]
+    by[at] = some[np.lexsort((*(key[some] for key in reversed(then)), np.cumsum(new)[at]))]
+    return by
+
+
+def _changes(keys: Sequence[Key], by: I64) -> Bool:
+    """Which rows, in this order, are not like the one before: bool (n,)."""
+    new = np.ones(len(by), np.bool_)
+    new[1:] = np.logical_or.reduce([key[by[1:]] != key[by[:-1]] for key in keys])
+    return new
+
+
+def window_row_ids(starts: I64, ids: U64) -> U64:
+    """Ids, uint64 (n,), of rows as rows of the windows that start then, int64 (n,), since a row may be in several."""
     with np.errstate(over="ignore"):
-        return mix64(ids + np.uint64(start_us & (1 << 64) - 1) * GOLDEN)
+        return mix64(ids + starts.view(np.uint64) * GOLDEN)
 
 
 def sorted_rows(rows: pa.Table, order: Sequence[OrderKey]) -> pa.Table:

@@ -15,24 +15,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numba import uint64
 
 from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
-from swjoin.core.batch import I64, U8, Bool, check_offsets
+from swjoin.core.batch import I64, U8, U64, Bool, check_offsets
 from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.hashing import GOLDEN, mix64_scalar
 from swjoin.core.kernel_cache import kernel
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 INTEGER, BYTES = "integer", "bytes"
+_FIRST_HASH, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+_EIGHT_ZEROS = np.uint64(pow(int(_PRIME), 8, 1 << 64))  # what eight bytes of zero make of a hash
 
 
 @kernel
 def _hash_bytes(data: U8, start: int, stop: int) -> np.uint64:
-    h = np.uint64(0xCBF29CE484222325)
-    for i in range(start, stop):
-        h = (h ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
+    h = _FIRST_HASH
+    for i in range(uint64(start), uint64(stop)):
+        h = (h ^ uint64(data[i])) * _PRIME
     h ^= h >> np.uint64(32)
     return h  # type: ignore[no-any-return]
 
@@ -41,6 +45,60 @@ def _hash_bytes(data: U8, start: int, stop: int) -> np.uint64:
 def _hash_strings(data: U8, offsets: I64, out: I64) -> None:
     for i in range(offsets.shape[0] - 1):
         out[i] = np.int64(_hash_bytes(data, offsets[i], offsets[i + 1]))
+
+
+@kernel
+def _hash_integers(values: I64, out: U64) -> None:
+    """Go on with the hashes of byte strings by eight bytes each."""
+    for i in range(out.shape[0]):
+        h, word = out[i], np.uint64(values[i])
+        if word == np.uint64(0):
+            h *= _EIGHT_ZEROS
+        else:
+            for _ in range(8):
+                h = (h ^ (word & np.uint64(255))) * _PRIME
+                word >>= np.uint64(8)
+        out[i] = h
+
+
+@kernel(inline="always")
+def _word(data, at):  # type: ignore[no-untyped-def]
+    """Eight bytes as uint64: one load, if `at` is one, too, so that it cannot be below zero."""
+    word = np.uint64(0)
+    for j in range(uint64(0), uint64(8)):
+        word |= uint64(data[at + j]) << (uint64(8) * j)
+    return word
+
+
+@kernel
+def _slot_hash(data: U8, start: int, stop: int) -> np.uint64:
+    """A hash of a byte string for the table of a dictionary alone, eight bytes at a time."""
+    at, end, step = uint64(start), uint64(stop), uint64(8)
+    h = end - at
+    while at + step <= end:
+        h = (h ^ _word(data, at)) * GOLDEN
+        h ^= h >> np.uint64(32)
+        at += step
+    while at < end:
+        h = (h ^ uint64(data[at])) * _PRIME
+        at += uint64(1)
+    return mix64_scalar(h)  # type: ignore[no-any-return]
+
+
+@kernel
+def _same_bytes(one: U8, start: int, other: U8, begin: int, size: int) -> bool:
+    at, to, end, step = uint64(start), uint64(begin), uint64(start + size), uint64(8)
+    while at + step <= end:
+        if _word(one, at) != _word(other, to):
+            return False
+        at += step
+        to += step
+    while at < end:
+        if one[at] != other[to]:
+            return False
+        at += uint64(1)
+        to += uint64(1)
+    return True
 
 
 @kernel
@@ -60,7 +118,7 @@ def _intern(
         size = stop - start
         if 2 * (counts[0] + 1) > table.shape[0] or counts[0] + 1 >= arena_offsets.shape[0] or counts[1] + size > arena.shape[0]:
             return i
-        slot = _hash_bytes(data, start, stop) & mask
+        slot = _slot_hash(data, start, stop) & mask
         while True:
             code = table[slot] - 1
             if code < 0:
@@ -73,14 +131,8 @@ def _intern(
                 table[slot] = code + 1
                 break
             begin = arena_offsets[code]
-            if arena_offsets[code + 1] - begin == size:
-                same = True
-                for j in range(size):
-                    if arena[begin + j] != data[start + j]:
-                        same = False
-                        break
-                if same:
-                    break
+            if arena_offsets[code + 1] - begin == size and _same_bytes(arena, begin, data, start, size):
+                break
             slot = (slot + np.uint64(1)) & mask
         codes[i] = code
     return int(offsets.shape[0] - 1)
@@ -92,16 +144,11 @@ def _find(data: U8, offsets: I64, table: I64, arena: U8, arena_offsets: I64, out
     mask = np.uint64(table.shape[0] - 1)
     for i in range(offsets.shape[0] - 1):
         start, size = offsets[i], offsets[i + 1] - offsets[i]
-        slot = _hash_bytes(data, start, start + size) & mask
+        slot = _slot_hash(data, start, start + size) & mask
         while table[slot] > 0:
             code = table[slot] - 1
             begin = arena_offsets[code]
-            same = arena_offsets[code + 1] - begin == size
-            j = 0
-            while same and j < size:
-                same = arena[begin + j] == data[start + j]
-                j += 1
-            if same:
+            if arena_offsets[code + 1] - begin == size and _same_bytes(arena, begin, data, start, size):
                 out[i] = code
                 break
             slot = (slot + np.uint64(1)) & mask
@@ -111,7 +158,7 @@ def _find(data: U8, offsets: I64, table: I64, arena: U8, arena_offsets: I64, out
 def _rehash(table: I64, arena: U8, arena_offsets: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
     for code in range(count):
-        slot = _hash_bytes(arena, arena_offsets[code], arena_offsets[code + 1]) & mask
+        slot = _slot_hash(arena, arena_offsets[code], arena_offsets[code + 1]) & mask
         while table[slot] != 0:
             slot = (slot + np.uint64(1)) & mask
         table[slot] = code + 1
@@ -302,8 +349,13 @@ class KeyEncoder:
     def hashed(self, columns: list[pa.Array]) -> tuple[I64, Bool | None]:
         """As `encode`, but a key that is not its own code is a hash: equal for equal keys, and needs no dictionary. A known key
         keeps its code, by which it has been routed so far."""
-        key, valid, _ = self.to_send(columns)
-        return key, valid
+        if self.native or self.known is not None or BYTES in self._kinds:
+            return self.to_send(columns)[:2]
+        columns, valid = _valid(columns)
+        hashes = np.full(len(columns[0]), _FIRST_HASH)
+        for column in columns:
+            _hash_integers(_integers(column), hashes)
+        return (hashes ^ (hashes >> np.uint64(32))).view(np.int64), valid
 
     def to_send(self, columns: list[pa.Array]) -> tuple[I64, Bool | None, Columns | None]:
         """As `hashed`, and the keys' byte strings, for `Dictionary.codes_of`; None for keys that are their own codes."""
@@ -327,6 +379,9 @@ class KeyEncoder:
         parts = [(_integers(c), None) if k == INTEGER else _byte_strings(c) for c, k in zip(columns, self._kinds, strict=True)]
         if len(parts) == 1 and parts[0][1] is not None:
             return parts[0][0].view(np.uint8), parts[0][1]
+        if BYTES not in self._kinds:  # of one length
+            words: I64 = np.stack([values for values, _ in parts], axis=1).astype("<i8", copy=False)
+            return words.view(np.uint8).reshape(-1), np.arange(len(words) + 1) * (8 * len(parts))
         return _concatenate(parts)
 
 
@@ -378,19 +433,19 @@ def _byte_strings(column: pa.Array) -> tuple[U8, I64]:
 @kernel
 def _put_integer(cursors: I64, values: I64, out: U8) -> None:
     for i in range(values.shape[0]):
-        v = values[i]
-        for j in range(8):
-            out[cursors[i] + j] = np.uint8((v >> (8 * j)) & 255)
+        word, at = uint64(values[i]), uint64(cursors[i])
+        for j in range(uint64(0), uint64(8)):
+            out[at + j] = np.uint8((word >> (uint64(8) * j)) & uint64(255))
         cursors[i] += 8
 
 
 @kernel
 def _put_bytes(cursors: I64, data: U8, offsets: I64, out: U8) -> None:
     for i in range(offsets.shape[0] - 1):
-        at = cursors[i]
-        for j in range(offsets[i + 1] - offsets[i]):
-            out[at + j] = data[offsets[i] + j]
-        cursors[i] = at + offsets[i + 1] - offsets[i]
+        at, start, size = uint64(cursors[i]), uint64(offsets[i]), offsets[i + 1] - offsets[i]
+        for j in range(uint64(0), uint64(size)):
+            out[at + j] = data[start + j]
+        cursors[i] += size
 
 
 def _concatenate(parts: Sequence[tuple[I64 | U8, I64 | None]]) -> tuple[U8, I64]:

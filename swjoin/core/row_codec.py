@@ -167,11 +167,11 @@ class RowCodec:
                     size = np.where(missing, 0, size)
                 if n and int(size.max()) >= 1 << 32:
                     raise UserError(f"column {column.name}: a value of 4 GiB or more cannot be carried")
-                fixed[:, offset : offset + 4] = size.astype("<u4").view(np.uint8).reshape(n, 4)
+                _put_column(fixed, offset, size.astype("<u4").view(np.uint8).reshape(n, 4))
                 lengths.append(size.astype(np.int64))
                 sources.append((borrowed(data, np.uint8) if data is not None else np.empty(0, np.uint8), bounds[:n]))
             elif width and n:
-                fixed[:, offset : offset + width] = _fixed_bytes(array, width)
+                _put_column(fixed, offset, _fixed_bytes(array, width))
         if not self._var:
             return PayloadRows(fixed)
         offsets = np.zeros(n + 1, np.int64)
@@ -193,11 +193,13 @@ class RowCodec:
         self._check_tails(rows)
         cursors = None if rows.var_offsets is None else rows.var_offsets[:-1].copy()
         arrays: list[pa.Array] = []
+        some = [int(np.bitwise_or.reduce(rows.fixed[:, at])) for at in range(self._bitmap_bytes)]
         for i, column in enumerate(self.schema):
             offset, width = self._slots[i]
-            missing = (rows.fixed[:, i // 8] >> np.uint8(i % 8)) & 1
-            nulls = int(missing.sum())
-            valid = pa.py_buffer(np.packbits(missing == 0, bitorder="little")) if nulls else None
+            nulls, valid = 0, None
+            if some[i // 8] >> i % 8 & 1:
+                missing = (rows.fixed[:, i // 8] >> np.uint8(i % 8)) & 1
+                nulls, valid = int(missing.sum()), pa.py_buffer(np.packbits(missing == 0, bitorder="little"))
             if _is_var(column.type):
                 assert cursors is not None
                 assert rows.var is not None
@@ -258,7 +260,23 @@ def _fixed_bytes(array: pa.Array, width: int) -> NDArray[Any]:
 
 def _column_bytes(fixed: U8, offset: int, width: int) -> U8:
     """One column's bytes out of the packed rows, contiguous."""
-    return np.ascontiguousarray(fixed[:, offset : offset + width]).reshape(-1)
+    column = fixed[:, offset : offset + width]
+    if width in _WORDS:
+        return np.ascontiguousarray(column.view(f"u{width}")[:, 0]).view(np.uint8)
+    return np.ascontiguousarray(column).reshape(-1)
+
+
+def _put_column(fixed: U8, offset: int, values: U8) -> None:
+    """The reverse. values: uint8 (n, width)."""
+    width = values.shape[1]
+    column = fixed[:, offset : offset + width]
+    if width in _WORDS and values.strides == (width, 1):
+        column.view(f"u{width}")[:, 0] = values.view(f"u{width}")[:, 0]
+    else:
+        column[:] = values
+
+
+_WORDS = (1, 2, 4, 8)  # widths of values that are copied as integers, one by one
 
 
 @dataclass(frozen=True)

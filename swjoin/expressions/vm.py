@@ -81,9 +81,13 @@ def program_in(plain: dict[str, Any]) -> Program:
 def _integer(arena: U8, at: int, size: int) -> int:
     """A little-endian number of 1, 2, 4 or 8 bytes; negative size: without a sign."""
     width = size if size > 0 else -size
-    value = uint64(0)
-    for i in range(width):
-        value |= uint64(arena[at + i]) << uint64(8 * i)
+    value, first = uint64(0), uint64(at)
+    if width == 8:
+        for i in range(uint64(0), uint64(8)):  # one load
+            value |= uint64(arena[first + i]) << (uint64(8) * i)
+        return np.int64(value)  # type: ignore[return-value]
+    for i in range(uint64(0), uint64(width)):
+        value |= uint64(arena[first + i]) << (uint64(8) * i)
     if size > 0 and width < 8 and value >> uint64(8 * width - 1) != uint64(0):
         value |= uint64(0xFFFFFFFFFFFFFFFF) << uint64(8 * width)
     return np.int64(value)  # type: ignore[return-value]

@@ -44,7 +44,7 @@ class Aggregation(WindowOperator[GroupTable]):
         self._kinds = [*(call.accumulation for call in self._own), Accumulation.COUNT]
         self._counting = {i: _ROWS for i, call in enumerate(columns.calls) if call.column is None}
         self._counting |= {i: place for place, i in enumerate(own)}  # places of calls in `_kinds`
-        self._deciding = DecidingRows(columns, keys)
+        self._deciding = DecidingRows(windows, columns, keys)
         self._running: _Running | None = None
         self._pane_bytes = 0
         self._usual = 0  # groups of the pane that was forgotten last
@@ -63,20 +63,21 @@ class Aggregation(WindowOperator[GroupTable]):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
         arguments = [self._columns.argument(call, rows) for call in self._own]
-        least = int(panes.min())
-        whole = least == int(panes.max())
-        order = np.empty(0, np.int64) if whole else np.argsort(panes, kind="stable")
-        starts = [0] if whole else [0, *(np.flatnonzero(np.diff(panes[order])) + 1).tolist()]
+        buckets = self._windows.buckets(panes)
+        least = int(buckets.min())
+        whole = least == int(buckets.max())
+        order = np.empty(0, np.int64) if whole else np.argsort(buckets, kind="stable")
+        starts = [0] if whole else [0, *(np.flatnonzero(np.diff(buckets[order])) + 1).tolist()]
         for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
             part: slice | I64 = slice(None) if whole else order[start:stop]
-            pane = least if whole else int(panes[order[start]])
+            pane = least if whole else int(buckets[order[start]])
             table = self._panes.get(pane)
             if table is None:
                 most = self._usual if len(self._panes) < _MANY_PANES else min(self._usual, stop - start)
-                table = self._panes[pane] = GroupTable(self._kinds, most)
+                table = self._panes[pane] = self._new_table(most)
                 self._pane_bytes += table.nbytes
             before = table.nbytes
-            slots = table.slots_of(codes[part], nulls[part], groups[part])
+            slots = table.slots_of(codes[part], nulls[part], groups[part], *((panes[part],) if table.in_panes else ()))
             table.add(_ROWS, slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
                 mine = None if valid is None else valid[part]
@@ -86,11 +87,27 @@ class Aggregation(WindowOperator[GroupTable]):
             self._pane_bytes += table.nbytes - before
         self._check_memory()
 
+    def _new_table(self, size: int = 0) -> GroupTable:
+        """Of the groups of a bucket."""
+        return GroupTable(self._kinds, size, in_panes=self._windows.in_buckets)
+
+    def _open_part(self, start_us: int, pane: GroupTable) -> GroupTable | None:
+        is_open = pane.panes >= self._next_us
+        if is_open.all():
+            return pane
+        if not is_open.any():
+            return None
+        self._deciding.drop_before(start_us, self._next_us)
+        rest = pane.only(np.flatnonzero(is_open))
+        self._usual = len(pane)
+        self._pane_bytes += rest.nbytes - pane.nbytes
+        return rest
+
     def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
         """Rows of the windows that end by this time, oldest first, in pieces; of each row its partition-group."""
         held: list[_Piece] = []
-        for start in self._closing(watermark_us):
-            for piece in self._pieces(start, self._table_of(start)):
+        for start, end in self._closing(watermark_us):
+            for piece in self._pieces_between(start, end):
                 if held and sum(len(other.codes) for other in held) + len(piece.codes) > self._most_rows:
                     yield self._rows_of(held)
                     held = []
@@ -126,14 +143,28 @@ class Aggregation(WindowOperator[GroupTable]):
         """Of a step."""
         return max(1, self._limits.result_bytes // (16 * (3 + len(self._columns.key) + len(self._columns.calls))))
 
-    def _pieces(self, start_us: int, table: GroupTable) -> Iterator[_Piece]:
+    def _pieces_between(self, start_us: int, end_us: int) -> Iterator[_Piece]:
+        """Groups of a window, or of all windows of buckets between these times."""
+        if not self._windows.in_buckets:
+            yield from self._pieces(start_us, end_us, self._table_of(start_us))
+            return
+        for bucket in sorted(self._panes):
+            if bucket < end_us:
+                yield from self._pieces(bucket, end_us, self._panes[bucket])
+
+    def _pieces(self, start_us: int, end_us: int, table: GroupTable) -> Iterator[_Piece]:
+        """start_us: of the window, or of the bucket."""
         found, most = table.slots_with(_ROWS), self._most_rows
-        results = self._deciding.results(start_us, start_us + self._windows.size_us, table)
+        if table.in_panes:
+            found = found[table.panes[found] < end_us]
+            found = found[np.argsort(table.panes[found], kind="stable")]
+        length_us = self._windows.bucket_us if table.in_panes else self._windows.size_us
+        results = self._deciding.results(start_us, start_us + length_us, table)
         results |= {i: partial(Words.of, table, place) for i, place in self._counting.items()}
         for at in range(0, len(found), most):
             slots = found[at : at + most]
             of_calls = [results[i](slots) for i in range(len(self._columns.calls))]
-            starts = np.full(len(slots), start_us)
+            starts = table.panes[slots] if table.in_panes else np.full(len(slots), start_us)
             yield _Piece(starts, table.keys[slots], table.nulls[slots], table.groups[slots], of_calls)
 
     def _rows_of(self, pieces: Sequence[_Piece]) -> tuple[ResultRows, I64]:
@@ -156,7 +187,7 @@ class Aggregation(WindowOperator[GroupTable]):
             rows = table.taken(slots)
             fixed: U8 = np.ascontiguousarray(rows).view(np.uint8).reshape(len(slots), -1)
             ids = np.zeros(len(slots), np.uint64)
-            times = np.full(len(slots), pane, np.int64)
+            times = table.panes[slots] if table.in_panes else np.full(len(slots), pane, np.int64)
             parts.append(TupleBatch(table.keys[slots], times, ids, np.zeros(len(slots), np.int64), PayloadRows(fixed)))
             self._panes[pane] = table.without(move_id.group)
             if not len(self._panes[pane]):
@@ -178,16 +209,19 @@ class Aggregation(WindowOperator[GroupTable]):
         if rows.fixed.shape[1] != 8 * words:
             raise RunFailed(f"{where}: groups of another layout")
         found: I64 = np.ascontiguousarray(rows.fixed).view(np.int64).reshape(len(chunk.tuples), words)
-        for pane in np.unique(chunk.tuples.ts).tolist():
-            index = np.flatnonzero(chunk.tuples.ts == pane)
-            table = self._panes.setdefault(pane, GroupTable(self._kinds))
-            table.put(chunk.tuples.key[index], int(chunk.group), found[index])
+        buckets = self._windows.buckets(chunk.tuples.ts)
+        for pane in np.unique(buckets).tolist():
+            index = np.flatnonzero(buckets == pane)
+            table = self._panes.setdefault(pane, self._new_table())
+            panes = (chunk.tuples.ts[index],) if table.in_panes else ()
+            table.put(chunk.tuples.key[index], int(chunk.group), found[index], *panes)
         self._pane_bytes = sum(table.nbytes for table in self._panes.values())
         self._check_memory()
 
     def _take_rows(self, chunk: StateChunk) -> None:
         """Rows of a partition-group that decide calls; its groups have come before."""
-        panes, groups = self._windows.panes(chunk.tuples.ts), np.full(len(chunk.tuples), int(chunk.group), np.int64)
+        panes = self._windows.buckets(self._windows.panes(chunk.tuples.ts))
+        groups = np.full(len(chunk.tuples), int(chunk.group), np.int64)
         for pane in np.unique(panes).tolist():
             index = np.flatnonzero(panes == pane)
             self._deciding.add(pane, chunk.tuples.take(index), groups[index], self._panes[pane])
@@ -202,9 +236,12 @@ class Aggregation(WindowOperator[GroupTable]):
         held = sum(table.nbytes for table in self._panes.values())
         assert self._pane_bytes == held, f"{self._name}: panes hold {held} bytes, {self._pane_bytes} are counted"
         for pane, table in self._panes.items():
-            assert pane >= self._next_us, f"{self._name}: a pane of {pane} us, windows are open from {self._next_us} us on"
-            pairs = zip(table.keys.tolist(), table.nulls.tolist(), strict=True)
+            panes = table.panes if table.in_panes else np.full(len(table), pane)
+            pairs = zip(table.keys.tolist(), table.nulls.tolist(), panes.tolist(), strict=True)
             assert len(set(pairs)) == len(table) > 0, f"{self._name}: a group occurs twice in a pane, or a pane is empty"
+            where = f"{self._name}: a pane of {panes.min()} us"
+            assert panes.min() >= self._next_us, f"{where}, windows are open from {self._next_us} us on"
+            assert (self._windows.buckets(panes) == pane).all(), f"{where} in the bucket of {pane} us"
         self._deciding.validate(self._panes)
 
 

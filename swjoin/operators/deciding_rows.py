@@ -18,6 +18,7 @@ from swjoin.core.aggregate_columns import F64, AggregateColumns, Call, Totals, t
 from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.group_keys import GroupKeys
+from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.kept_rows import KeptRows, PaneRows, rows_of_window
 from swjoin.state.group_table import GroupTable
 
@@ -52,10 +53,10 @@ def joined(parts: Sequence[Result]) -> Result:
 
 
 class DecidingRows:
-    """keys: the encoder of this instance. panes are named by their start."""
+    """keys: the encoder of this instance. panes are named by the start of their bucket."""
 
-    def __init__(self, columns: AggregateColumns, keys: GroupKeys) -> None:
-        self._columns, self._keys = columns, keys
+    def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys) -> None:
+        self._windows, self._columns, self._keys = windows, columns, keys
         self._calls = {i: call for i, call in enumerate(columns.calls) if call.accumulation == Accumulation.ROWS}
         self._panes: dict[int, PaneRows] = {}
 
@@ -74,7 +75,8 @@ class DecidingRows:
 
     def _slots(self, rows: KeptRows, table: GroupTable) -> I64:
         codes, nulls = self._columns.encoded(self._keys, rows.rows)
-        return table.slots_of(codes, nulls, rows.groups)
+        panes = (self._windows.panes(rows.rows.ts),) if table.in_panes else ()
+        return table.slots_of(codes, nulls, rows.groups, *panes)
 
     def results(self, start_us: int, end_us: int, table: GroupTable) -> dict[int, Callable[[I64], Result]]:
         """The results of each such call, by its place, for slots of the table, which has the groups of a window."""
@@ -95,6 +97,12 @@ class DecidingRows:
         argument = self._columns.argument(call, rows.take(at))
         sums.add(0, slots[at], argument.valid, argument.values, unsigned=argument.unsigned)
         return partial(Words.of, sums, 0)
+
+    def drop_before(self, pane_us: int, before_us: int) -> None:
+        """Windows of a bucket before this time are closed."""
+        pane = self._panes.get(pane_us)
+        if pane is not None and not (is_open := pane.rows.ts >= before_us).all():
+            pane.keep(np.flatnonzero(is_open))
 
     def drop(self, pane_us: int) -> None:
         """No window has this pane any more."""

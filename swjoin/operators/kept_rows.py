@@ -79,7 +79,7 @@ class PaneRows(KeptRows):
 
 
 def rows_of_window(panes: Mapping[int, PaneRows], start_us: int, end_us: int) -> KeptRows:
-    """The rows of all panes, which are by their start, from this time on and before that one."""
+    """The rows of all panes, which are by their start (of buckets by theirs), from this time on and before that one."""
     whole = KeptRows()
     for at in sorted(panes):
         if start_us <= at < end_us:

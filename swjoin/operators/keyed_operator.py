@@ -179,16 +179,20 @@ class KeyedOperator(ABC):
 
 
 class WindowOperator(KeyedOperator, Generic[Pane]):
-    """Rows are in panes, of which windows consist."""
+    """Rows are in panes, of which windows consist. Panes of a bucket are kept as one."""
 
     def __init__(self, windows: TimeWindows, limits: Limits, name: str) -> None:
         super().__init__(limits, name)
         self._windows = windows
-        self._panes: dict[int, Pane] = {}  # by start
+        self._panes: dict[int, Pane] = {}  # by start of the bucket
         self._next_us = BEGIN_OF_TIME_US  # start of the first window that is not closed
 
+    @abstractmethod
+    def _open_part(self, start_us: int, pane: Pane) -> Pane | None:
+        """What a bucket has of windows from `_next_us` on; None if nothing."""
+
     def _left(self, start_us: int, pane: Pane) -> None:
-        """No window has this pane any more."""
+        """No window that is open has this pane."""
 
     def _in_open_panes(self, rows: TupleBatch, groups: I64, where: str) -> tuple[TupleBatch, I64, I64]:
         """The rows that are in windows, their partition-groups and panes. where: as in `_accumulate`."""
@@ -204,14 +208,19 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
             rows, groups, panes = rows.take(index), groups[index], panes[index]
         return rows, groups, panes
 
-    def _closing(self, watermark_us: int) -> Iterator[int]:
-        """Starts of the windows that end by this time and have rows, oldest first. They are closed one by one."""
+    def _closing(self, watermark_us: int) -> Iterator[tuple[int, int]]:
+        """The windows that end by this time and have rows, oldest first: their start and end. They are closed one by one; those
+        of buckets at once, and start and end are of them all."""
         windows = self._windows
-        while self._panes:
+        if windows.in_buckets:
+            end = min(windows.first_after(watermark_us), END_OF_TIME_US)
+            if self._panes and min(self._panes) < end:
+                yield min(self._panes), end
+        while self._panes and not windows.in_buckets:
             start = max(windows.first_with(min(self._panes)), self._next_us)
             if start + windows.size_us > watermark_us:
                 break
-            yield start
+            yield start, start + windows.size_us
             self._next_us = start + windows.slide_us
             self._forget()
         self._pass(watermark_us)
@@ -221,8 +230,13 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
         self._forget()
 
     def _forget(self) -> None:
-        for pane in [pane for pane in self._panes if pane < self._next_us]:
-            self._left(pane, self._panes.pop(pane))
+        for start in [start for start in self._panes if start < self._next_us]:
+            pane, whole = self._panes.pop(start), start + self._windows.bucket_us <= self._next_us
+            rest = None if whole or not self._windows.in_buckets else self._open_part(start, pane)
+            if rest is None:
+                self._left(start, pane)
+            else:
+                self._panes[start] = rest
 
     def group_ids(self) -> list[GroupId]:
         found = [np.unique(pane.groups) for pane in self._panes.values()]

@@ -20,6 +20,7 @@ from swjoin.state.exact_sums import DIGITS, ExactSums, SumState
 
 F64 = NDArray[np.float64]
 _FIRST = 64  # slots of an empty table
+_NO_PANES: I64 = np.empty(0, np.int64)
 _SPECIAL = 3  # words that `ExactSums` has besides digits
 _COUNT, _INTEGERS, _LEAST, _GREATEST = (
     int(Accumulation.COUNT),
@@ -31,24 +32,41 @@ _COUNT, _INTEGERS, _LEAST, _GREATEST = (
 
 @kernel
 def _find(
-    keys: I64, nulls: Bool, groups: I64, table: I64, key_of: I64, null_of: Bool, group_of: I64, count: int, first: int, out: I64
+    keys: I64,
+    nulls: Bool,
+    groups: I64,
+    panes: I64,
+    table: I64,
+    key_of: I64,
+    null_of: Bool,
+    group_of: I64,
+    pane_of: I64,
+    count: int,
+    first: int,
+    out: I64,
 ) -> tuple[int, int]:
     """Slots of the groups from `first` on; new ones get the next. Returns the row for which there is no room, or their number,
-    and the number of slots. table: slot + 1, 0 for none."""
+    and the number of slots. panes: empty in a table of one pane. table: slot + 1, 0 for none."""
     mask = np.uint64(table.shape[0] - 1)
+    in_panes = panes.shape[0] > 0
     for i in range(first, keys.shape[0]):
-        at = mix64_scalar(np.uint64(keys[i]) * GOLDEN + np.uint64(nulls[i])) & mask
+        at = np.uint64(keys[i]) * GOLDEN + np.uint64(nulls[i])
+        if in_panes:
+            at += mix64_scalar(np.uint64(panes[i]))
+        at = mix64_scalar(at) & mask
         while True:
             slot = table[at] - 1
             if slot < 0:
                 if count >= key_of.shape[0]:
                     return i, count
                 key_of[count], null_of[count], group_of[count] = keys[i], nulls[i], groups[i]
+                if in_panes:
+                    pane_of[count] = panes[i]
                 slot = count
                 count += 1
                 table[at] = count
                 break
-            if key_of[slot] == keys[i] and null_of[slot] == nulls[i]:
+            if key_of[slot] == keys[i] and null_of[slot] == nulls[i] and (not in_panes or pane_of[slot] == panes[i]):
                 break
             at = (at + np.uint64(1)) & mask
         out[i] = slot
@@ -56,10 +74,14 @@ def _find(
 
 
 @kernel
-def _rehash(table: I64, key_of: I64, null_of: Bool, count: int) -> None:
+def _rehash(table: I64, key_of: I64, null_of: Bool, pane_of: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
+    in_panes = pane_of.shape[0] > 0
     for slot in range(count):
-        at = mix64_scalar(np.uint64(key_of[slot]) * GOLDEN + np.uint64(null_of[slot])) & mask
+        at = np.uint64(key_of[slot]) * GOLDEN + np.uint64(null_of[slot])
+        if in_panes:
+            at += mix64_scalar(np.uint64(pane_of[slot]))
+        at = mix64_scalar(at) & mask
         while table[at] != 0:
             at = (at + np.uint64(1)) & mask
         table[at] = slot + 1
@@ -124,8 +146,8 @@ def _combine(slots: I64, other: I64, kinds: I64, starts: I64, words: I64, sign: 
 class GroupTable:
     """kinds: what is accumulated of each call."""
 
-    def __init__(self, kinds: Sequence[Accumulation], size: int = 0) -> None:
-        """size: groups for which there is to be room."""
+    def __init__(self, kinds: Sequence[Accumulation], size: int = 0, *, in_panes: bool = False) -> None:
+        """size: groups for which there is to be room. in_panes: groups of several panes, which are apart."""
         self.kinds = tuple(kinds)
         self._kinds = np.array(self.kinds, np.int64)
         widths = [kind.words for kind in self.kinds]
@@ -134,6 +156,7 @@ class GroupTable:
         room = max(_FIRST, 1 << (size - 1).bit_length())
         self._table = np.zeros(2 * room, np.int64)
         self._key, self._null, self._group = np.empty(room, np.int64), np.empty(room, np.bool_), np.empty(room, np.int64)
+        self._pane = np.empty(room if in_panes else 0, np.int64)
         self._words = np.zeros((room, sum(widths)), np.int64)
         self._sums = {i: ExactSums(room) for i, kind in enumerate(self.kinds) if kind == Accumulation.DOUBLES}
         self._nbytes = self._own_bytes()
@@ -146,7 +169,7 @@ class GroupTable:
         return self._nbytes + (sum(sums.nbytes for sums in self._sums.values()) if self._sums else 0)
 
     def _own_bytes(self) -> int:
-        return sum(part.nbytes for part in (self._table, self._key, self._null, self._group, self._words))
+        return sum(part.nbytes for part in (self._table, self._key, self._null, self._group, self._pane, self._words))
 
     @property
     def keys(self) -> I64:
@@ -163,13 +186,24 @@ class GroupTable:
         """Their partition-groups, int64 (n,)."""
         return self._group[: self._count]
 
-    def slots_of(self, keys: I64, nulls: Bool, groups: I64) -> I64:
-        """The slot of each row's group, int64 (n,). groups: partition-groups of the rows."""
+    @property
+    def in_panes(self) -> bool:
+        return len(self._pane) > 0
+
+    @property
+    def panes(self) -> I64:
+        """Starts of their panes, int64 (n,); none in a table of one pane."""
+        return self._pane[: self._count]
+
+    def slots_of(self, keys: I64, nulls: Bool, groups: I64, panes: I64 = _NO_PANES) -> I64:
+        """The slot of each row's group, int64 (n,). groups: partition-groups of the rows. panes: starts of their panes, in a
+        table of several."""
+        assert len(panes) == (len(keys) if self.in_panes else 0), "rows of panes for a table of one, or the reverse"
         out = np.empty(len(keys), np.int64)
         done = 0
         while True:
-            held = self._key, self._null, self._group
-            done, self._count = _find(keys, nulls, groups, self._table, *held, self._count, done, out)
+            held = self._key, self._null, self._group, self._pane
+            done, self._count = _find(keys, nulls, groups, panes, self._table, *held, self._count, done, out)
             if done == len(keys):
                 return out
             self._grow()
@@ -177,14 +211,15 @@ class GroupTable:
     def _grow(self) -> None:
         """Twice the slots."""
         n = len(self._key)
-        self._key, self._null, self._group = (np.concatenate([a, a]) for a in (self._key, self._null, self._group))
+        held = self._key, self._null, self._group, self._pane
+        self._key, self._null, self._group, self._pane = (np.concatenate([a, a]) for a in held)
         words = np.zeros((2 * n, self._words.shape[1]), np.int64)
         words[:n] = self._words
         self._words = words
         for sums in self._sums.values():
             sums.resize(2 * n)
         self._table = np.zeros(4 * n, np.int64)
-        _rehash(self._table, self._key, self._null, self._count)
+        _rehash(self._table, self._key, self._null, self._pane, self._count)
         self._nbytes = self._own_bytes()
 
     def add(self, call: int, slots: I64, valid: Bool | None, values: I64 | F64 | None, *, unsigned: bool = False) -> None:
@@ -204,7 +239,7 @@ class GroupTable:
 
     def combine(self, other: GroupTable, *, sign: int = 1) -> None:
         """Add all groups of another table of the same calls; with sign -1 take them away, if no call is an extreme."""
-        slots = self.slots_of(other.keys, other.nulls, other.groups)
+        slots = self.slots_of(other.keys, other.nulls, other.groups, other.panes)
         _combine(slots, other._words[: other._count], self._kinds, self._starts, self._words, sign)
         for call, sums in self._sums.items():
             sums.combine(slots, other._sums[call], np.arange(other._count), sign=sign)
@@ -237,9 +272,9 @@ class GroupTable:
             parts += list(sums.export(slots))
         return np.concatenate(parts, axis=1)
 
-    def put(self, keys: I64, group: int, rows: I64) -> None:
-        """Add groups of which `taken` made the rows."""
-        slots = self.slots_of(keys, rows[:, 0] != 0, np.full(len(keys), group, np.int64))
+    def put(self, keys: I64, group: int, rows: I64, panes: I64 = _NO_PANES) -> None:
+        """Add groups of which `taken` made the rows. panes: as for `slots_of`."""
+        slots = self.slots_of(keys, rows[:, 0] != 0, np.full(len(keys), group, np.int64), panes)
         at = 1 + self._words.shape[1]
         _combine(slots, np.ascontiguousarray(rows[:, 1:at]), self._kinds, self._starts, self._words, 1)
         for sums in self._sums.values():
@@ -253,9 +288,10 @@ class GroupTable:
 
     def only(self, keep: I64) -> GroupTable:
         """A table of the groups of these slots."""
-        rest = GroupTable(self.kinds, len(keep))
+        rest = GroupTable(self.kinds, len(keep), in_panes=self.in_panes)
         if len(keep):
-            slots = rest.slots_of(self.keys[keep], self.nulls[keep], self.groups[keep])
+            panes = self.panes[keep] if self.in_panes else _NO_PANES
+            slots = rest.slots_of(self.keys[keep], self.nulls[keep], self.groups[keep], panes)
             _combine(slots, self._words[keep], self._kinds, self._starts, rest._words, 1)
             for call, sums in rest._sums.items():
                 sums.combine(slots, self._sums[call], keep)

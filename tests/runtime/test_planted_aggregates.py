@@ -132,6 +132,17 @@ def _nothing_needed(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(stage, "needed_below", forgetful)
 
 
+def _ended_windows_stay(monkeypatch: Monkey) -> None:
+    """A bucket keeps the groups of windows that are out."""
+    monkeypatch.setattr(Aggregation, "_open_part", lambda self, start_us, pane: pane)
+
+
+def _open_windows_come_out(monkeypatch: Monkey) -> None:
+    """All windows of a bucket come out with the first one that ends."""
+    pieces = Aggregation._pieces
+    monkeypatch.setattr(Aggregation, "_pieces", lambda self, start_us, end_us, table: pieces(self, start_us, 1 << 62, table))
+
+
 def _panes_as_long_as_slides(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(TimeWindows, "pane_us", property(lambda self: self.slide_us))
 
@@ -151,6 +162,8 @@ BUGS: dict[str, Callable[[Monkey], None]] = {
     "codes of another instance": _other_codes,
     "windows that come out again after a restore": _out_again,
     "rows of open windows that a checkpoint forgets": _nothing_needed,
+    "groups of ended windows that stay in their bucket": _ended_windows_stay,
+    "open windows of a bucket that come out": _open_windows_come_out,
     "panes as long as slides": _panes_as_long_as_slides,
     "< for <= at a window's edge": _edge_in_the_window_before,
 }

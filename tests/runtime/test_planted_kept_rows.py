@@ -97,8 +97,8 @@ def _one_more(monkeypatch: Monkey) -> None:
 def _ties_as_they_come(monkeypatch: Monkey) -> None:
     first = RankColumns.first
 
-    def tied(self: RankColumns, keys: object, rows: TupleBatch) -> tuple[I64, I64]:
-        return first(self, keys, replace(rows, id=np.arange(len(rows), dtype=np.uint64)[::-1]))  # type: ignore[arg-type]
+    def tied(self: RankColumns, keys: object, rows: TupleBatch, *more: object) -> tuple[I64, I64]:
+        return first(self, keys, replace(rows, id=np.arange(len(rows), dtype=np.uint64)[::-1]), *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RankColumns, "first", tied)
 
@@ -111,6 +111,11 @@ def _cut_down_at_once(monkeypatch: Monkey) -> None:
         keep(self, start_us, rows.slice(0, 1), groups[:1])
 
     monkeypatch.setattr(Ranking, "_keep", hasty)
+
+
+def _ended_windows_stay(monkeypatch: Monkey) -> None:
+    """A bucket keeps the rows of windows that are out."""
+    monkeypatch.setattr(Ranking, "_open_part", lambda self, start_us, pane: pane)
 
 
 def _gap_itself_inside(monkeypatch: Monkey) -> None:
@@ -194,6 +199,7 @@ BUGS: dict[str, tuple[str, Callable[[Monkey], None]]] = {
     "a row more than n": ("top", _one_more),
     "ties as rows come": ("top", _ties_as_they_come),
     "a pane that is cut down too early": ("top", _cut_down_at_once),
+    "rows of ended windows that stay in their bucket": ("top", _ended_windows_stay),
     "top-n left behind by a move": ("top that moves", _left_behind),
     "top-n lost by a move": ("top that moves", _lost_by_a_move),
     "a pause of the gap inside a session": ("sessions", _gap_itself_inside),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from swjoin.core.aggregate_functions import Accumulation, accumulation_of, from_ordered, ordered, result_type
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
+from swjoin.core.key_encoder import Dictionary, KeyEncoder
 from swjoin.core.time_windows import TimeWindows
 from swjoin.state.group_table import GroupTable
 
@@ -98,6 +99,40 @@ def test_a_table_grows_and_keeps_its_groups() -> None:
     assert (table.groups[slots] == groups).all()
 
 
+@settings(max_examples=100)
+@given(st.lists(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3), INTEGERS), max_size=40), max_size=3))
+def test_groups_of_several_panes_are_apart(parts: list[list[tuple[int, int, int]]]) -> None:
+    kinds = (Accumulation.INTEGERS, Accumulation.LEAST)
+    table, by_pane = GroupTable(kinds, in_panes=True), {pane: GroupTable(kinds) for pane in range(4)}
+    for part in parts:
+        keys, panes, values = np.array(part, np.int64).reshape(-1, 3).T.copy()
+        none = np.zeros(len(keys), np.bool_)
+        slots = table.slots_of(keys, none, keys % 2, panes)
+        for call in range(2):
+            table.add(call, slots, None, values)
+        for pane, alone in by_pane.items():
+            mine = panes == pane
+            at = alone.slots_of(keys[mine], none[mine], keys[mine] % 2)
+            for call in range(2):
+                alone.add(call, at, None, values[mine])
+    moved = GroupTable(kinds, in_panes=True)
+    slots = np.flatnonzero(table.groups == 1)
+    moved.put(table.keys[slots], 1, table.taken(slots), table.panes[slots])
+    rest = table.without(1)
+    for pane, alone in by_pane.items():
+        wanted = [(k, g, w) for k, g, w in zip(*map(np.ndarray.tolist, (alone.keys, alone.groups, _words(alone))), strict=True)]
+        for found, groups in ((table, (0, 1)), (moved, (1,)), (rest, (0,)), (table.only(np.arange(len(table))), (0, 1))):
+            mine = found.panes == pane
+            columns = (found.keys[mine], found.groups[mine], _words(found)[mine])
+            shown = list(zip(*map(np.ndarray.tolist, columns), strict=True))
+            assert sorted(shown) == sorted(row for row in wanted if row[1] in groups)
+
+
+def _words(table: GroupTable) -> Any:
+    """Accumulators of all groups, int64 (n, words)."""
+    return table.taken(np.arange(len(table)))[:, 1:]
+
+
 @settings(max_examples=60)
 @given(st.lists(KEYS))
 def test_keys_of_several_columns_come_back(rows: list[tuple[Any, ...]]) -> None:
@@ -116,6 +151,38 @@ def test_keys_of_several_columns_come_back(rows: list[tuple[Any, ...]]) -> None:
     assert len(set(zip(codes.tolist(), hashes.tolist(), strict=True))) == len(set(codes.tolist()))
 
 
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), INTEGERS), st.booleans(), st.sampled_from([None, "", "seven b", "eight by", "nine byte"])
+        )
+    )
+)
+def test_keys_have_the_hashes_and_codes_of_their_bytes(rows: list[tuple[Any, ...]]) -> None:
+    types = [("i", pa.int64()), ("b", pa.bool_()), ("s", pa.string())]
+    columns = [pa.array([row[i] for row in rows], kind) for i, (_, kind) in enumerate(types)]
+    for count in (2, 3):  # integers alone, and with text
+        keys = KeyEncoder(types[:count], types[:count])
+        hashes, valid, sent = keys.to_send(columns[:count])
+        assert sent is not None
+        again, also_valid = keys.hashed(columns[:count])
+        assert again.tolist() == hashes.tolist()
+        assert (valid is None) == (also_valid is None)
+        texts = sent.column("key").to_pylist()
+        assert [_fnv(text) for text in texts] == hashes.view(np.uint64).tolist()
+        first = {text: code for code, text in reversed(list(enumerate(dict.fromkeys(texts))))}
+        codes = Dictionary().codes_of(sent).tolist()
+        assert codes == [first[text] for text in texts]
+
+
+def _fnv(text: bytes) -> int:
+    found = 0xCBF29CE484222325
+    for byte in text:
+        found = (found ^ byte) * 0x100000001B3 % (1 << 64)
+    return found ^ found >> 32
+
+
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(-5, 5), st.integers(-200, 200))
 def test_windows_of_a_time(size: int, slide: int, origin: int, ts: int) -> None:
     windows = TimeWindows(size, slide, origin)
@@ -129,6 +196,19 @@ def test_windows_of_a_time(size: int, slide: int, origin: int, ts: int) -> None:
         assert all(start <= pane and pane + windows.pane_us <= start + size for start in starts)
     after = windows.first_after(ts)
     assert after + size > ts >= after - slide + size
+    (bucket,) = windows.buckets(np.array([pane])).tolist()
+    assert windows.in_buckets == (slide % size == 0)
+    assert bucket <= pane < bucket + windows.bucket_us
+    assert (bucket - origin) % windows.bucket_us == 0 or not windows.in_buckets
+    assert windows.in_buckets or bucket == pane
+
+
+@pytest.mark.parametrize(
+    ("size_us", "slide_us", "bucket_us"),
+    [(1, 1, 1_000_000), (3, 6, 999_999), (2, 1, 1), (600_000, 600_000, 600_000), (5_000_000, 5_000_000, 5_000_000)],
+)
+def test_buckets_are_a_second_of_short_windows(size_us: int, slide_us: int, bucket_us: int) -> None:
+    assert TimeWindows(size_us, slide_us).bucket_us == bucket_us
 
 
 @pytest.mark.parametrize("size", [0, -1])
