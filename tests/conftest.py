@@ -169,7 +169,7 @@ def spark(shared_spark: SharedSpark) -> Any:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
     """`start(name, *words)`: a command of swjoin in a process of its own, which does not survive the test."""
-    from tests.support.commands import Command
+    from tests.support.command_processes import Command
 
     started: list[Command] = []
 
