@@ -112,7 +112,7 @@ class AggregateColumns:
 
     def deciding(self, call: Call, slots: I64, rows: TupleBatch) -> I64:
         """Positions of the rows that decide a call: one of each group, or of each group and value; rows with null decide
-        nothing. slots: of the rows' groups. Of rows that are alike the first by order and id is taken, `last` takes the last."""
+        nothing. slots: of the rows' groups. Of rows that are alike the earliest is taken, by `last` the latest."""
         assert rows.columns is not None, f"{self.name}: rows without columns"
         assert call.column is not None, f"{call.name}: rows that decide a count of rows"
         column, after = decoded(rows.columns.column(call.column)), [*self._order_of(rows), rows.ts, rows.id]

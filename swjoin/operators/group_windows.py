@@ -5,9 +5,9 @@ Why: a row's number in its group, and the time from which a group's windows are 
 the row; rows are kept until then, and of every group one row for the run, which has the number or the time.
 Stays out: columns of rows (`core.kept_columns`), what is computed of a window's rows (`operators.aggregation`, behind it).
 
-A row comes out once for each window that has it. Window k of tuples has the rows of its group with numbers k slide to k slide +
-size - 1, in the order of time and id; one that the stream does not fill comes out at its end, or not at all. Window k aligned to
-data is [t0 + k slide, t0 + k slide + size], both ends included, where t0 is the time of the group's first row.
+A row comes out once for each window that has it. Window k of tuples has the rows of its group with numbers k slide to k slide
++ size - 1, in the order of time and id; one that the stream does not fill comes out at its end, or not at all. Window k aligned
+to data is [t0 + k slide, t0 + k slide + size], both ends included, where t0 is the time of the group's first row.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class _GroupWindows(RowsOperator):
 
 
 class TupleWindows(_GroupWindows):
-    """span: size and slide, rows. partial: whether windows that are not full come out. keys: the encoder of this instance. name: owner,
-    for messages. The key of a row that is kept is its number."""
+    """span: size and slide, rows. partial: whether windows that are not full come out. keys: the encoder of this instance.
+    name: owner, for messages. The key of a row that is kept is its number."""
 
     def __init__(
         self, span: tuple[int, int], columns: RepeatedColumns, keys: GroupKeys, limits: Limits, name: str, *, partial: bool

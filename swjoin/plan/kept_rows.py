@@ -203,9 +203,7 @@ def kept_types(node: Kept, types: Mapping[str, str], time: str | None) -> list[t
     return found
 
 
-def kept_columns_of(
-    node: Kept, types: Mapping[str, str], wanted: set[str]
-) -> RankColumns | SessionColumns | RepeatedColumns:
+def kept_columns_of(node: Kept, types: Mapping[str, str], wanted: set[str]) -> RankColumns | SessionColumns | RepeatedColumns:
     """What an instance needs. types: of the input. wanted: columns of its rows that a later node needs."""
     keys = tuple((name, type_named(types[name])) for name in node.key)
     shown = tuple(name for name in types if name in wanted)
