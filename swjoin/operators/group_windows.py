@@ -27,7 +27,7 @@ from swjoin.operators.kept_rows import KeptRows, RowsOperator
 from swjoin.operators.keyed_operator import Limits
 
 _WAITING = -1  # the number of a row that may come to have another
-_FAR_US = 1 << 60  # beyond all times
+_FAR_US = 1 << 61  # beyond all ends of windows
 
 
 class _Sorted(NamedTuple):

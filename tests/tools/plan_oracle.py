@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from swjoin.core.ids import END_OF_TIME_US, LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
@@ -130,24 +131,26 @@ def looked_up_rows(node: Lookup, schemas: Sequence[Schema], stream: Sequence[Row
 
 
 def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> list[Row]:
-    """Rows of an aggregate, window by window from the least to the greatest time. parents: of its window, start and end."""
-    names, windows, out = list(schema.types), node.windows, []
-    first = min((row.ts for row in rows), default=0) - windows.size_us
-    last = max((row.ts for row in rows), default=-1)
-    start = windows.origin_us + -((windows.origin_us - first) // windows.slide_us) * windows.slide_us
-    while start <= last:
-        end = start + windows.size_us
-        groups: dict[tuple[Any, ...], list[Row]] = {}
-        for row in rows:
-            if start <= row.ts < end:
-                groups.setdefault(tuple(row.values[names.index(name)] for name in node.key), []).append(row)
+    """Rows of an aggregate. parents: of its window, start and end."""
+    names, out = list(schema.types), []
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        for start in _starts(node.windows, row.ts):
+            groups.setdefault((start, *(row.values[names.index(name)] for name in node.key)), []).append(row)
+    for (start, *key), mine in groups.items():
+        end = start + node.windows.size_us
         ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
-        for key, mine in groups.items():
-            digest = row_hash([words_of(value) for value in (*key, start)])
-            results = [_called(call, names, mine, node.order) for call in node.calls]
-            out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
-        start += windows.slide_us
+        digest = row_hash([words_of(value) for value in (*key, start)])
+        results = [_called(call, names, mine, node.order) for call in node.calls]
+        out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
     return out
+
+
+def _starts(windows: TimeWindows, ts: int) -> list[int]:
+    """Starts of the windows that have this time."""
+    first = (ts - windows.origin_us - windows.size_us) // windows.slide_us + 1
+    numbers = range(first, (ts - windows.origin_us) // windows.slide_us + 1)
+    return [windows.origin_us + number * windows.slide_us for number in numbers]
 
 
 def _by(row: Row, order: Sequence[tuple[str, bool, bool]], names: Sequence[str]) -> tuple[Any, ...]:
@@ -169,9 +172,7 @@ def ranked_rows(node: Ranked, schema: Schema, rows: Sequence[Row]) -> list[Row]:
     names, windows, out = list(schema.types), node.windows, []
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        first = (row.ts - windows.origin_us - windows.size_us) // windows.slide_us + 1
-        for number in range(first, (row.ts - windows.origin_us) // windows.slide_us + 1):
-            start = windows.origin_us + number * windows.slide_us
+        for start in _starts(windows, row.ts):
             groups.setdefault((start, *(row.values[names.index(name)] for name in node.key)), []).append(row)
     for (start, *_), mine in groups.items():
         end = start + windows.size_us
@@ -222,11 +223,13 @@ def aligned_window_rows(node: AlignedWindows, schema: Schema, rows: Sequence[Row
     """Rows with windows that are counted from their group's first row on. parents: of each one's window, start and end."""
     out = []
     for mine in _by_key(node.key, schema, rows):
-        first, last = min(row.ts for row in mine), max(row.ts for row in mine)
-        for number, start in enumerate(range(first, last + 1, node.slide_us)):
-            end = start + node.size_us
-            for row in mine:
-                if start <= row.ts <= end:
+        first = min(row.ts for row in mine)
+        for row in mine:
+            since = row.ts - first
+            for number in range(max(0, (since - node.size_us) // node.slide_us), since // node.slide_us + 1):
+                start = first + number * node.slide_us
+                end = start + node.size_us
+                if row.ts <= end:
                     ts = end if node.output_time == "end" else start
                     out.append(Row(mix64(row.id + number * GOLDEN), ts, (*row.values, start, end), (start, end + 1)))
     return out
