@@ -60,7 +60,7 @@ def _from(source: Any) -> str:
 def _filtered(node: Any) -> str:
     """FROM, with the conditions of the query that are not about the window: they are tested before, since which windows there
     are depends on the rows of a group."""
-    select, before, after = node.find_ancestor(exp.Select), [], []
+    select, before, after = node.find_ancestor(exp.Select), list[exp.Expr](), list[exp.Expr]()
     if (where := select.args.get("where")) is not None:
         for condition in where.this.flatten() if isinstance(where.this, exp.And) else [where.this]:
             edges = any(column.name in _EDGES for column in condition.find_all(exp.Column))

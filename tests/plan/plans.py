@@ -91,9 +91,7 @@ def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, 
             node: Node = Sessions(name, left, ("k",), draw(st.integers(1, 4)), f"start{i}", f"end{i}", time_of)
         elif choice == 10:
             size, slide, partial = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.booleans())
-            node = TupleWindows(
-                name, left, ("k",), size, slide, partial, *(f"{what}{i}" for what in ("start", "end", "w", "r"))
-            )
+            node = TupleWindows(name, left, ("k",), size, slide, partial, f"start{i}", f"end{i}", f"w{i}", f"r{i}")
         elif choice == 11:
             size, slide, time_of = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from(("end", "start")))
             node = AlignedWindows(name, left, ("k",), size, slide, f"start{i}", f"end{i}", time_of)
