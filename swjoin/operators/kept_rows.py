@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from swjoin.core.batch import I64, TupleBatch
+from swjoin.core.batch import I64, LEFT, TupleBatch
 from swjoin.core.data_messages import StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
@@ -120,6 +120,11 @@ class RowsOperator(KeyedOperator):
     def _keep(self, rows: TupleBatch, groups: I64) -> None:
         self._kept.add(rows, groups)
         self._least_us = min(self._least_us, int(rows.ts.min()))
+
+    def restored_until(self, times_us: tuple[int, int]) -> None:
+        """What had ended by the watermark of a restored epoch is out: memory is what it was. The log is of all rows."""
+        if times_us[LEFT] < END_OF_TIME_US:
+            self._pass(times_us[LEFT])
 
     # ------------------------------------------------------------ moves
 
