@@ -9,6 +9,7 @@ Stays out: what is kept (`operators.aggregation`, `operators.ranking`, `operator
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
@@ -206,14 +207,16 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
 
     def _closing(self, watermark_us: int) -> Iterator[int]:
         """Starts of the windows that end by this time and have rows, oldest first. They are closed one by one."""
-        windows = self._windows
-        while self._panes:
-            start = max(windows.first_with(min(self._panes)), self._next_us)
+        windows, panes = self._windows, deque(sorted(self._panes))
+        while panes:
+            start = max(windows.first_with(panes[0]), self._next_us)
             if start + windows.size_us > watermark_us:
                 break
             yield start
             self._next_us = start + windows.slide_us
-            self._forget()
+            while panes and panes[0] < self._next_us:
+                pane = panes.popleft()
+                self._left(pane, self._panes.pop(pane))
         self._pass(watermark_us)
 
     def _pass(self, watermark_us: int) -> None:

@@ -175,7 +175,8 @@ def _undecided_after_a_move(monkeypatch: Monkey) -> None:
 
 
 def _out_again(monkeypatch: Monkey) -> None:
-    monkeypatch.setattr(RowsOperator, "restored", lambda self, times_us: None)
+    for name in ("restored", "restored_until"):
+        monkeypatch.setattr(RowsOperator, name, lambda self, times_us: None)
 
 
 def _with_found(monkeypatch: Monkey, operator: type, changed: Callable[[Any, _Closing], _Closing]) -> None:
