@@ -151,7 +151,7 @@ def window_call(node: exp.Expr) -> WindowCall | None:
         return None
     name, shown = str(call.this).upper(), one_line(call.sql("duckdb"), 100)
     if name not in _FORMS:
-        raise UserError(f"{name} is not supported", subject=shown, remedy=f"use {', '.join(_FORMS)}")
+        raise UserError(f"{name} is not supported", subject=shown, remedy="use TUMBLE, HOP, SESSION or ROWS")
     form = f"{name}(TABLE, TIME COLUMN, {_FORMS[name]})"
     arguments = plain_arguments(call)
     source, time, *given = [*arguments, None, None][: max(2, len(arguments))]
