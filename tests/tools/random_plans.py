@@ -52,6 +52,7 @@ from tests.tools.random_freezes import draw_freezes
 
 _OUTPUT_TIMES = ("max", "min", "left")
 MOST_RANKS = 8  # with instances
+SEEDS_OF_BUGS = 1_000  # plans below have no windows of groups: tests of planted bugs count on what they have
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
 LEAST_EPOCH_US = 40  # in realtime pace: shorter ones are beside messages' delays mostly empty
@@ -90,7 +91,7 @@ class PlanScenario:
         if kept.random() < 0.25:
             plan = _draw_kept(kept, plan, span)
         group_windows = np.random.default_rng([seed, 30])
-        if group_windows.random() < 0.25:
+        if seed >= SEEDS_OF_BUGS and group_windows.random() < 0.25:
             plan = _draw_group_windows(group_windows, plan, span)
         lookups = np.random.default_rng([seed, 29])
         if lookups.random() < 0.25:
