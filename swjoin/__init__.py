@@ -10,7 +10,7 @@ from swjoin.core.errors import ImplausibleWarning, RunFailed, UserError
 from swjoin.core.version import __version__
 
 if TYPE_CHECKING:
-    from swjoin.api.fluent import col, expr, hop, lit, row_count, session, stream, tumble
+    from swjoin.api.fluent import col, expr, hop, lit, row_count, rows, session, stream, tumble
     from swjoin.api.proofs import proof
     from swjoin.api.queries import sql
     from swjoin.api.runs import Run, run
@@ -36,6 +36,7 @@ __all__ = [
     "lit",
     "proof",
     "row_count",
+    "rows",
     "run",
     "session",
     "sql",
@@ -53,7 +54,7 @@ _HOMES = {
     "proof": "swjoin.api.proofs",
     "run": "swjoin.api.runs",
     "sql": "swjoin.api.queries",
-    **dict.fromkeys(("col", "expr", "hop", "lit", "row_count", "session", "stream", "tumble"), "swjoin.api.fluent"),
+    **dict.fromkeys(("col", "expr", "hop", "lit", "row_count", "rows", "session", "stream", "tumble"), "swjoin.api.fluent"),
 }
 
 

@@ -1,6 +1,6 @@
 """Queries in Python: `swjoin.stream`, with Polars' verbs.
 
-What: `Stream`, lazy; `Expr` with `col`, `lit`, `expr`, `row_count`; windows `tumble`, `hop` and `session`.
+What: `Stream`, lazy; `Expr` with `col`, `lit`, `expr`, `row_count`; windows `tumble`, `hop`, `session` and `rows`.
 Why: a query that a program puts together is easier to read as calls than as text. Every verb makes an SQL query of the query
 before, so both have one meaning, one plan and one set of errors.
 Stays out: what SQL means (`frontends.sql`), running it (`api.queries`).
@@ -230,35 +230,75 @@ def row_count() -> Expr:
     return Expr(exp.Count(this=exp.Star()))
 
 
+Origin: TypeAlias = Literal["first"] | None
+
+
 @dataclass(frozen=True)
 class Window:
-    """size_us, slide_us: microseconds."""
+    """call: of the query, without its table and time. has_time: whether `window_end` is the time of a group's row."""
 
-    size_us: int
-    slide_us: int
+    name: str
+    sizes: tuple[exp.Expr, ...]
+    options: tuple[exp.Expr, ...] = ()
+    has_time: bool = True
 
-
-def tumble(size: Any) -> Window:
-    """Windows one after another. size: such as "10s", or a timedelta."""
-    us = duration_us(size, "size")
-    return Window(us, us)
-
-
-def hop(size: Any, *, every: Any) -> Window:
-    """Windows of this size, one beginning each `every`."""
-    return Window(duration_us(size, "size"), duration_us(every, "every"))
+    def over(self, query: exp.Query, time: str) -> exp.Table:
+        arguments = exp.Subquery(this=query.copy()), exp.column(time, quoted=True)
+        call = exp.Anonymous(this=self.name, expressions=[*arguments, *(part.copy() for part in (*self.sizes, *self.options))])
+        return exp.Table(this=call, alias=exp.TableAlias(this=exp.to_identifier("q")))
 
 
-@dataclass(frozen=True)
-class Session:
-    """gap_us: microseconds."""
+def tumble(size: Any, *, origin: Origin = None) -> Window:
+    """Windows one after another. size: such as "10s", or a timedelta.
 
-    gap_us: int
+    origin: "first" for windows that each group counts from the time of its first row on; both ends of such a window belong to
+    it. Without, windows begin at multiples of the size from 1970 on, and end before the next one begins.
+    """
+    return Window("TUMBLE", (_length(size, "size"),), _from_first(origin))
 
 
-def session(gap: Any) -> Session:
+def hop(size: Any, *, every: Any, origin: Origin = None) -> Window:
+    """Windows of this size, one beginning each `every`. origin: as of `tumble`."""
+    return Window("HOP", (_length(every, "every"), _length(size, "size")), _from_first(origin))
+
+
+def session(gap: Any) -> Window:
     """Sessions of a group's rows, which end with a pause of at least the gap, such as "30s"."""
-    return Session(duration_us(gap, "gap"))
+    return Window("SESSION", (_length(gap, "gap"),))
+
+
+def rows(n: int, *, every: int | None = None, partial: bool = False) -> Window:
+    """Windows of n rows of a group, one beginning each `every` rows, which is n if it is left out, in the order of time.
+
+    `window_start` and `window_end` are the times of a window's first and last row. partial: whether windows that the stream
+    does not fill come out, at its end; such rows have no time, and no window, join or `head` can follow.
+    """
+    sizes = []
+    for name, value in (("n", n), ("every", n if every is None else every)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"rows: {name}={value!r:.40} is no number of rows", remedy="give an integer above zero")
+        sizes.append(exp.Literal.number(value))
+    if not isinstance(partial, bool):
+        raise UserError(f"rows: partial={partial!r:.40}", remedy="give True or False")
+    return Window("ROWS", tuple(sizes), (_option("partial", exp.true()),) if partial else (), has_time=not partial)
+
+
+def _length(value: Any, name: str) -> exp.Expr:
+    us = duration_us(value, name)
+    if us <= 0:
+        raise UserError(f"{name}: {value!r:.40} is no length of a window", remedy="give a time above zero")
+    return _interval(us)
+
+
+def _from_first(origin: Origin) -> tuple[exp.Expr, ...]:
+    if origin is None:
+        return ()
+    one_of(origin, ("first",), "origin")
+    return (_option("origin", exp.Literal.string(origin)),)
+
+
+def _option(name: str, value: exp.Expr) -> exp.Expr:
+    return exp.Kwarg(this=exp.var(name), expression=value)
 
 
 # ---------------------------------------------------------------- streams
@@ -474,12 +514,12 @@ class Groups:
 
     _of: Stream
     _keys: Sequence[tuple[str, Expr]]
-    _window: Window | Session | None = None
+    _window: Window | None = None
 
-    def window(self, window: Window | Session) -> Groups:
-        """By windows of time, too."""
-        if not isinstance(window, Window | Session):
-            remedy = "give tumble('10s'), hop('10s', every='2s') or session('30s')"
+    def window(self, window: Window) -> Groups:
+        """By windows, too."""
+        if not isinstance(window, Window):
+            remedy = "give tumble('10s'), hop('10s', every='2s'), session('30s') or rows(10)"
             raise UserError(f"window: {window!r:.60} is no window", remedy=remedy)
         return replace(self, _window=window)
 
@@ -509,15 +549,7 @@ class Groups:
             return _subquery(of._query, "q")
         if of.time is None:
             raise UserError("window: the stream has no time", remedy="keep its time column")
-        if isinstance(window, Session):
-            name, sizes = "SESSION", [window.gap_us]
-        elif window.size_us == window.slide_us:
-            name, sizes = "TUMBLE", [window.size_us]
-        else:
-            name, sizes = "HOP", [window.slide_us, window.size_us]
-        arguments = [exp.Subquery(this=of._query.copy()), exp.column(of.time, quoted=True), *map(_interval, sizes)]
-        call = exp.Anonymous(this=name, expressions=arguments)
-        return exp.Table(this=call, alias=exp.TableAlias(this=exp.to_identifier("q")))
+        return window.over(of._query, of.time)
 
     def agg(self, *columns: Expr, **named: Expr) -> Stream:
         """A row for each group: keys, `window_start` and `window_end` if there is a window, and these aggregates."""
@@ -529,7 +561,7 @@ class Groups:
         if twice:
             raise UserError(f"agg: two columns are named {twice[0]}", remedy="give one an alias")
         query = exp.select(*(exp.alias_(_node(value), name, quoted=True) for name, value in items)).from_(self._from)
-        time: str | None = END
+        time = END if self._window is None or self._window.has_time else None
         if self._window is None:
             time = next((name for name, value in self._keys if value.node == exp.column(of.time or "", quoted=True)), None)
         grouped = [_node(value) for _, value in [*self._keys, *edges]]

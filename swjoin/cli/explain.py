@@ -53,8 +53,8 @@ _SERVICES = {
     "observe": "the run can be observed while it goes on",
 }
 _KNOWN = {
-    "queries", "left", "right", "inputs", "seed", "pace", "workload", "time", "cluster", "module", "reorganization", "nodes", "measure",
-    "checkpoint", "on_overload", "sink",
+    "queries", "left", "right", "inputs", "seed", "pace", "workload", "time", "cluster", "module", "reorganization", "nodes",
+    "measure", "checkpoint", "on_overload", "sink",
 }  # fmt: skip
 
 

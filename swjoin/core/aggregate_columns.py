@@ -66,7 +66,8 @@ class Totals(NamedTuple):
 @dataclass(frozen=True)
 class AggregateColumns:
     """name: of the aggregate, for messages. key: grouping columns. start, end: names of the window's columns, of type `time`.
-    ts_after_us: time of a row of the answer, from the window's start."""
+    ts_after_us: time of a row of the answer, from the window's start. order: column by which rows are earlier or later than
+    others; "" for their time."""
 
     name: str
     key: tuple[str, ...]
@@ -77,6 +78,7 @@ class AggregateColumns:
     size_us: int
     ts_after_us: int
     calls: tuple[Call, ...]
+    order: str = ""
 
     def new_keys(self) -> GroupKeys:
         """An encoder of the groups, with a dictionary of its own."""
@@ -110,15 +112,15 @@ class AggregateColumns:
 
     def deciding(self, call: Call, slots: I64, rows: TupleBatch) -> I64:
         """Positions of the rows that decide a call: one of each group, or of each group and value; rows with null decide
-        nothing. slots: of the rows' groups. Of rows that are alike the first by time and id is taken, `last` takes the last."""
+        nothing. slots: of the rows' groups. Of rows that are alike the earliest is taken, by `last` the latest."""
         assert rows.columns is not None, f"{self.name}: rows without columns"
         assert call.column is not None, f"{call.name}: rows that decide a count of rows"
-        column, after = decoded(rows.columns.column(call.column)), [rows.ts, rows.id]
+        column, after = decoded(rows.columns.column(call.column)), [*self._order_of(rows), rows.ts, rows.id]
         valid, more = booleans_of(column.is_valid()), []
         if call.of_distinct is not None:
             more = order_codes(column)[-1:]
         elif call.function == "last":
-            after = [~rows.ts, ~rows.id]
+            after = [~part for part in after]
         elif call.function != "first":
             by = column if call.by is None else decoded(rows.columns.column(call.by))
             valid = valid & booleans_of(by.is_valid())
@@ -131,6 +133,11 @@ class AggregateColumns:
             new[1:] = changes if i == 0 else new[1:] | changes
         out: I64 = by_slot[new]
         return out
+
+    def _order_of(self, rows: TupleBatch) -> list[I64]:
+        if not self.order or rows.columns is None:
+            return []
+        return order_codes(rows.columns.column(self.order))
 
     def picked(self, call: Call, slots: I64, rows: TupleBatch, count: int) -> pa.Array:
         """The value of each group's deciding row, of so many groups; null without one."""

@@ -16,3 +16,4 @@ QueryId = NewType("QueryId", int)
 
 END_OF_TIME_US = 1 << 62  # the watermark after the last tuple
 BEGIN_OF_TIME_US = -(1 << 62)
+LAST_TIME_US = (1 << 60) - 2  # of rows that come out at the end alone: no watermark before the end is above

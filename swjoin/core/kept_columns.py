@@ -1,9 +1,10 @@
 """Columns of operators that keep rows: which groups rows are in, their order, and the rows that come out.
 
 What: `RankColumns`, of the first rows of each window and group; `SessionColumns`, of rows with the session that they are in;
-`OrderKey`, `sorted_rows`.
+`RepeatedColumns`, of rows with each window that they are in; `OrderKey`, `sorted_rows`.
 Why: the operators handle positions, times and codes, and know nothing of Arrow's types.
-Stays out: keeping rows (`operators.ranking`, `operators.sessions`), which columns travel (`plan.columns`).
+Stays out: keeping rows (`operators.ranking`, `operators.sessions`, `operators.group_windows`), which columns travel
+(`plan.columns`).
 """
 
 from __future__ import annotations
@@ -145,10 +146,28 @@ def _changes(keys: Sequence[Key], by: I64) -> Bool:
     return new
 
 
-def window_row_ids(starts: I64, ids: U64) -> U64:
-    """Ids, uint64 (n,), of rows as rows of the windows that start then, int64 (n,), since a row may be in several."""
+@dataclass(frozen=True)
+class RepeatedColumns(KeptColumns):
+    """Of rows that come out once for each window of their group that has them. window, row: names of the columns of the
+    window's number and of the row's, both from 0 on; "" for none."""
+
+    window: str = ""
+    row: str = ""
+
+    def rows(self, rows: TupleBatch, windows: I64, ts: I64, edges: tuple[I64, I64]) -> ResultRows:
+        """Rows, whose keys are their numbers. windows: numbers of theirs. ts: times of what comes out. edges: starts and ends
+        of the windows. int64 (n,), times in microseconds."""
+        import pyarrow as pa
+
+        numbers = [(name, pa.array(values)) for name, values in ((self.window, windows), (self.row, rows.key)) if name]
+        return ResultRows(window_row_ids(windows, rows.id), ts, self._with_window(rows, *edges, numbers))
+
+
+def window_row_ids(window: int | I64, ids: U64) -> U64:
+    """Ids, uint64 (n,), of rows as rows of a window, since a row may be in several. window: its start or number, for each row
+    or for all."""
     with np.errstate(over="ignore"):
-        return mix64(ids + starts.view(np.uint64) * GOLDEN)
+        return mix64(ids + np.asarray(window, np.int64).astype(np.uint64) * GOLDEN)
 
 
 def sorted_rows(rows: pa.Table, order: Sequence[OrderKey]) -> pa.Table:

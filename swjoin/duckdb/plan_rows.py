@@ -20,13 +20,14 @@ from swjoin.connectors.files.verification import condition_sql, kinds_of
 from swjoin.core.aggregate_functions import PICKS
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
+from swjoin.core.ids import LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.row_digests import row_hashes
 from swjoin.core.time_windows import TimeWindows
 from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
-from swjoin.plan.kept_rows import Ranked, Sessions
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, TupleWindows
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Union, join_columns
 from swjoin.plan.lookups import Lookup, equality
 
@@ -59,6 +60,10 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _ranked(plan, node, found[node.input])
         elif isinstance(node, Sessions):
             columns, rows = _sessions(plan, node, found[node.input])
+        elif isinstance(node, TupleWindows):
+            columns, rows = _tuple_windows(plan, node, found[node.input])
+        elif isinstance(node, AlignedWindows):
+            columns, rows = _aligned_windows(plan, node, found[node.input])
         elif isinstance(node, Lookup):
             columns, rows = _lookup(plan, node, found)
         elif isinstance(node, Union):
@@ -196,11 +201,12 @@ def _exact_sum(values: list[float]) -> float:
             return math.inf if total > 0 else -math.inf
 
 
-def _called(call: AggregateCall, kind: str, column: str, by: str) -> str:
-    """A call in DuckDB's SQL. kind: type of the column. by: the column that is compared."""
+def _called(call: AggregateCall, kind: str, column: str, by: str, earlier: str) -> str:
+    """A call in DuckDB's SQL. kind: type of the column. by: the column that is compared. earlier: by which rows are ordered,
+    with a place for a word behind each."""
     if call.function in ("first", "last", "arg_min", "arg_max"):
         how = " DESC" if call.function in ("last", "arg_max") else ""
-        order = f"{by}{how}, ts, id" if call.by is not None else f"ts{how}, id{how}"
+        order = f"{by}{how}, {earlier.format('')}" if call.by is not None else earlier.format(how)
         known = f"{column} IS NOT NULL" + (f" AND {by} IS NOT NULL" if call.by is not None else "")
         return f"(list({column} ORDER BY {order}) FILTER (WHERE {known}))[1]"
     of = f"DISTINCT {column}" if call.distinct else column
@@ -234,11 +240,12 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
     types, unrolled = plan.schema(node.input).types, _unrolled(node.windows, rows.table)
     keys = [rows.columns[name] for name in node.key]
     edges = [_instant(f"start_us + {us}", node.time_type) for us in (0, node.windows.size_us)]
-    calls = []
+    calls, order = [], f"{rows.columns[node.order]}{{0}}, " if node.order else ""
     for call in node.calls:
         column = "*" if call.column is None else rows.columns[call.column]
         by = "" if call.by is None else rows.columns[call.by]
-        calls.append(_called(call, "" if call.column is None else types[call.column], column, by))
+        kind = "" if call.column is None else types[call.column]
+        calls.append(_called(call, kind, column, by, order + "ts{0}, id{0}"))
     names = [*node.key, node.start, node.end, *(call.name for call in node.calls)]
     made = {name: f"c{i}" for i, name in enumerate(names)}
     values = "".join(f", {text} AS {made[name]}" for name, text in zip(names, [*keys, *edges, *calls], strict=True))
@@ -248,7 +255,7 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
 
 def _orders_by_ids(node: Node) -> bool:
     picks = isinstance(node, Aggregate) and any(call.function in PICKS for call in node.calls)
-    return isinstance(node, Ranked) or picks
+    return isinstance(node, Ranked | TupleWindows) or picks
 
 
 def _set_ids(db: Any, plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> None:
@@ -301,6 +308,45 @@ def _sessions(plan: LogicalPlan, node: Sessions, rows: NodeTable) -> tuple[dict[
     numbered = f"SELECT *, sum(first::BIGINT) OVER ({by} ORDER BY ts) AS session FROM ({apart})"
     ends = f"min(ts) OVER ({of_key}) AS start_us, max(ts) OVER ({of_key}) + {node.gap_us} AS end_us"
     return made, f"SELECT id, end_us + {node.ts_after_us} AS ts{shown} FROM (SELECT *, {ends} FROM ({numbered}))"
+
+
+def _tuple_windows(plan: LogicalPlan, node: TupleWindows, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of windows of tuples, and a query of their rows."""
+    keys = [rows.columns[name] for name in node.key]
+    by, size, slide = ("PARTITION BY " + ", ".join(keys) if keys else ""), node.size, node.slide
+    counted = f"SELECT *, row_number() OVER ({by} ORDER BY ts, id) - 1 AS n, count(*) OVER ({by}) AS of_group FROM {rows.table}"
+    numbers = f"generate_series(greatest(0, (n + {slide} - {size}) // {slide}), n // {slide})"  # negative: not beyond 0
+    windows = f"SELECT *, unnest({numbers}) AS k FROM ({counted})"
+    inside = f"n < k * {slide} + {size}" + ("" if node.partial else f" AND k * {slide} + {size} <= of_group")
+    ts = f"CASE WHEN k * {slide} + {size} <= of_group THEN end_us ELSE {LAST_TIME_US} END"
+    return _repeated(plan, node, rows, f"SELECT * FROM ({windows}) WHERE {inside}", ts, [("k", node.window), ("n", node.row)])
+
+
+def _aligned_windows(plan: LogicalPlan, node: AlignedWindows, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of windows that are counted from the first row of a group on, and a query of their rows."""
+    keys = [rows.columns[name] for name in node.key]
+    by, size, slide = ("PARTITION BY " + ", ".join(keys) if keys else ""), node.size_us, node.slide_us
+    first = f"SELECT *, min(ts) OVER ({by}) AS t0 FROM {rows.table}"
+    numbers = f"generate_series(greatest(0, (ts - t0 - {size}) // {slide}), (ts - t0) // {slide})"
+    windows = f"SELECT *, unnest({numbers}) AS k FROM ({first})"
+    edges = f"t0 + k * {slide} AS start_us, t0 + k * {slide} + {size} AS end_us"
+    ts = "end_us" if node.output_time == "end" else "start_us"
+    return _repeated(plan, node, rows, f"SELECT *, {edges} FROM ({windows}) WHERE ts <= t0 + k * {slide} + {size}", ts, [])
+
+
+def _repeated(
+    plan: LogicalPlan, node: Repeated, rows: NodeTable, windows: str, ts: str, numbers: list[tuple[str, str]]
+) -> tuple[dict[str, str], str]:
+    """windows: a query of the rows, once for each window, k. ts: time of what comes out. numbers: columns, and their names."""
+    names = [name for name in plan.schema(node.input).types if name in rows.columns]
+    values = [rows.columns[name] for name in names] + [_instant(us, node.time_type) for us in ("start_us", "end_us")]
+    made = {name: f"c{i}" for i, name in enumerate([*names, node.start, node.end, *(name for _, name in numbers)])}
+    values += [column for column, _ in numbers]
+    shown = "".join(f", {value} AS {name}" for name, value in zip(made.values(), values, strict=True))
+    if isinstance(node, TupleWindows):
+        of = "PARTITION BY " + ", ".join(["k", *(rows.columns[name] for name in node.key)])
+        windows = f"SELECT *, min(ts) OVER ({of}) AS start_us, max(ts) OVER ({of}) AS end_us FROM ({windows})"
+    return made, f"SELECT union_id(k, id) AS id, {ts} AS ts{shown} FROM ({windows})"
 
 
 def _union(plan: LogicalPlan, union: Union, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:

@@ -106,12 +106,14 @@ class Aggregation(WindowOperator[GroupTable]):
     def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
         """Rows of the windows that end by this time, oldest first, in pieces; of each row its partition-group."""
         held: list[_Piece] = []
+        count = 0
         for start, end in self._closing(watermark_us):
             for piece in self._pieces_between(start, end):
-                if held and sum(len(other.codes) for other in held) + len(piece.codes) > self._most_rows:
+                if held and count + len(piece.codes) > self._most_rows:
                     yield self._rows_of(held)
-                    held = []
+                    held, count = [], 0
                 held.append(piece)
+                count += len(piece.codes)
         self._pass(watermark_us)
         if held:
             yield self._rows_of(held)
@@ -130,6 +132,8 @@ class Aggregation(WindowOperator[GroupTable]):
             if self._running is None:
                 self._running = _Running(GroupTable(self._kinds))
             return self._running.until(end_us, self._panes)
+        if self._windows.pane_us == self._windows.size_us and start_us in self._panes:
+            return self._panes[start_us]
         parts = [self._panes[pane] for pane in sorted(self._panes) if start_us <= pane < end_us]
         if len(parts) == 1:
             return parts[0]

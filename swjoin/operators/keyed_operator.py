@@ -9,6 +9,7 @@ Stays out: what is kept (`operators.aggregation`, `operators.ranking`, `operator
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
@@ -211,18 +212,21 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
     def _closing(self, watermark_us: int) -> Iterator[tuple[int, int]]:
         """The windows that end by this time and have rows, oldest first: their start and end. They are closed one by one; those
         of buckets at once, and start and end are of them all."""
-        windows = self._windows
+        windows, panes = self._windows, deque(sorted(self._panes))
         if windows.in_buckets:
             end = min(windows.first_after(watermark_us), END_OF_TIME_US)
-            if self._panes and min(self._panes) < end:
-                yield min(self._panes), end
-        while self._panes and not windows.in_buckets:
-            start = max(windows.first_with(min(self._panes)), self._next_us)
+            if panes and panes[0] < end:
+                yield panes[0], end
+            panes.clear()
+        while panes:
+            start = max(windows.first_with(panes[0]), self._next_us)
             if start + windows.size_us > watermark_us:
                 break
             yield start, start + windows.size_us
             self._next_us = start + windows.slide_us
-            self._forget()
+            while panes and panes[0] < self._next_us:
+                pane = panes.popleft()
+                self._left(pane, self._panes.pop(pane))
         self._pass(watermark_us)
 
     def _pass(self, watermark_us: int) -> None:

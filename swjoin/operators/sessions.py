@@ -15,35 +15,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
-from swjoin.core.data_messages import StateChunk
-from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
+from swjoin.core.ids import END_OF_TIME_US
 from swjoin.core.kept_columns import SessionColumns
-from swjoin.operators.join_operator import MoveId
-from swjoin.operators.kept_rows import KeptRows, leaving_rows
-from swjoin.operators.keyed_operator import KeyedOperator, LeavingState, Limits
+from swjoin.operators.kept_rows import RowsOperator
+from swjoin.operators.keyed_operator import Limits
 
 
-class Sessions(KeyedOperator):
+class Sessions(RowsOperator):
     """gap_us: microseconds. keys: the encoder of this instance. name: owner, for messages."""
+
+    what = "session"
 
     def __init__(self, gap_us: int, columns: SessionColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         super().__init__(limits, name)
         self._gap_us, self._columns, self._keys = gap_us, columns, keys
-        self._kept = KeptRows()
-        self._least_us = END_OF_TIME_US  # no session that is kept ends before
-        self._final_us = BEGIN_OF_TIME_US  # sessions that ended by then are out
 
-    def _accumulate(self, rows: TupleBatch, groups: I64, where: str = "") -> None:
-        if not len(rows):
-            return
-        earliest_us = int(rows.ts.min())
-        if where and earliest_us < self._final_us:
-            raise RunFailed(f"{self._name}, {where}: a row of time {earliest_us} us came after its session had ended")
+    def _keep(self, rows: TupleBatch, groups: I64) -> None:
         self._kept.add(rows, groups)
-        self._least_us = min(self._least_us, earliest_us + self._gap_us)
-        self._check_memory()
+        self._least_us = min(self._least_us, int(rows.ts.min()) + self._gap_us)
 
     def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
         """Rows of the sessions that end by this time."""
@@ -80,33 +70,6 @@ class Sessions(KeyedOperator):
             by, _, ends = self._found()
             self._drop(by, ends, ends > watermark_us)
         self._final_us = max(self._final_us, watermark_us)
-
-    # ------------------------------------------------------------ moves
-
-    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingState:
-        """A partition-group leaves with its rows. Between two deliveries only."""
-        self._leaves(pending)
-        return leaving_rows(move_id, [self._kept.take_out(int(move_id.group))], self._final_us, chunk_bytes)
-
-    def take_chunk(self, chunk: StateChunk) -> None:
-        """Rows of a partition-group that comes. RunFailed if sessions until another time are out here."""
-        if chunk.times_us[0] != self._final_us:
-            times = f"sessions until {chunk.times_us[0]} us are out, here until {self._final_us} us"
-            raise RunFailed(f"{self._name}: partition-group {chunk.group}: {times}")
-        self._accumulate(chunk.tuples, np.full(len(chunk.tuples), int(chunk.group), np.int64))
-
-    def group_ids(self) -> list[GroupId]:
-        return [GroupId(group) for group in np.unique(self._kept.groups).tolist()]
-
-    def tuples_by_group(self, partition_count: int) -> I64:
-        counts: I64 = np.bincount(self._kept.groups, minlength=partition_count)
-        return counts
-
-    def window_tuples(self) -> tuple[int, int]:
-        return len(self._kept), 0
-
-    def window_bytes(self) -> int:
-        return self._kept.nbytes
 
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant."""

@@ -82,7 +82,8 @@ class Aggregate(OneKeyedInput):
 
     key: grouping columns, any number; null is a group. start, end: names of the window's columns. output_time: the time of a
     row: the last microsecond of its window, its start or its end. time_type: of the window's columns, a timestamp of
-    microseconds, with a zone if the rows' times have one.
+    microseconds, with a zone if the rows' times have one. order: a column by which rows are earlier or later than others, for
+    the calls that take one of them; "" for their time.
     """
 
     name: str
@@ -94,10 +95,12 @@ class Aggregate(OneKeyedInput):
     end: str = "window_end"
     output_time: WindowTime = "last"
     time_type: str = NAIVE
+    order: str = ""
 
     def reads(self, wanted: set[str]) -> set[str]:
         """Columns of its input. wanted: columns of its rows that are needed; all are made."""
-        return {*self.key, *(name for call in self.calls for name in (call.column, call.by) if name is not None)}
+        read = {name for call in self.calls for name in (call.column, call.by) if name is not None}
+        return {*self.key, *read, *([self.order] if self.order else [])}
 
     @property
     def ts_after_us(self) -> int:
@@ -144,4 +147,4 @@ def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping
     keys = tuple((name, type_named(types[name])) for name in node.key)
     time: Any = type_named(out[node.start])
     windows = node.windows.size_us, node.ts_after_us
-    return AggregateColumns(node.name, node.key, keys, node.start, node.end, time, *windows, tuple(calls))
+    return AggregateColumns(node.name, node.key, keys, node.start, node.end, time, *windows, tuple(calls), node.order)

@@ -19,7 +19,7 @@ from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.kept_columns import RankColumns, SessionColumns
+from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.pair_columns import PairColumn, PairColumns
 from swjoin.core.row_codec import RowCodec, StreamCodec, returned, storage
@@ -29,7 +29,7 @@ from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
-from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_columns_of
+from swjoin.plan.kept_rows import Keyed, kept_columns_of
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, UnionInput, join_columns
 from swjoin.plan.lookups import Lookup, equality, lookup_reads
 from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
@@ -53,7 +53,7 @@ class StageColumns:
     codecs: tuple[StreamCodec, StreamCodec]
     keys: tuple[_Types, _Types]
     produced: PairColumns
-    keyed: AggregateColumns | RankColumns | SessionColumns | None = None
+    keyed: AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | None = None
 
     def new_keys(self) -> KeyEncoder | GroupKeys:
         """An encoder of the stage's keys, or groups, with a dictionary of its own."""
@@ -220,7 +220,7 @@ def _needed(plan: LogicalPlan, *, rows: bool) -> dict[str, set[str]]:
             case IntervalJoin():
                 for side, names in enumerate(_of_sides(plan, node, needed[node.name])):
                     needed[node.inputs[side]] |= names | set(node.keys[side])
-            case Aggregate() | Ranked() | Sessions():
+            case _ if isinstance(node, Keyed):
                 needed[node.input] |= node.reads(needed[node.name])
             case Lookup():
                 for name, names in zip(node.inputs, _lookup_reads(plan, node, needed[node.name]), strict=True):
@@ -293,10 +293,10 @@ def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str
     if not stage.joins:
         nothing = StreamCodec((), (), None)
         node, types = stage.node, stage.schemas[0].types
-        found: AggregateColumns | RankColumns | SessionColumns | None = None
+        found: AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | None = None
         if isinstance(node, Aggregate):
             found = aggregate_columns_of(node, types, stage.schema.types)
-        elif isinstance(node, Ranked | Sessions):
+        elif isinstance(node, Keyed):
             found = kept_columns_of(node, types, needed[node.name])
         return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()), found)
     join = stage.join

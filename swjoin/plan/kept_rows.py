@@ -1,9 +1,10 @@
-"""Rows that are kept until they are final, as nodes of logical plans: top-n, and sessions.
+"""Rows that are kept until they are final, as nodes of logical plans: top-n, sessions, windows of tuples or aligned to data.
 
-What: `Ranked`, `Sessions`; `kept_types`, `kept_columns_of`; `Keyed`, these and aggregates: nodes of groups with one input.
+What: `Ranked`, `Sessions`, `TupleWindows`, `AlignedWindows`; `kept_types`, `kept_columns_of`; `Keyed`, these and aggregates:
+nodes of groups with one input.
 Why: key, order and windows, and the types of what they give, are one description for plans, explanations and instances.
 Stays out: other nodes (`plan.logical`), watermarks (`plan.watermarks`), keeping rows (`operators.ranking`,
-`operators.sessions`).
+`operators.sessions`, `operators.group_windows`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.kept_columns import OrderKey, RankColumns, SessionColumns
+from swjoin.core.kept_columns import OrderKey, RankColumns, RepeatedColumns, SessionColumns
 from swjoin.core.time_windows import TimeWindows
 from swjoin.core.units import format_duration
 from swjoin.plan.aggregates import NAIVE, Aggregate, OneKeyedInput, WindowTime, ts_after
@@ -94,10 +95,85 @@ class Sessions(OneKeyedInput):
         return f"sessions by {', '.join(self.key) or 'time alone'}, gap {format_duration(self.gap_us)}"
 
 
-Keyed: TypeAlias = Aggregate | Ranked | Sessions
+@dataclass(frozen=True)
+class TupleWindows(OneKeyedInput):
+    """Rows, once for each window of tuples of their group that has them, with number and edges of the window.
+
+    key: grouping columns, any number; null is a group. size, slide: rows; the rows of a group are numbered from 0 on in the
+    order of time and id, and window k has the numbers k slide to k slide + size - 1. partial: whether windows that the stream
+    does not fill come out, at its end. start, end: names of the columns of the times of a window's first and last row. window,
+    row: of the numbers of window and row in their group. The time of a row is that of its window's last one; in a window that
+    is not full it is `core.ids.LAST_TIME_US`.
+    """
+
+    name: str
+    input: str
+    key: tuple[str, ...]
+    size: int
+    slide: int
+    partial: bool = False
+    start: str = "window_start"
+    end: str = "window_end"
+    window: str = "window_number"
+    row: str = "row_number"
+    time_type: str = NAIVE
+    output_time: Literal["end"] = "end"
+
+    def reads(self, wanted: set[str]) -> set[str]:
+        """Columns of its input from which these of its own come, and by which it groups."""
+        return {*self.key, *(wanted - {self.start, self.end, self.window, self.row})}
+
+    @property
+    def spans(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        return ("size", self.size), ("advance", self.slide)
+
+    @property
+    def description(self) -> str:
+        every = "" if self.size == self.slide else f" every {self.slide}"
+        partial = ", and those that the stream does not fill" if self.partial else ""
+        return f"windows of {self.size} rows{every} by {', '.join(self.key) or 'time alone'}{partial}"
 
 
-def kept_types(node: Ranked | Sessions, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class AlignedWindows(OneKeyedInput):
+    """Rows, once for each window of time of their group that has them, with start and end of the window.
+
+    key: grouping columns, any number; null is a group. size_us, slide_us: microseconds; t0 is the time of the group's first
+    row, and window k, from 0 on, is [t0 + k slide, t0 + k slide + size], both ends included. start, end: names of the columns
+    of its edges. output_time: the time of a row: the end of its window, or the start.
+    """
+
+    name: str
+    input: str
+    key: tuple[str, ...]
+    size_us: int
+    slide_us: int
+    start: str = "window_start"
+    end: str = "window_end"
+    output_time: Literal["end", "start"] = "end"
+    time_type: str = NAIVE
+
+    def reads(self, wanted: set[str]) -> set[str]:
+        """Columns of its input from which these of its own come, and by which it groups."""
+        return {*self.key, *(wanted - {self.start, self.end})}
+
+    @property
+    def spans(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        return ("size", self.size_us), ("slide", self.slide_us)
+
+    @property
+    def description(self) -> str:
+        size, slide = format_duration(self.size_us), format_duration(self.slide_us)
+        every = "" if self.size_us == self.slide_us else f" every {slide}"
+        return f"windows of {size}{every} from the first row on, by {', '.join(self.key) or 'time alone'}"
+
+
+Repeated: TypeAlias = TupleWindows | AlignedWindows
+Kept: TypeAlias = Ranked | Sessions | TupleWindows | AlignedWindows
+Keyed: TypeAlias = Aggregate | Ranked | Sessions | TupleWindows | AlignedWindows
+
+
+def kept_types(node: Kept, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:
     """Names and types of the columns of a node's rows. types, time: of its input. UserError if it cannot have them."""
     if time is None:
         raise UserError(f"input {node.input} has no time", subject=node.name, remedy="name the time column of its sources")
@@ -108,6 +184,9 @@ def kept_types(node: Ranked | Sessions, types: Mapping[str, str], time: str | No
         raise UserError(f"the first {node.most} rows of a group", subject=node.name, remedy="keep one or more")
     if isinstance(node, Sessions) and node.gap_us < 1:
         raise UserError(f"a session's gap is {node.gap_us} us", subject=node.name, remedy="give a time above zero")
+    for what, value in node.spans if isinstance(node, Repeated) else ():
+        if value < 1:
+            raise UserError(f"a window's {what} is {value}", subject=node.name, remedy="give a number above zero")
     try:
         GroupKeys([(name, type_named(types[name])) for name in node.key])
     except UserError as error:
@@ -115,6 +194,8 @@ def kept_types(node: Ranked | Sessions, types: Mapping[str, str], time: str | No
     found = [*types.items(), *((name, node.time_type) for name in (node.start, node.end) if name)]
     if isinstance(node, Ranked):
         found.append((node.rank, "int64"))
+    if isinstance(node, TupleWindows):
+        found += [(name, "int64") for name in (node.window, node.row)]
     names = [name for name, _ in found]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -122,7 +203,7 @@ def kept_types(node: Ranked | Sessions, types: Mapping[str, str], time: str | No
     return found
 
 
-def kept_columns_of(node: Ranked | Sessions, types: Mapping[str, str], wanted: set[str]) -> RankColumns | SessionColumns:
+def kept_columns_of(node: Kept, types: Mapping[str, str], wanted: set[str]) -> RankColumns | SessionColumns | RepeatedColumns:
     """What an instance needs. types: of the input. wanted: columns of its rows that a later node needs."""
     keys = tuple((name, type_named(types[name])) for name in node.key)
     shown = tuple(name for name in types if name in wanted)
@@ -131,4 +212,7 @@ def kept_columns_of(node: Ranked | Sessions, types: Mapping[str, str], wanted: s
     head = node.name, node.key, keys, shown, start, end, time
     if isinstance(node, Sessions):
         return SessionColumns(*head, node.ts_after_us)
+    if isinstance(node, Repeated):
+        numbers = (node.window, node.row) if isinstance(node, TupleWindows) else ()
+        return RepeatedColumns(*head, *(name if name in wanted else "" for name in numbers))
     return RankColumns(*head, node.order, node.most, node.rank, node.windows.size_us, node.ts_after_us)

@@ -30,7 +30,7 @@ from swjoin.core.join_semantics import mix64
 from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
-from swjoin.plan.kept_rows import Keyed, Ranked, Sessions, kept_types
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, kept_types
 from swjoin.plan.lookups import Lookup, lookup_columns
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
@@ -350,7 +350,7 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
-        case Aggregate() | Ranked() | Sessions():
+        case Aggregate() | Ranked() | Sessions() | TupleWindows() | AlignedWindows():
             return _keyed_schema(node, inputs[0])
         case Lookup():
             return _lookup_schema(node, *inputs)

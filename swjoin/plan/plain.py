@@ -14,7 +14,7 @@ from swjoin.config.loader import shown, value_from_plain, word
 from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import Ranked, Sessions
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Union
 from swjoin.plan.lookups import Lookup
 
@@ -26,6 +26,8 @@ _KINDS: dict[str, type[Node]] = {
     "aggregate": Aggregate,
     "ranked": Ranked,
     "sessions": Sessions,
+    "tuple_windows": TupleWindows,
+    "aligned_windows": AlignedWindows,
     "lookup": Lookup,
     "union": Union,
     "result": Result,

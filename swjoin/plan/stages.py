@@ -23,7 +23,7 @@ from swjoin.config.options import Strategy
 from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
-from swjoin.plan.kept_rows import Keyed, Sessions
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows
 from swjoin.plan.logical import (
     Filter,
     IntervalJoin,
@@ -347,6 +347,11 @@ def describe_stage(stage: Stage) -> str:
         else:
             window, rule = "window", "that of the first window which ends after its input's"
         time = {"last": "the last microsecond"}.get(stage.node.output_time, f"the {stage.node.output_time}")
+        if isinstance(stage.node, TupleWindows):
+            time, rule = "the last row", "that of its input"
+        elif isinstance(stage.node, AlignedWindows):
+            less = f" - {format_duration(stage.node.size_us)}" if stage.node.output_time == "start" else ""
+            rule = f"that of its input{less}"
         return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
         what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"

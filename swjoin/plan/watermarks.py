@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import Ranked, Sessions
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions
 from swjoin.plan.logical import IntervalJoin, Node, Source
 from swjoin.plan.lookups import Lookup
 
@@ -61,7 +61,9 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
         return max(node.windows.first_after(inputs[0]) + node.ts_after_us, BEGIN_OF_TIME_US)
     if isinstance(node, Sessions):  # those that are open end later
         return _shifted(inputs[0], 1 + node.ts_after_us)
-    if not isinstance(node, IntervalJoin):
+    if isinstance(node, AlignedWindows) and node.output_time == "start":  # an open window ends at the watermark, or later
+        return _shifted(inputs[0], -node.size_us)
+    if not isinstance(node, IntervalJoin):  # the last row of a window of tuples that is not full is yet to come
         return min(inputs)
     if node.semantics.bounds.count_windows:  # a partner may be of any age
         return END_OF_TIME_US if min(inputs) == END_OF_TIME_US else BEGIN_OF_TIME_US
@@ -71,10 +73,10 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
 def needed_below(node: Node, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
-    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, and for sessions, which may be of any length;
-    END_OF_TIME_US for a stage without state.
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, for sessions, which may be of any length, and for windows
+    that begin with a group's first row; END_OF_TIME_US for a stage without state.
     """
-    if isinstance(node, Sessions):
+    if isinstance(node, Sessions | Repeated):
         return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US, END_OF_TIME_US
     if isinstance(node, Aggregate | Ranked) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
         return max(node.windows.first_after(inputs[0]), BEGIN_OF_TIME_US), END_OF_TIME_US

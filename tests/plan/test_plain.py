@@ -74,7 +74,9 @@ def spoiled(at: int, key: str, value: Any) -> dict[str, Any]:
     return plain
 
 
-_KINDS = "source, filter, project, interval_join, aggregate, ranked, sessions, lookup, union, result"
+_KINDS = (
+    "source, filter, project, interval_join, aggregate, ranked, sessions, tuple_windows, aligned_windows, lookup, union, result"
+)
 SPOILED: dict[str, tuple[int, str, Any, str]] = {
     "no kind": (
         0,

@@ -14,11 +14,22 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import Keyed, Ranked, Sessions
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
 from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
-from tests.tools.plan_oracle import Answer, Row, aggregated_rows, evaluate, join_rows, ranked_rows, session_rows, union_rows
+from tests.tools.plan_oracle import (
+    Answer,
+    Row,
+    aggregated_rows,
+    aligned_window_rows,
+    evaluate,
+    join_rows,
+    ranked_rows,
+    session_rows,
+    tuple_window_rows,
+    union_rows,
+)
 
 
 def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count: int) -> dict[str, list[Row]]:
@@ -54,6 +65,10 @@ def played(stage: Stage, left: list[Row], right: list[Row]) -> list[Row]:
         return ranked_rows(stage.node, stage.schemas[LEFT], left)
     if isinstance(stage.node, Sessions):
         return session_rows(stage.node, stage.schemas[LEFT], left)
+    if isinstance(stage.node, TupleWindows):
+        return tuple_window_rows(stage.node, stage.schemas[LEFT], left)
+    if isinstance(stage.node, AlignedWindows):
+        return aligned_window_rows(stage.node, stage.schemas[LEFT], left)
     return left if stage.gathers else join_rows(stage.join, stage.schemas, left, right)
 
 

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from swjoin.config.sections import QueryConfig
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, WindowTime
-from swjoin.plan.kept_rows import Ranked, Sessions
+from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, OutputTime, Union
 from swjoin.plan.watermarks import join_shifts, needed_below, watermark_out
 from tests.plan.plans import OUTPUT_TIMES, join, plan, random_plans, random_rows, watermark_after
@@ -92,7 +92,20 @@ def windows_that_have_ended(node: Node, inputs: Sequence[int]) -> int:
     return found + 1 if isinstance(node, Aggregate) and abs(found) < END_OF_TIME_US else found
 
 
-WRONG_RULES = [least_inputs, union_by_maximum, one_later, pairs_alone, windows_that_have_ended]
+def windows_that_begin(node: Node, inputs: Sequence[int]) -> int:
+    """Forgets that rows have the time at which their windows began."""
+    return inputs[0] if isinstance(node, AlignedWindows) else watermark_out(node, inputs)
+
+
+def rows_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
+    found = watermark_out(node, inputs)
+    return found + 1 if isinstance(node, TupleWindows) and abs(found) < END_OF_TIME_US else found
+
+
+WRONG_RULES = [
+    *(least_inputs, union_by_maximum, one_later, pairs_alone, windows_that_have_ended),
+    *(windows_that_begin, rows_that_have_passed),
+]
 
 
 @pytest.mark.parametrize("bug", WRONG_RULES, ids=lambda rule: rule.__name__)
@@ -167,6 +180,31 @@ def test_sessions_promise_all_that_holds(time: Literal["last", "end"]) -> None:
         assert needed_below(node, [watermark_us]) == (BEGIN_OF_TIME_US, END_OF_TIME_US)
     for end in (BEGIN_OF_TIME_US, END_OF_TIME_US):
         assert watermark_out(node, [end]) == end
+
+
+@pytest.mark.parametrize("time", ["end", "start"])
+def test_windows_from_the_first_row_promise_all_that_holds(time: Literal["end", "start"]) -> None:
+    """The specification's P - s where a row has its window's start; the end of a window that is open is P at least. Any time
+    may be that of a group's first row."""
+    node = AlignedWindows("w", "a", ("k",), 3, 2, output_time=time)
+    for watermark_us in range(-4, 5):
+        starts = [first + 2 * k for first in range(-20, 9) for k in range(9)]
+        least = min(start for start in starts if start + 3 >= watermark_us)
+        assert watermark_out(node, [watermark_us]) == least + 3 * (time == "end")
+        assert needed_below(node, [watermark_us]) == (BEGIN_OF_TIME_US, END_OF_TIME_US)
+    for end in (BEGIN_OF_TIME_US, END_OF_TIME_US):
+        assert watermark_out(node, [end]) == end
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_windows_of_tuples_promise_what_their_input_does(partial: bool) -> None:
+    """A window is full with a later row; one that is not comes out behind all watermarks."""
+    node = TupleWindows("w", "a", ("k",), 3, 2, partial)
+    for watermark_us in (BEGIN_OF_TIME_US, -4, 0, 5, END_OF_TIME_US):
+        assert watermark_out(node, [watermark_us]) == watermark_us
+        assert needed_below(node, [watermark_us])[0] in (BEGIN_OF_TIME_US, watermark_us)
+    assert needed_below(node, [5]) == (BEGIN_OF_TIME_US, END_OF_TIME_US)
+    assert WHOLE.origin_us <= LAST_TIME_US < WHOLE.origin_us + WHOLE.size_us
 
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 3), (0, 0), (0, 4), (-4, 0)])

@@ -24,14 +24,14 @@ from tests.tools.random_plans import PlanScenario, check_answer, main, run_plan,
 # ---------------------------------------------------------------- the simulator
 
 
-@pytest.mark.parametrize("first", range(0, 45, 15))
+@pytest.mark.parametrize("first", [*range(0, 45, 15), 1_100])
 def test_random_plans_are_right(first: int) -> None:
     for seed in range(first, first + 15):
         run_plan(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(45, 445, 100))
+@pytest.mark.parametrize("first", [*range(45, 345, 100), 1_200])
 def test_more_random_plans_are_right(first: int) -> None:
     assert main(["100", "--seed", str(first)]) == 0
 

@@ -1,11 +1,14 @@
-"""Bugs planted into top-n, sessions and calls that rows decide must be caught by random plans in the simulator."""
+"""Bugs planted into top-n, sessions, windows of tuples or aligned to data, and calls that rows decide must be caught by random
+plans in the simulator."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +16,19 @@ import pytest
 from swjoin.cluster.slave import stage
 from swjoin.core.aggregate_columns import AggregateColumns, Call
 from swjoin.core.batch import I64, TupleBatch
+from swjoin.core.data_messages import StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.kept_columns import RankColumns
 from swjoin.operators.deciding_rows import DecidingRows
-from swjoin.operators.kept_rows import KeptRows
+from swjoin.operators.group_windows import AlignedWindows, TupleWindows, _Closing
+from swjoin.operators.kept_rows import KeptRows, RowsOperator
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.sessions import Sessions
 from swjoin.plan import aggregates, kept_rows
 from swjoin.plan.logical import LogicalPlan, Node
 from swjoin.plan.watermarks import needed_below, watermark_out
 from tests.support.planted import texts
+from tests.tools.plan_oracle import evaluate
 from tests.tools.random_plans import PlanScenario, simulate
 
 PLANS = 14
@@ -35,6 +41,10 @@ def _decided(node: Node, functions: Sequence[str]) -> bool:
     return any(call.function in functions or (call.distinct and not functions) for call in calls)
 
 
+def _picks(node: aggregates.Aggregate) -> bool:
+    return any(call.function in ("first", "last") for call in node.calls)
+
+
 @cache
 def _plans(kind: str) -> tuple[PlanScenario, ...]:
     """Plans whose results have rows, with such a node."""
@@ -42,16 +52,34 @@ def _plans(kind: str) -> tuple[PlanScenario, ...]:
     wanted: dict[str, Callable[[Node], bool]] = {
         "top": lambda node: isinstance(node, kept_rows.Ranked),
         "sessions": lambda node: isinstance(node, kept_rows.Sessions),
+        "tuples": lambda node: isinstance(node, kept_rows.TupleWindows),
+        "aligned": lambda node: isinstance(node, kept_rows.AlignedWindows),
+        "aligned by start": lambda node: isinstance(node, kept_rows.AlignedWindows) and node.output_time == "start",
+        "ordered calls": lambda node: isinstance(node, aggregates.Aggregate) and node.order == "row" and _picks(node),
         "calls": lambda node: _decided(node, ("first", "last", "arg_min", "arg_max")),
         "last": lambda node: _decided(node, ("last",)),
         "distinct": lambda node: _decided(node, ()),
     }
+    repeated = of in ("tuples", "aligned", "aligned by start", "ordered calls")
     drawn = (PlanScenario.draw(seed) for seed in itertools.count(30_000))
+    drawn = (s for s in drawn if any(isinstance(node, kept_rows.Repeated) for node in s.plan.nodes) == repeated)
     suited = (s for s in drawn if any(map(wanted[of], s.plan.nodes)) and (not moving or _moves(s)))
     ready = map(_in_motion, suited) if moving else suited
     least = 20 if moving else 1
     good = (s for s in ready if any(wanted[of](n) and len(s.evaluated()[n.name]) >= least for n in s.plan.nodes))
+    good = (s for s in good if of != "distinct" or _repeats(s))
     return tuple(itertools.islice(good, PLANS // 2 if moving else PLANS))
+
+
+def _repeats(scenario: PlanScenario) -> bool:
+    """Whether a call of different values has equal ones, so that the answer shows it."""
+    nodes = []
+    for node in scenario.plan.nodes:
+        if isinstance(node, aggregates.Aggregate):
+            node = replace(node, calls=tuple(replace(call, distinct=False) for call in node.calls))
+        nodes.append(node)
+    other = evaluate(LogicalPlan(tuple(nodes)), scenario.good_rows())
+    return Counter(row.values for row in other["out"]) != Counter(row.values for row in scenario.evaluated()["out"])
 
 
 def _moves(scenario: PlanScenario) -> bool:
@@ -143,7 +171,7 @@ def _left_behind(monkeypatch: Monkey) -> None:
 
 
 def _lost_by_a_move(monkeypatch: Monkey) -> None:
-    for operator in (Ranking, Sessions):
+    for operator in (Ranking, RowsOperator):
         monkeypatch.setattr(operator, "take_chunk", lambda self, chunk: None)
 
 
@@ -152,14 +180,82 @@ def _undecided_after_a_move(monkeypatch: Monkey) -> None:
 
 
 def _out_again(monkeypatch: Monkey) -> None:
-    monkeypatch.setattr(Sessions, "restored", lambda self, times_us: None)
+    for name in ("restored", "restored_until"):
+        monkeypatch.setattr(RowsOperator, name, lambda self, times_us: None)
+
+
+def _with_found(monkeypatch: Monkey, operator: type, changed: Callable[[Any, _Closing], _Closing]) -> None:
+    found = operator._found  # type: ignore[attr-defined]
+    monkeypatch.setattr(operator, "_found", lambda self, us: changed(self, found(self, us)))
+
+
+def _numbers_forgotten(monkeypatch: Monkey) -> None:
+    """The last row of a group is dropped with its windows, so numbers begin again."""
+
+    def forgetful(self: TupleWindows, closing: _Closing) -> _Closing:
+        next_window = np.maximum((closing.final - self._size) // self._slide + 1, 0)
+        return closing._replace(kept=closing.kept & ((closing.keys < 0) | (closing.keys >= next_window * self._slide)))
+
+    _with_found(monkeypatch, TupleWindows, forgetful)
+
+
+def _first_row_forgotten(monkeypatch: Monkey) -> None:
+    def forgetful(self: AlignedWindows, closing: _Closing) -> _Closing:
+        open_until = closing.base + (closing.rows.ts - closing.base) // self._slide * self._slide + self._size
+        return closing._replace(kept=closing.kept & (open_until >= closing.least_us))
+
+    _with_found(monkeypatch, AlignedWindows, forgetful)
+
+
+def _half_open(monkeypatch: Monkey) -> None:
+    """A row at the end of a window that begins with the first row is not in it."""
+    found = AlignedWindows._found
+
+    def shorter(self: AlignedWindows, watermark_us: int) -> _Closing:
+        self._size -= 1
+        closing = found(self, watermark_us)
+        self._size += 1
+        return closing
+
+    monkeypatch.setattr(AlignedWindows, "_found", shorter)
+
+
+def _numbered_at_the_watermark(monkeypatch: Monkey) -> None:
+    """A row is numbered while one of its time, with a lower id, can still come."""
+    found = TupleWindows._found
+    monkeypatch.setattr(TupleWindows, "_found", lambda self, us: found(self, min(us + 1, END_OF_TIME_US)))
+
+
+def _numbers_lost_by_a_move(monkeypatch: Monkey) -> None:
+    take_chunk = RowsOperator.take_chunk
+
+    def nameless(self: RowsOperator, chunk: StateChunk) -> None:
+        tuples = replace(chunk.tuples, key=np.full(len(chunk.tuples), -1))
+        take_chunk(self, replace(chunk, tuples=tuples))
+
+    monkeypatch.setattr(RowsOperator, "take_chunk", nameless)
+
+
+def _by_id(monkeypatch: Monkey) -> None:
+    """The first row of a window of tuples is the one with the least id."""
+    monkeypatch.setattr(AggregateColumns, "_order_of", lambda self, rows: [])
+
+
+def _promise_of_ends(monkeypatch: Monkey) -> None:
+    """As if rows had the times of their windows' ends."""
+
+    def hasty(node: Node, inputs: Sequence[int]) -> int:
+        return inputs[0] if isinstance(node, kept_rows.AlignedWindows) else watermark_out(node, inputs)
+
+    monkeypatch.setattr(stage, "watermark_out", hasty)
 
 
 def _nothing_needed(monkeypatch: Monkey) -> None:
     """A checkpoint forgets rows of open sessions, as if these were as short as windows."""
 
     def forgetful(node: object, inputs: object) -> tuple[int, int]:
-        return (inputs[0], END_OF_TIME_US) if isinstance(node, kept_rows.Sessions) else needed_below(node, inputs)  # type: ignore
+        short = isinstance(node, kept_rows.Sessions | kept_rows.Repeated)
+        return (inputs[0], END_OF_TIME_US) if short else needed_below(node, inputs)  # type: ignore
 
     monkeypatch.setattr(stage, "needed_below", forgetful)
 
@@ -209,21 +305,34 @@ BUGS: dict[str, tuple[str, Callable[[Monkey], None]]] = {
     "sessions lost by a move": ("sessions that move", _lost_by_a_move),
     "sessions that come out again after a restore": ("sessions", _out_again),
     "rows of open sessions that a checkpoint forgets": ("sessions", _nothing_needed),
+    "numbers that begin again": ("tuples", _numbers_forgotten),
+    "a number given at the watermark": ("tuples", _numbered_at_the_watermark),
+    "windows of tuples left behind by a move": ("tuples that move", _left_behind),
+    "windows of tuples lost by a move": ("tuples that move", _lost_by_a_move),
+    "numbers that a move forgets": ("tuples that move", _numbers_lost_by_a_move),
+    "windows of tuples that come out again after a restore": ("tuples", _out_again),
+    "numbered rows that a checkpoint forgets": ("tuples", _nothing_needed),
+    "the least id for the first row of a window": ("ordered calls", _by_id),
+    "the first row of a group forgotten": ("aligned", _first_row_forgotten),
+    "a window from the first row without its end": ("aligned", _half_open),
+    "a promise beyond the starts of open windows": ("aligned by start", _promise_of_ends),
+    "windows from the first row lost by a move": ("aligned that move", _lost_by_a_move),
+    "the first row of a group that a checkpoint forgets": ("aligned", _nothing_needed),
     "the first for the last": ("last", _last_is_first),
     "a value that counts twice": ("distinct", _values_apart),
     "deciding rows that a move forgets": ("calls that move", _undecided_after_a_move),
 }
-AFTER_A_CRASH = ("sessions that come out again after a restore", "rows of open sessions that a checkpoint forgets")
+AFTER_A_CRASH = ("after a restore", "a checkpoint forgets")
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     kind, plant = BUGS[name]
-    plans = _restored(kind) if name in AFTER_A_CRASH else _plans(kind)
+    plans = _restored(kind) if name.endswith(AFTER_A_CRASH) else _plans(kind)
     plant(monkeypatch)
     assert _caught(plans)
 
 
-@pytest.mark.parametrize("kind", ["top", "sessions", "calls"])
+@pytest.mark.parametrize("kind", ["top", "sessions", "calls", "tuples", "aligned"])
 def test_without_a_bug_the_plans_are_right(kind: str) -> None:
     assert _caught([*_plans(kind), *_restored(kind)]) == []

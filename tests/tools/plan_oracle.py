@@ -12,9 +12,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from swjoin.core.ids import END_OF_TIME_US, LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
-from swjoin.plan.kept_rows import Ranked, Sessions
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
 from swjoin.plan.lookups import Lookup
 from tests.tools.plan_expressions import function_of
@@ -129,24 +131,26 @@ def looked_up_rows(node: Lookup, schemas: Sequence[Schema], stream: Sequence[Row
 
 
 def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> list[Row]:
-    """Rows of an aggregate, window by window from the least to the greatest time. parents: of its window, start and end."""
-    names, windows, out = list(schema.types), node.windows, []
-    first = min((row.ts for row in rows), default=0) - windows.size_us
-    last = max((row.ts for row in rows), default=-1)
-    start = windows.origin_us + -((windows.origin_us - first) // windows.slide_us) * windows.slide_us
-    while start <= last:
-        end = start + windows.size_us
-        groups: dict[tuple[Any, ...], list[Row]] = {}
-        for row in rows:
-            if start <= row.ts < end:
-                groups.setdefault(tuple(row.values[names.index(name)] for name in node.key), []).append(row)
+    """Rows of an aggregate. parents: of its window, start and end."""
+    names, out = list(schema.types), []
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        for start in _starts(node.windows, row.ts):
+            groups.setdefault((start, *(row.values[names.index(name)] for name in node.key)), []).append(row)
+    for (start, *key), mine in groups.items():
+        end = start + node.windows.size_us
         ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
-        for key, mine in groups.items():
-            digest = row_hash([words_of(value) for value in (*key, start)])
-            results = [_called(call, names, mine) for call in node.calls]
-            out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
-        start += windows.slide_us
+        digest = row_hash([words_of(value) for value in (*key, start)])
+        results = [_called(call, names, mine, node.order) for call in node.calls]
+        out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
     return out
+
+
+def _starts(windows: TimeWindows, ts: int) -> list[int]:
+    """Starts of the windows that have this time."""
+    first = (ts - windows.origin_us - windows.size_us) // windows.slide_us + 1
+    numbers = range(first, (ts - windows.origin_us) // windows.slide_us + 1)
+    return [windows.origin_us + number * windows.slide_us for number in numbers]
 
 
 def _by(row: Row, order: Sequence[tuple[str, bool, bool]], names: Sequence[str]) -> tuple[Any, ...]:
@@ -168,9 +172,7 @@ def ranked_rows(node: Ranked, schema: Schema, rows: Sequence[Row]) -> list[Row]:
     names, windows, out = list(schema.types), node.windows, []
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        first = (row.ts - windows.origin_us - windows.size_us) // windows.slide_us + 1
-        for number in range(first, (row.ts - windows.origin_us) // windows.slide_us + 1):
-            start = windows.origin_us + number * windows.slide_us
+        for start in _starts(windows, row.ts):
             groups.setdefault((start, *(row.values[names.index(name)] for name in node.key)), []).append(row)
     for (start, *_), mine in groups.items():
         end = start + windows.size_us
@@ -184,11 +186,8 @@ def ranked_rows(node: Ranked, schema: Schema, rows: Sequence[Row]) -> list[Row]:
 
 def session_rows(node: Sessions, schema: Schema, rows: Sequence[Row]) -> list[Row]:
     """Rows with their sessions. parents: of each one's session, start and end."""
-    names, out = list(schema.types), []
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row.values[names.index(name)] for name in node.key), []).append(row)
-    for mine in groups.values():
+    out = []
+    for mine in _by_key(node.key, schema, rows):
         sessions: list[list[Row]] = []
         for row in sorted(mine, key=lambda row: row.ts):
             if sessions and row.ts - sessions[-1][-1].ts < node.gap_us:
@@ -203,11 +202,57 @@ def session_rows(node: Sessions, schema: Schema, rows: Sequence[Row]) -> list[Ro
     return out
 
 
-def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row]) -> Any:
+def tuple_window_rows(node: TupleWindows, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows with windows of tuples. parents: the first one's time, and the time by which the window is full."""
+    out = []
+    for mine in _by_key(node.key, schema, rows):
+        ordered = sorted(mine, key=lambda row: (row.ts, row.id))
+        for number in range(len(ordered)):
+            window = list(enumerate(ordered))[number * node.slide : number * node.slide + node.size]
+            full = len(window) == node.size
+            if not window or not (full or node.partial):
+                continue
+            start, end = window[0][1].ts, window[-1][1].ts
+            ts, until = (end, end + 1) if full else (LAST_TIME_US, END_OF_TIME_US)
+            for i, row in window:
+                out.append(Row(mix64(row.id + number * GOLDEN), ts, (*row.values, start, end, number, i), (start, until)))
+    return out
+
+
+def aligned_window_rows(node: AlignedWindows, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows with windows that are counted from their group's first row on. parents: of each one's window, start and end."""
+    out = []
+    for mine in _by_key(node.key, schema, rows):
+        first = min(row.ts for row in mine)
+        for row in mine:
+            since = row.ts - first
+            for number in range(max(0, (since - node.size_us) // node.slide_us), since // node.slide_us + 1):
+                start = first + number * node.slide_us
+                end = start + node.size_us
+                if row.ts <= end:
+                    ts = end if node.output_time == "end" else start
+                    out.append(Row(mix64(row.id + number * GOLDEN), ts, (*row.values, start, end), (start, end + 1)))
+    return out
+
+
+def _by_key(key: Sequence[str], schema: Schema, rows: Sequence[Row]) -> list[list[Row]]:
+    names = list(schema.types)
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.values[names.index(name)] for name in key), []).append(row)
+    return list(groups.values())
+
+
+def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row], order: str = "") -> Any:
     function, column = call.function, call.column
     if column is None:
         return len(rows)
-    found = [row for row in sorted(rows, key=lambda row: (row.ts, row.id)) if row.values[names.index(column)] is not None]
+
+    def earlier(row: Row) -> tuple[Any, ...]:
+        value = row.values[names.index(order)] if order else 0
+        return value is None, value or 0, row.ts, row.id
+
+    found = [row for row in sorted(rows, key=earlier) if row.values[names.index(column)] is not None]
     values = [row.values[names.index(column)] for row in found]
     if call.distinct:
         values = list(dict.fromkeys(values))
@@ -299,6 +344,10 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = ranked_rows(node, plan.schema(node.input), found[node.input])
             case Sessions():
                 found[node.name] = session_rows(node, plan.schema(node.input), found[node.input])
+            case TupleWindows():
+                found[node.name] = tuple_window_rows(node, plan.schema(node.input), found[node.input])
+            case AlignedWindows():
+                found[node.name] = aligned_window_rows(node, plan.schema(node.input), found[node.input])
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
@@ -335,7 +384,7 @@ def emitted(
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
-        elif isinstance(node, Aggregate | Ranked | Sessions):
+        elif isinstance(node, Keyed):
             out[node.name] = {row.id for row in rows[node.name] if (row.parents[1] or 0) <= inputs[0]}
         elif isinstance(node, Union):
             out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}

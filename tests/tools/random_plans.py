@@ -38,7 +38,7 @@ from swjoin.core.kept_columns import OrderKey
 from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
-from swjoin.plan.kept_rows import WHOLE, Ranked, Sessions
+from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.stages import cut
@@ -52,6 +52,7 @@ from tests.tools.random_freezes import draw_freezes
 
 _OUTPUT_TIMES = ("max", "min", "left")
 MOST_RANKS = 8  # with instances
+SEEDS_OF_BUGS = 1_000  # plans below have no windows of groups: tests of planted bugs count on what they have
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
 LEAST_EPOCH_US = 40  # in realtime pace: shorter ones are beside messages' delays mostly empty
@@ -89,6 +90,9 @@ class PlanScenario:
         kept = np.random.default_rng([seed, 28])
         if kept.random() < 0.25:
             plan = _draw_kept(kept, plan, span)
+        group_windows = np.random.default_rng([seed, 30])
+        if seed >= SEEDS_OF_BUGS and group_windows.random() < 0.25:
+            plan = _draw_group_windows(group_windows, plan, span)
         lookups = np.random.default_rng([seed, 29])
         if lookups.random() < 0.25:
             plan = _draw_lookups(lookups, plan)
@@ -378,6 +382,46 @@ def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> Log
     if random.random() < 0.3:
         nodes.append(Filter("hw", last, draw_condition(random, schemas[last])))
         last = "hw"
+    reached = {last}
+    for node in reversed(nodes):
+        if node.name in reached:
+            reached |= set(node.inputs)
+    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _draw_group_windows(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """With windows of tuples or aligned to data over the rows of the result, or of a source alone; mostly with an aggregate of
+    each, now and then with one by windows of time."""
+    (result,) = (node for node in plan.nodes if isinstance(node, Result))
+    nodes: list[Node] = [node for node in plan.nodes if node != result]
+    last = result.input
+    if random.random() < 0.6:
+        nodes = [next(node for node in nodes if isinstance(node, Source))]
+        last = nodes[0].name
+    schema = _schema_with(nodes, last)
+    key = tuple(n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.6)
+    if random.random() < 0.6:
+        size, slide = int(random.choice([1, 2, 3, 7])), int(random.choice([1, 2, 3, 5]))
+        node: Node = TupleWindows("r", last, key, size, slide, bool(random.random() < 0.4), "rstart", "rend", "window", "row")
+        window, order = ("rend", "window"), "row"
+    else:
+        size = max(1, int(span // random.choice([2, 5, 20])))
+        slide = max(1, size // 4, int(size * random.choice([0.3, 1, 1.5])))
+        end = "end" if random.random() < 0.5 else "start"
+        node = AlignedWindows("r", last, key, size, slide, "rstart", "rend", end)  # type: ignore[arg-type]
+        window, order = ("rstart", "rend"), next((n for n in schema.types if n.strip("_").split("_")[-1] == "v"), "")
+    nodes.append(node)
+    last = "r"
+    if random.random() < 0.6:
+        drawn = [_draw_rows_call(random, f"c{i}", schema) for i in range(2)]
+        calls = (AggregateCall("n", "count"), *drawn)
+        windows, names = TimeWindows(1, 1), ("astart", "aend")
+        nodes.append(Aggregate("a", last, (*key, *window), windows, calls, *names, order=order))
+        last = "a"
+    if random.random() < 0.2:
+        size = max(1, span // 3)
+        nodes.append(Aggregate("b", last, (), TimeWindows(size, size), (AggregateCall("m", "count"),), "bstart", "bend"))
+        last = "b"
     reached = {last}
     for node in reversed(nodes):
         if node.name in reached:

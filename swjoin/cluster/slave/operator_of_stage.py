@@ -11,9 +11,10 @@ from swjoin.cluster.slave.stage import StageInstance
 from swjoin.config.run import RunConfig
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.kept_columns import RankColumns, SessionColumns
+from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.gathering import Gathering
+from swjoin.operators.group_windows import AlignedWindows, TupleWindows
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.keyed_operator import Limits
 from swjoin.operators.ranking import Ranking
@@ -37,6 +38,11 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
         return Aggregation(node.windows, columns, keys, limits, name)
     if isinstance(node, kept_rows.Ranked) and isinstance(columns, RankColumns):
         return Ranking(node.windows, columns, keys, limits, name)
+    if isinstance(node, kept_rows.TupleWindows) and isinstance(columns, RepeatedColumns):
+        return TupleWindows((node.size, node.slide), columns, keys, limits, name, partial=node.partial)
+    if isinstance(node, kept_rows.AlignedWindows) and isinstance(columns, RepeatedColumns):
+        at_start = node.output_time == "start"
+        return AlignedWindows((node.size_us, node.slide_us), columns, keys, limits, name, at_start=at_start)
     assert isinstance(node, kept_rows.Sessions), f"{name}: a stage without an operator"
     assert isinstance(columns, SessionColumns), f"{name}: sessions without their columns"
     return Sessions(node.gap_us, columns, keys, limits, name)

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import pyarrow as pa
 from sqlglot import exp
 
-from swjoin.core.aggregate_functions import FUNCTIONS, result_type
+from swjoin.core.aggregate_functions import FUNCTIONS, PICKS, result_type
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.conditions import Names
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
-from swjoin.frontends.sql.windows import END, START, Gap, InSessions, Windowed, window_type
+from swjoin.frontends.sql.windows import END, START, Counted, Gap, GroupWindows, InGroupWindows, Windowed, window_type
 from swjoin.plan.aggregates import NAIVE, Aggregate, AggregateCall, WindowTime
 from swjoin.plan.logical import Project
 
@@ -73,7 +73,7 @@ class CallText(NamedTuple):
 @dataclass(frozen=True)
 class Aggregated:
     """Groups. time: column of `of` that is the rows' time in windows; None: the window is a time itself, one of `instants`:
-    (column of a key, column of `of`)."""
+    (column of a key, column of `of`). order: column of `of` by which rows are earlier or later; "" for their time."""
 
     of: Relation
     table: str
@@ -82,6 +82,7 @@ class Aggregated:
     windows: TimeWindows
     time: Field | None
     instants: tuple[tuple[str, str], ...] = ()
+    order: str = ""
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -92,12 +93,17 @@ class Aggregated:
 
     @property
     def times(self) -> tuple[str, ...]:
-        return (START, END) if self.time is not None else tuple(column for column, _ in self.instants)
+        return (
+            (START, END)
+            if self.time is not None
+            else tuple(column for column, below in self.instants if below in self.of.times)
+        )
 
     def make(self, nodes: Nodes, time: str | None) -> str:
         keys = tuple(key.field.column for key in self.keys)
         read: dict[str, str] = {}
-        for text in (text for call in self.calls for text in (call.text, call.by) if text is not None):
+        order = quoted(self.order) if self.order and any(call.function in PICKS for call in self.calls) else None
+        for text in (text for text in (*(t for call in self.calls for t in (call.text, call.by)), order) if text is not None):
             argument = f"argument {len(read) + 1}"
             while argument in keys:
                 argument += "_"
@@ -117,8 +123,9 @@ class Aggregated:
             source = below
             below = nodes.add("select", lambda name: Project(name, source, computed))
         out: WindowTime = output  # type: ignore[assignment]
-        kind = window_type(self.time) if self.time is not None else NAIVE
-        return nodes.add("aggregate", lambda name: Aggregate(name, below, keys, self.windows, calls, start, end, out, kind))
+        kind, by = window_type(self.time) if self.time is not None else NAIVE, "" if order is None else read[order]
+        what = keys, self.windows, calls, start, end, out, kind, by
+        return nodes.add("aggregate", lambda name: Aggregate(name, below, *what))
 
 
 class Grouping:
@@ -149,6 +156,8 @@ class Grouping:
                 raise UserError("DISTINCT ON is not supported", remedy="write GROUP BY")
             if group is not None or node.args.get("having") or any(map(_calls, node.expressions)):
                 raise UserError("DISTINCT of groups is not supported", remedy="leave it out")
+            if self._windowed is not None and isinstance(self._windowed.windows, Counted):
+                raise UserError("DISTINCT over ROWS: two windows may have the same times", remedy="write GROUP BY")
             yield from self._items
             return
         if group is None:
@@ -274,8 +283,8 @@ class Grouping:
         if self._windowed is not None:
             if not self._has_window:
                 raise UserError("groups without their window", remedy=f"write GROUP BY {START}, {END} and what else groups")
-            if isinstance(self._windowed.windows, Gap):
-                return self._of_sessions(self._windowed.windows, self._windowed.time, calls)
+            if not isinstance(self._windowed.windows, TimeWindows):
+                return self._of_group_windows(self._windowed.windows, self._windowed.time, calls)
             return Aggregated(self._of, self._table, keys, calls, self._windowed.windows, self._windowed.time)
         texts = {quoted(time): time for time in self._of.times}
         instants = tuple((key.field.column, texts[key.text]) for key in keys if key.text in texts)
@@ -284,13 +293,17 @@ class Grouping:
             raise UserError("GROUP BY, DISTINCT or an aggregate without a window", remedy=f"give one: {remedy}")
         return Aggregated(self._of, self._table, keys, calls, TimeWindows(1, 1), None, instants)
 
-    def _of_sessions(self, gap: Gap, time: Field, calls: tuple[CallText, ...]) -> Aggregated:
-        """Groups of rows with their sessions, which are by the other keys, or by those of the table's argument."""
-        texts = [key.text for key in self._keys] if gap.keys is None else [self._names.text(key)[0] for key in gap.keys]
-        rows = InSessions(self._of, self._table, tuple(dict.fromkeys(texts)), time, gap.us)
+    def _of_group_windows(self, windows: GroupWindows, time: Field, calls: tuple[CallText, ...]) -> Aggregated:
+        """Groups of rows with their windows, which are by the other keys, or by those of the table's argument."""
+        given = windows.keys if isinstance(windows, Gap) else None
+        texts = [key.text for key in self._keys] if given is None else [self._names.text(key)[0] for key in given]
+        rows = InGroupWindows(self._of, self._table, tuple(dict.fromkeys(texts)), time, windows)
         edges = tuple(Key(quoted(f.column), replace(f, column=f.name), True) for f in rows.edges)
-        instants = ((END, rows.edges[1].column),)
-        return Aggregated(rows, self._table, (*self._keys, *edges), calls, TimeWindows(1, 1), None, instants)
+        number = tuple(Key(quoted(f.column), replace(f, column=self._free(f.name, ())), True) for f in rows.numbers[:1])
+        instants = tuple((f.name, f.column) for f in (rows.edges[1], rows.edges[0]))
+        instants = instants if instants[1][1] in rows.times else instants[:1]
+        keys = (*self._keys, *edges, *number)
+        return Aggregated(rows, self._table, keys, calls, TimeWindows(1, 1), None, instants, rows.order)
 
     def rewritten(self, item: exp.Expr) -> exp.Expr:
         """An expression of SELECT or HAVING over the columns of the groups. UserError for what is not the same in a group."""

@@ -22,6 +22,7 @@ from sqlglot import exp, parse
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.kept_columns import OrderKey
+from swjoin.core.time_windows import TimeWindows
 from swjoin.expressions.binder import parsed
 from swjoin.expressions.tree import can_fail
 from swjoin.expressions.types import common, read_as
@@ -41,7 +42,7 @@ from swjoin.frontends.sql.relations import (
     quoted,
     source_of,
 )
-from swjoin.frontends.sql.windows import END, START, Dialect, Gap, InWindows, WindowCall, Windowed, window_call
+from swjoin.frontends.sql.windows import END, START, Dialect, InWindows, WindowCall, Windowed, window_call
 from swjoin.plan.logical import LogicalPlan
 
 _CLAUSES = {
@@ -423,7 +424,7 @@ class _Planner:
             return self._aliased(self.query(node.this, named), node.alias)
         if (call := window_call(node)) is not None:
             windowed = self._windowed(node, call, named)
-            if isinstance(windowed.windows, Gap):
+            if not isinstance(windowed.windows, TimeWindows):
                 raise UserError(f"{call.name} without GROUP BY {START}", remedy="select groups, in a subquery beside a join")
             if windowed.windows.size_us > _MOST_WINDOWS * windowed.windows.slide_us:
                 problem = f"{call.name}: a row is in more than {_MOST_WINDOWS} windows"
