@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from swjoin.cluster.slave import stage
+from swjoin.config.run import OverloadConfig
 from swjoin.core.aggregate_columns import AggregateColumns, Call
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.data_messages import StateChunk
@@ -95,7 +96,7 @@ def _in_motion(scenario: PlanScenario) -> PlanScenario:
     epoch_us = max(1, scenario.config.reorganization.epoch_us // 20)
     cluster = replace(scenario.config.cluster, distribution_epoch_us=epoch_us)
     often = replace(scenario.config.reorganization, epoch_us=2 * epoch_us, random_moves=10)
-    config = replace(scenario.config, pace="asap", cluster=cluster, reorganization=often)
+    config = replace(scenario.config, pace="asap", on_overload=OverloadConfig(), cluster=cluster, reorganization=often)
     return replace(scenario, plan=LogicalPlan(tuple(nodes)), config=config, batch_rows=3)
 
 
