@@ -499,6 +499,7 @@ def test_streamcloud_strategies(tmp_path: Path) -> None:
     assert check(subquery=500, operator=200, query=100) == claims.HOLDS
     assert check(subquery=500, operator=400, query=100) == claims.SHAPE
     assert check(subquery=500, operator=100, query=510) == claims.FAILS
+    assert check(subquery=500, query=10) == claims.SHAPE, "operators were not measured"
     assert check(subquery=500, operator=100) == claims.UNKNOWN
 
 
