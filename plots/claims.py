@@ -16,6 +16,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from swjoin.monitor.sustainability import GROWTH
+from swjoin.sweeps.metrics import BELOW
 
 from .knee import falls, find_knee, grows, stays
 from .sweep_tables import EPOCH, RATE, Curve, Table, Where, quantity, setting
@@ -450,7 +451,12 @@ def streamcloud_strategies(table: Table) -> Verdict:
     others = {name: times for name, times in (("operator", _OVER_OPERATOR), ("query", _OVER_QUERY)) if name in found}
     over = {name: found["subquery"] / found[name] if found[name] else np.inf for name in others}
     said = f"Subquery carries {found['subquery']:,.0f}/s"
-    said += "".join(f", {over[name]:.3g} times what {name} does ({found[name]:,.0f}/s)" for name in others)
+    below = {str(row.axes["cluster.strategy"]) for row in table.select(_SUSTAINED, None) if row.censored == BELOW}
+    said += "".join(
+        f", {'at least ' if name in below else ''}{over[name]:.3g} times what {name} does "
+        f"({'below ' if name in below else ''}{found[name]:,.0f}/s)"
+        for name in others
+    )
     said += "" if "operator" in found else "; operator was not measured"
     holds = len(others) == len(over) == 2 and all(over[name] >= times for name, times in others.items())
     return Verdict(HOLDS if holds else SHAPE if min(over.values()) > 1 else FAILS, _sentence(said))

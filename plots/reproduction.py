@@ -130,7 +130,13 @@ def build(root: Path = ROOT, svg: Path | None = None, draw: bool = True) -> list
         if experiment.source.name in used and verdict.verdict != claims.UNKNOWN:
             text += [*_excerpt(used[experiment.source.name], experiment), _provenance(used[experiment.source.name], experiment)]
         sections[type(experiment.figure)].append("\n\n".join(part for part in text if part))
-    page = [INTRODUCTION.rstrip(), _machines(used), "## Summary", _table([["figure", "the paper says", "verdict"], *summary])]
+    speeds = {e.source.name: dict(e.source.settings).get("nodes.node_speed") for e in experiments}
+    page = [
+        INTRODUCTION.rstrip(),
+        _machines(used, speeds),
+        "## Summary",
+        _table([["figure", "the paper says", "verdict"], *summary]),
+    ]
     page += ["## Figures of the paper", *sections[int]]
     if sections[type(None)]:
         page += ["## Past the paper", *sections[type(None)]]
@@ -193,15 +199,15 @@ def _excerpt(table: Table, experiment: Experiment) -> list[str]:
     return [*([f"{title}:"] if title else []), _table(rows)] if len(rows) > 1 else []
 
 
-def _machines(used: dict[str, Table]) -> str:
-    """A table with a line per combination of machine, commit, preset and node speed."""
+def _machines(used: dict[str, Table], speeds: dict[str, Any]) -> str:
+    """A table with a line per combination of machine, commit, preset and node speed. speeds: that experiments set."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, table in sorted(used.items()):
         info = table.info
         machine = info.get("machine") or {}
         where = f"{machine.get('model', 'unknown')}, {machine.get('cores', '?')} cores"
-        speed = info.get("node_speed")
-        own = "full" if speed is None else f"{speed:.4g} of a core"
+        speed = info.get("node_speed") or speeds.get(name)
+        own = "full" if speed in (None, 1) else f"{speed:.4g} of a core"
         kind = "simulated" if info.get("runner") == "simulate" else str(info.get("preset") or "none")
         groups.setdefault((kind, own if kind != "simulated" else "-", where, str(info.get("commit", "unknown"))), []).append(
             name
