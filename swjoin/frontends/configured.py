@@ -52,7 +52,7 @@ def has_query(plain: Mapping[str, Any]) -> bool:
     """Whether a configuration has a query in SQL, or its inputs, in the place of a join."""
     queries = plain.get("queries")
     texts = isinstance(queries, list) and any(isinstance(query, dict) and "sql" in query for query in queries)
-    return "inputs" in plain or texts
+    return plain.get("inputs", []) != [] or texts  # a join that was written as plain values has none
 
 
 def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: bool = False) -> Job:

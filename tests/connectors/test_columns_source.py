@@ -409,7 +409,6 @@ PLAN_REFUSED: dict[str, tuple[dict[str, Any], StreamConfig | None, str]] = {
     "no time": ({"time": None}, None, "a: it has no time; rows of files need a time column; name it"),
     "arrival": ({"time": ARRIVAL_TIME}, None, "a: its time is arrival time; rows of files need a time column; name it"),
     "other time": ({"time": "k"}, None, "a: its time column is k, that of its input is t; name the same column in both"),
-    "live": ({}, StreamConfig(None, (), "t", watch="in"), "a: its input is live; plans read files; give it a path"),
     "no file": (
         {},
         StreamConfig(None, (), "t"),

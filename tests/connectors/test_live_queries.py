@@ -234,7 +234,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"orders": {"watch": ".", "time": ""}},
         "inputs.orders: a live stream needs its time column; write time: COLUMN",
     ),
-    "nowhere": ({"orders": {"time": "ts"}}, "inputs.orders: give a path, or a live stream: flight, kafka or watch"),
+    "nowhere": ({"orders": {"time": "ts"}}, "inputs.orders: give a path, a live stream (flight, kafka or watch), or generate"),
     "no such column": (
         {"orders": {"flight": {}, "schema": "id: int64", "time": "ts"}},
         "inputs.orders: no column ts; columns are id",

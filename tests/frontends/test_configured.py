@@ -229,10 +229,13 @@ def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path)
             {"inputs": {"bid": {"path": "b.parquet", "tme": "k"}}},
             "inputs.bid.tme: unknown configuration key; did you mean time?",
         ),
-        ({"inputs": {"bid": {"time": "at"}}}, "inputs.bid: give a path; queries read no live streams yet"),
+        (
+            {"inputs": {"bid": {"time": "at"}}},
+            "inputs.bid: give a path, a live stream (flight, kafka or watch), or generate",
+        ),
         (
             {"inputs": {"bid": {"watch": "d", "schema": "k: int64"}}},
-            "inputs.bid: give a path; queries read no live streams yet",
+            "inputs.bid: a live stream needs its time column; write time: COLUMN",
         ),
         ({"inputs": {"b": {"path": "x", "time": "t"}, "B": {"path": "x", "time": "t"}}}, "inputs.b: the name is given twice"),
         ({"inputs": {"bid": {"path": "b.parquet", "time": "at", "columns": ["k"]}}}, "inputs.bid: columns: a query names what"),

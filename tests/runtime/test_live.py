@@ -474,7 +474,7 @@ def _source_rows(times: list[int], first: int = 0) -> SourceBatch:
 
 def _master(**sections: Any) -> Gateway:
     master = Gateway(config_from_plain(config(**sections)), 1, (None, None))
-    assert master.start(0)[-1] == Read(0, 1)
+    assert master.start(0)[-1] == Read(0, (1,))
     return master
 
 
@@ -519,7 +519,7 @@ def test_a_stream_that_speaks_again_may_be_read_at_once() -> None:
 def test_of_many_streams_those_are_read_instead_that_are_not_far_ahead() -> None:
     """That of the lowest time first, while another one is silent; one that has ended or is idle is not."""
     config = config_from_plain({"join": {"within": "2s"}})
-    streams = tuple(StreamIntake(i, TimeConfig(late="side"), live=True) for i in range(5))
+    streams = tuple(StreamIntake(i, TimeConfig(late="side"), live=True, name=f"stream {i}") for i in range(5))
     nothing: Any = None
     reading = ReadScheduler(config, streams, nothing, nothing, nothing, nothing)
     for i, ts in enumerate((1_000_000, 3_000_000, 2_000_000, 3_000_001)):
@@ -535,7 +535,7 @@ def test_reading_stops_when_slots_do_not_end() -> None:
     """Policy shed counts what has arrived; what is still to arrive must not fill the memory when no slave reports."""
     master = _master(on_overload={"policy": "shed"}, cluster={"mini_buffer": "64KB"})
     reads = 0
-    wanted = [Read(0, 1)]
+    wanted = [Read(0, (1,))]
     while wanted and reads < 100:
         times = np.arange(1000 * reads, 1000 * reads + 1000)
         commands = master.handle(BatchRead(reads % 2, _source_rows(times.tolist())), reads)
@@ -551,7 +551,7 @@ def test_with_arrival_times_no_stream_is_ahead() -> None:
     master = Gateway(config_from_plain(plain), 1, (None, None))
     master.start(0)
     master.handle(BatchRead(1, _source_rows([5])), 1)
-    assert Read(0, 1) in master.handle(BatchRead(1, _source_rows([10**12])), 2)
+    assert Read(0, (1,)) in master.handle(BatchRead(1, _source_rows([10**12])), 2)
 
 
 # ---------------------------------------------------------------- processes that die
