@@ -123,6 +123,8 @@ class StreamConfig:
         check(len(given) <= 1, f"stream: {' and '.join(given)} given; a stream comes from one place")
         needs = self.flight is not None or self.kafka is not None
         check(not needs or self.schema is not None, "stream: give its schema, such as 'user: int64, ts: timestamp[us]'")
+        plain = (self.csv, self.time_unit, self.assume_timezone) == (None, None, None) and self.time in ("", "ts")
+        check(self.generate is None or plain, "stream: generated rows have the time ts; leave how times and text are read out")
         check(self.schema is None or self.live, "stream: schema is for live streams; files say theirs themselves")
 
     @property

@@ -107,7 +107,10 @@ def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
         for key, reason in _OF_JOINS.items():
             if key in plain:
                 raise UserError(f"inputs.{name}: {key}: {reason}; leave it out")
-        stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
+        try:
+            stream = stream_from_plain({"time": "", **plain, "key": []}, f"inputs.{name}")
+        except UserError as error:
+            raise (error if error.text("keys").startswith(f"inputs.{name}") else error.prefixed(f"inputs.{name}")) from None
         if stream.generate is not None:
             stream = replace(stream, time=stream.time or "ts")
         elif stream.path is None and not stream.live:

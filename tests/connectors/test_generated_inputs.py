@@ -95,6 +95,8 @@ def test_a_query_over_calls_is_verified(gateways: int, tmp_path: Path, swjoin: A
     ("sections", "words"),
     [
         ({"inputs": {"cdr": {"generate": "call"}}}, "inputs.cdr.generate: 'call' is not known; did you mean calls?"),
+        ({"inputs": {"cdr": {"generate": "calls", "time": "started"}}}, "inputs.cdr: stream: generated rows have the time ts"),
+        ({"inputs": {"cdr": {"generate": "calls", "assume_timezone": "Europe/Berlin"}}}, "generated rows have the time ts"),
         ({"inputs": {"cdr": {"generate": "calls", "watch": "."}}}, "generate and watch given; a stream comes from one place"),
         ({"queries": None, "inputs": None, "join": {"within": "1s"}, "left": {"generate": "left"}}, "generate is for queries"),
     ],

@@ -253,11 +253,25 @@ def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
     if random.random() < 0.3:
         last = nodes[-1].name
         nodes.append(Filter(f"n{len(nodes)}", last, draw_condition(random, schemas[last])))
-    reached, last = {nodes[-1].name}, nodes[-1].name
+    return _reaching(nodes, nodes[-1].name)
+
+
+def _reaching(nodes: Sequence[Node], last: str) -> LogicalPlan:
+    """The plan whose result is this node, of those that it needs."""
+    reached = {last}
     for node in reversed(nodes):
         if node.name in reached:
             reached |= set(node.inputs)
     return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+
+
+def _begun(random: np.random.Generator, plan: LogicalPlan, alone: float) -> tuple[list[Node], str]:
+    """Nodes to go on from, and the last of them: those of the plan, or with this chance a source alone."""
+    (result,) = (node for node in plan.nodes if isinstance(node, Result))
+    if random.random() < alone:
+        source = next(node for node in plan.nodes if isinstance(node, Source))
+        return [source], source.name
+    return [node for node in plan.nodes if node != result], result.input
 
 
 def _draw_gathering(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:
@@ -281,22 +295,13 @@ def _draw_gathering(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
             node = Union(name, (last, str(random.choice(alike))))
         nodes.append(node)
         schemas[name], last = _schema_with(nodes, name), name
-    reached = {last}
-    for node in reversed(nodes):
-        if node.name in reached:
-            reached |= set(node.inputs)
-    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+    return _reaching(nodes, last)
 
 
 def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
     """With an aggregate over the rows of the result, or of a source alone; now and then filtered, aggregated again, or joined
     with a source."""
-    (result,) = (node for node in plan.nodes if isinstance(node, Result))
-    nodes: list[Node] = [node for node in plan.nodes if node != result]
-    last = result.input
-    if random.random() < 0.7:
-        nodes = [next(node for node in nodes if isinstance(node, Source))]
-        last = nodes[0].name
+    nodes, last = _begun(random, plan, 0.7)
     schemas = {node.name: _schema_with(nodes, node.name) for node in nodes}
     for index in range(int(random.choice([1, 1, 2]))):
         name, schema = f"a{index}", schemas[last]
@@ -328,11 +333,7 @@ def _draw_aggregate(random: np.random.Generator, plan: LogicalPlan, span: int) -
         time = str(random.choice(_OUTPUT_TIMES))
         nodes.append(IntervalJoin("j", last, sources[0].name, (keys[0],), ("k",), query, time))  # type: ignore[arg-type]
         last = "j"
-    reached = {last}
-    for node in reversed(nodes):
-        if node.name in reached:
-            reached |= set(node.inputs)
-    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+    return _reaching(nodes, last)
 
 
 def _draw_rows_call(random: np.random.Generator, name: str, schema: Schema) -> AggregateCall:
@@ -351,12 +352,7 @@ def _draw_rows_call(random: np.random.Generator, name: str, schema: Schema) -> A
 
 def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
     """With one or two top-n or sessions over the rows of the result, or of a source alone; now and then filtered."""
-    (result,) = (node for node in plan.nodes if isinstance(node, Result))
-    nodes: list[Node] = [node for node in plan.nodes if node != result]
-    last = result.input
-    if random.random() < 0.6:
-        nodes = [next(node for node in nodes if isinstance(node, Source))]
-        last = nodes[0].name
+    nodes, last = _begun(random, plan, 0.6)
     schemas = {node.name: _schema_with(nodes, node.name) for node in nodes}
     for index in range(int(random.choice([1, 1, 2]))):
         name, schema = f"w{index}", schemas[last]
@@ -382,22 +378,13 @@ def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> Log
     if random.random() < 0.3:
         nodes.append(Filter("hw", last, draw_condition(random, schemas[last])))
         last = "hw"
-    reached = {last}
-    for node in reversed(nodes):
-        if node.name in reached:
-            reached |= set(node.inputs)
-    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+    return _reaching(nodes, last)
 
 
 def _draw_group_windows(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
     """With windows of tuples or aligned to data over the rows of the result, or of a source alone; mostly with an aggregate of
     each, now and then with one by windows of time."""
-    (result,) = (node for node in plan.nodes if isinstance(node, Result))
-    nodes: list[Node] = [node for node in plan.nodes if node != result]
-    last = result.input
-    if random.random() < 0.6:
-        nodes = [next(node for node in nodes if isinstance(node, Source))]
-        last = nodes[0].name
+    nodes, last = _begun(random, plan, 0.6)
     schema = _schema_with(nodes, last)
     key = tuple(n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.6)
     if random.random() < 0.6:
@@ -422,11 +409,7 @@ def _draw_group_windows(random: np.random.Generator, plan: LogicalPlan, span: in
         size = max(1, span // 3)
         nodes.append(Aggregate("b", last, (), TimeWindows(size, size), (AggregateCall("m", "count"),), "bstart", "bend"))
         last = "b"
-    reached = {last}
-    for node in reversed(nodes):
-        if node.name in reached:
-            reached |= set(node.inputs)
-    return LogicalPlan((*(node for node in nodes if node.name in reached), Result("out", last)))
+    return _reaching(nodes, last)
 
 
 def _draw_lookups(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:

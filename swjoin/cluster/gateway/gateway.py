@@ -190,9 +190,8 @@ class Gateway:
         match event:
             case BatchRead(stream, batch):
                 self.reading.pending = None
-                side_rows = self.streams[stream].read(
-                    batch, None if self._realtime and not self.streams[stream].live else now_us
-                )
+                intake = self.streams[stream]
+                side_rows = intake.read(batch, None if self._realtime and not intake.live else now_us)
                 effects += [SetAside(stream, rows, reason) for rows, reason in side_rows]
                 if self.splits is not None:
                     effects += self.splits.count(stream, len(batch))

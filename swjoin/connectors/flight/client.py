@@ -332,8 +332,7 @@ class Client:
         on_wait: Callable[[str], object] | None = None,
     ) -> Producer:
         """Open a connection to push rows; from its return on the run's rows wait for this producer's. stream: left or right, or
-        the name of a query's input. name: lets the producer
-        resume later. schema: of the rows; None: the stream's own.
+        the name of a query's input. name: lets the producer resume later. schema: of the rows; None: the stream's own.
 
         on_wait: called, in another thread, with a line that names the idle producers for which a push has waited for some
         seconds; None: a RuntimeWarning.
