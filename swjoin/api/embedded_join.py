@@ -185,7 +185,7 @@ class Engine:
         moves = (no_moves(), no_moves())
         orders = [Order(SlaveId(s), EpochIndex(self._epoch), slaves, 0, False) for s in range(slaves)]
         self._epoch += 1
-        drained = self._buffers.drain(below_us, 0, range(slaves))
+        drained = self._buffers.drain((below_us, below_us), 0, range(slaves))
         return [
             part.delivery(
                 order,

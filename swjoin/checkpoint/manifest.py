@@ -132,6 +132,7 @@ _GATEWAY = {
         "epochs_closed": is_count,
         "origin_us": _maybe_boundary,
         "boundary_us": _boundary,
+        "passed_us": [_time],
         "streams_ended_us": _maybe_time,
         "promised": (_time, _time),
         "epoch": is_number,

@@ -349,7 +349,7 @@ def test_mini_buffers_keep_every_tuple_in_order_whatever_waits(seed: int) -> Non
             (buffers.unpark if slave in parked else buffers.park)(SlaveId(slave))
             parked ^= {slave}
         for sub_group in (0, 1):
-            for drained in buffers.drain(10 * step + 5, sub_group, [s for s in range(slaves) if s % 2 == sub_group]):
+            for drained in buffers.drain((10 * step + 5,) * 2, sub_group, [s for s in range(slaves) if s % 2 == sub_group]):
                 assert not held & set(drained.groups.tolist())
                 at = 0
                 for g, n in zip(drained.groups.tolist(), drained.left_counts.tolist(), strict=True):
@@ -361,7 +361,7 @@ def test_mini_buffers_keep_every_tuple_in_order_whatever_waits(seed: int) -> Non
     for s in parked:
         buffers.unpark(SlaveId(s))
     for sub_group in (0, 1):
-        for drained in buffers.drain(END_OF_TIME_US, sub_group, [s for s in range(slaves) if s % 2 == sub_group]):
+        for drained in buffers.drain((END_OF_TIME_US,) * 2, sub_group, [s for s in range(slaves) if s % 2 == sub_group]):
             at = 0
             for g, n in zip(drained.groups.tolist(), drained.left_counts.tolist(), strict=True):
                 sent += [(g, t) for t in drained.left.ts[at : at + n].tolist()]

@@ -260,7 +260,7 @@ def test_tuples_of_one_time_keep_their_order_across_a_crash() -> None:
 
     buffers = MiniBuffers((None, None), HashPartition(GroupMap(round_robin(4, 2)), 2), count_windows=True)
     buffers.put_back(0, [part(1, [5, 7, 7]), part(4, [7, 7, 7]), part(7, [7, 8])])
-    (drained,) = [d for d in buffers.drain(100, 0, range(2)) if len(d.left)]
+    (drained,) = [d for d in buffers.drain((100, 100), 0, range(2)) if len(d.left)]
     assert drained.left.ts.tolist() == list(range(1, 9))
 
 

@@ -7,16 +7,23 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.gateway.slots import Slots
 from swjoin.cluster.master.split_dealer import SplitDealer
 from swjoin.cluster.slave.inbox import Inbox
+from swjoin.config.loader import config_from_plain
 from swjoin.core.batch import SourceBatch
 from swjoin.core.data_messages import Delivery
+from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.runtime.simulator.result import SimulationError
+from swjoin.runtime.simulator.simulator import Simulation
 from swjoin.runtime.simulator.storage import BatchSource
-from tests.support.planted import complaints
+from tests.support.cases import CASES, moving
+from tests.support.planted import complaints, texts
 from tests.tools.random_runs import Scenario
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -109,6 +116,13 @@ def _wishes_not_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SplitDealer, "wanted", always)
 
 
+def _held_back_tuples_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuples that were held back for a move wait for the end of their slot, below which greater watermarks have been sent."""
+    monkeypatch.setattr(
+        Slots, "passed_us", property(lambda self: (BEGIN_OF_TIME_US,) * 2, lambda self, value: None), raising=False
+    )
+
+
 PLANTED = [(_without_the_slowest, False), (_end_with_the_first, False), (_dealt_twice, True), (_open_split_forgotten, True),
            (_ids_by_gateway, False), (_late_by_own_rows, False), (_shares_forgotten, True),
            (_wishes_not_numbered, False)]  # fmt: skip
@@ -120,3 +134,39 @@ def test_planted_bugs_are_caught(plant: Plant, crashing: bool, enough: int, monk
     plant(monkeypatch)
     seeds = _seeds(crashing=crashing, disordered=plant is _late_by_own_rows)
     assert complaints(itertools.islice(seeds, 60), enough) == enough
+
+
+def _moving_case(seed: int) -> None:
+    """Check a known case that three gateways read in splits of one to three batches, while partition-groups move in every
+    distribution epoch."""
+    case = next(case for case in CASES if case.name == ("asymmetric", "both positive", "both negative")[seed % 3])
+    plain: dict[str, Any] = {
+        "seed": seed,
+        "join": {"lower_us": case.bounds[0], "upper_us": case.bounds[1]},
+        "cluster": {"partition_count": 7, "distribution_epoch_us": 100, "gateways": 3},
+        "module": {"block_bytes": 256, "theta_bytes": 1024, "window_bytes": 1 << 20},
+        "sink": {"kind": "count"},
+        **moving(case),
+    }
+    sources = []
+    for rows in (case.left, case.right):
+        key, ts = (np.array(column, np.int64) for column in rows)
+        cuts = np.linspace(0, len(ts), 13).astype(int)
+        ids = np.arange(len(ts), dtype=np.uint64)
+        sources.append([SourceBatch(key[a:b], ts[a:b], ids[a:b]) for a, b in itertools.pairwise(cuts)])
+    result = Simulation(config_from_plain(plain), sources, 3, seed).run()
+    if (result.count, result.digest) != case.answer():
+        raise SimulationError(f"{result.count} pairs, the case has {case.answer()[0]}")
+
+
+_SEEDS = [6, 52]  # of the first 90, those in which a slot that another gateway ended passes tuples that are held back
+
+
+@pytest.mark.parametrize("seed", [*_SEEDS, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(90, 120))])
+def test_held_back_tuples_go_with_the_next_slot(seed: int) -> None:
+    _moving_case(seed)
+
+
+def test_held_back_tuples_that_wait_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    _held_back_tuples_wait(monkeypatch)
+    assert next(texts(_SEEDS, _moving_case), None) is not None

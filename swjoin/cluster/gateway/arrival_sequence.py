@@ -67,16 +67,20 @@ class ArrivalSequence:
             self._last_us = max(self._last_us, int(mine.ts[-1]))
             yield stream, with_sequence(mine, numbers, before[1 - stream] + earlier.astype(np.int64))
 
+    @property
+    def ended_us(self) -> int:
+        """The latest end of a slot: tuples below it that still wait were held back, and go with the next slot."""
+        return self._ends[0][-1] if self._ends[0] else BEGIN_OF_TIME_US
+
     def passed(self, below_us: int) -> tuple[int, int]:
         """Close the slot at `below_us`. Returns the watermarks (left, right) as sequence numbers: any later tuple is preceded
         by at least that many tuples of the other stream."""
-        if self._ends[0] and below_us < self._ends[0][-1]:  # another sub-group's slot ended later and delivered all
-            return self.promised_below(below_us)
+        below_us = max(below_us, self.ended_us)  # another sub-group's slot may have ended later
         if below_us >= END_OF_TIME_US:
             self._passed = list(self.placed)
             for queue in self._waiting:
                 queue.clear()
-            below_us = max([self._last_us + 1, *self._ends[0][-1:]])
+            below_us = max(self._last_us + 1, self.ended_us)
         for stream, queue in enumerate(self._waiting):
             while queue:
                 times, numbers = queue[0]

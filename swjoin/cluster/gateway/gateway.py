@@ -505,13 +505,15 @@ class Gateway:
     def _deliver(self, below_us: int, times_us: tuple[int, int], rebase_us: int | None, now_us: int) -> None:
         """Put a delivery to each slave of the slot into the outbox."""
         plan, by_arrival = self._plan, self.config.time.model == "arrival"
+        limits_us = [max(below_us, passed_us) for passed_us in self.slots.passed_us]
         if self.order is not None:
             times_us = self.order.passed(below_us)
+            limits_us = [max(below_us, self.order.ended_us)] * 2
         if plan.everything:
             times_us = (END_OF_TIME_US, END_OF_TIME_US)
         slaves = [SlaveId(s) for s in plan.served if sub_group_of(SlaveId(s), self._sub_groups) == self._sub_group]
         behind = self._make_room(slaves, rebase_us if rebase_us is not None and by_arrival else 0)
-        drained = self.buffers.drain(below_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=by_arrival)
+        drained = self.buffers.drain(limits_us, self._sub_group, slaves, rebase_us=rebase_us, rebase_ts=by_arrival)
         epoch = self.epoch, len(plan.served), plan.generation, plan.checkpoint, self._needed_us
         for slave, tuples in zip(slaves, drained, strict=True):
             moves_out, moves_in = self.state.moving.orders(slave)
@@ -630,6 +632,7 @@ class Gateway:
             "epochs_closed": self._slots_closed // self._sub_groups,
             "origin_us": self.reading.origin_us,
             "boundary_us": self.slots.boundary_us,
+            "passed_us": self.slots.passed_us,
             "streams_ended_us": self.streams_ended_us,
             "epoch_size": self.slots.size.plain_state(),
             "peaks": [self.peak_buffer_bytes, self.peak_pending_tuples],
@@ -650,6 +653,7 @@ class Gateway:
                 self.buffers.park(SlaveId(slave))
         self.reading.restore(plain["origin_us"])
         self.slots.boundary_us = max(state["boundary_us"] for state in saved)
+        self.slots.passed_us = list(map(max, *(state["passed_us"] for state in saved), self.slots.passed_us))
         self.streams_ended_us = plain["streams_ended_us"]
         self.slots.size.restore(plain["epoch_size"])
         for share in shares:

@@ -283,20 +283,27 @@ class MiniBuffers:
     # ------------------------------------------------------------ draining
 
     def take_below(
-        self, below_us: int, sub_group: int, *, rebase_us: int | None = None, rebase_ts: bool = False
+        self, below_us: Sequence[int], sub_group: int, *, rebase_us: int | None = None, rebase_ts: bool = False
     ) -> list[TupleBatch]:
-        """The sub-group's tuples of every stream with ts < below_us. rebase_us, rebase_ts: see `drain`."""
-        return [_rebased(queue.take_below(below_us), rebase_us, rebase_ts) for queue in self._shelves[sub_group]]
+        """The sub-group's tuples of every stream with ts < below_us, by stream. rebase_us, rebase_ts: see `drain`."""
+        taken = [queue.take_below(below) for queue, below in zip(self._shelves[sub_group], below_us, strict=True)]
+        return [_rebased(batch, rebase_us, rebase_ts) for batch in taken]
 
     def take_parts_below(self, below_us: int, *, rebase_us: int | None = None) -> list[list[TupleBatch]]:
-        """As `take_below`, of the only sub-group, in parts as they lie."""
+        """As `take_below`, of the only sub-group and one time, in parts as they lie."""
         taken = [queue.take_parts_below(below_us) for queue in self._shelves[0]]
         return [[_rebased(batch, rebase_us) for batch in parts] for parts in taken]
 
     def drain(
-        self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
+        self,
+        below_us: Sequence[int],
+        sub_group: int,
+        slaves: Sequence[int],
+        *,
+        rebase_us: int | None = None,
+        rebase_ts: bool = False,
     ) -> list[GroupedTuples]:
-        """The sub-group's tuples with ts < below_us, grouped for each of `slaves`. Parked slaves receive none.
+        """The sub-group's tuples with ts < below_us, by stream, grouped for each of `slaves`. Parked slaves receive none.
 
         slaves: all slaves of the sub-group that own partition-groups. rebase_us: subtracted from arrival stamps on the stream's
         time axis (realtime pace), and from ts with `rebase_ts` (time model arrival: ts is the arrival on the run's clock).

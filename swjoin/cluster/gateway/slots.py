@@ -17,7 +17,10 @@ from swjoin.policy.epochs import EpochSize, boundary_after_us
 
 
 class Slots:
-    """boundary_us: end of the last slot, in event time; the slaves have it as a watermark."""
+    """boundary_us: end of the last slot, in event time; the slaves have it as a watermark. passed_us: by stream, the greatest
+    watermark that any slave was sent. A slot that full buffers or another gateway end early sends greater ones than its
+    boundary; tuples below, which were held back for a move, go with the next slot, whatever its end: if they waited, their
+    partition-group could move to a slave whose windows have expired by them."""
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class Slots:
         state: RunState,
     ) -> None:
         self.boundary_us = BEGIN_OF_TIME_US
+        self.passed_us = [BEGIN_OF_TIME_US] * len(streams)
         self.first: tuple[int, tuple[int, ...]] | None = None  # of the epoch: deliver below this time, watermarks
         self._announced: tuple[bool, tuple[int, ...]] | None = None  # all streams rest: `exhausted` for the master, watermarks
         self._several = config.gateway_count > 1
@@ -84,6 +88,7 @@ class Slots:
         if end_us < END_OF_TIME_US:
             self.boundary_us = end_us
         times_us = tuple(min(end_us, stream.watermark_us) for stream in self._streams)
+        self.passed_us = [max(passed, time_us) for passed, time_us in zip(self.passed_us, times_us, strict=True)]
         if not again:
             self._announced = (self.exhausted, times_us) if self._resting else None
         elif self._announced is not None:

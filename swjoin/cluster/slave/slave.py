@@ -343,7 +343,8 @@ class Slave:
             if oldest_us < promised_us:
                 where = f"slave {self.id}, epoch {delivery.epoch}: a {STREAM_NAMES[stream]} tuple"
                 raise RunFailed(f"{where} of time {oldest_us} us came after the promise of {promised_us} us")
-        self._promised_us[gateway] = delivery.left_time_us, delivery.right_time_us
+        left_us, right_us = self._promised_us[gateway]  # a later promise may be lower: earlier ones still hold
+        self._promised_us[gateway] = max(left_us, delivery.left_time_us), max(right_us, delivery.right_time_us)
 
     def _report_if_due(self, now_us: int) -> list[Effect]:
         """Ask for the next delivery.

@@ -232,7 +232,13 @@ class ModelBuffers(MiniBuffers):
         return max(lasts)
 
     def drain(
-        self, below_us: int, sub_group: int, slaves: Sequence[int], *, rebase_us: int | None = None, rebase_ts: bool = False
+        self,
+        below_us: Sequence[int],
+        sub_group: int,
+        slaves: Sequence[int],
+        *,
+        rebase_us: int | None = None,
+        rebase_ts: bool = False,
     ) -> list[GroupedTuples]:
         router = self.router
         owner = router.map.owner
@@ -242,7 +248,7 @@ class ModelBuffers(MiniBuffers):
             & ~self._held_back
         )
         self._let_through[:] = False
-        taken = [self._take(stream, below_us, wanted) for stream in (LEFT, RIGHT)]
+        taken = [self._take(stream, below_us[stream], wanted) for stream in (LEFT, RIGHT)]
         out = []
         for slave in slaves:
             owned = router.groups_in_order[router.slots_of(slave)]
