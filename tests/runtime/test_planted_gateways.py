@@ -151,7 +151,7 @@ def _moving_case(seed: int) -> None:
     sources = []
     for rows in (case.left, case.right):
         key, ts = (np.array(column, np.int64) for column in rows)
-        cuts = np.linspace(0, len(ts), 13).astype(int)
+        cuts = np.linspace(0, len(ts), 26).astype(int)
         ids = np.arange(len(ts), dtype=np.uint64)
         sources.append([SourceBatch(key[a:b], ts[a:b], ids[a:b]) for a, b in itertools.pairwise(cuts)])
     result = Simulation(config_from_plain(plain), sources, 3, seed).run()
