@@ -47,6 +47,7 @@ usage() {
 ./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
 ./run.sh bench stages        a second join in a row, and four senders at one port, over one
+./run.sh bench queries [overheads|delay|recovery]  what queries pay for ledgers, digests and merging; delays; recovery
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
 ./run.sh bench sinks         Parquet rows per second with 1, 2 and 4 sinks, each held to a sixteenth of a core (as root)
 ./run.sh bench plan          saturation and memory by swjoin plan against real runs
@@ -274,12 +275,12 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | gateways | kinds | live | nexmark | observing | peers | plan | safety | simulation | sinks | small | spark | stages) shift ;;
+      adaptation | api | gateways | kinds | live | nexmark | observing | peers | plan | queries | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac
     case $part in peers | spark) need_java ;; esac
-    case $part in kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; spark) part=spark_join ;; esac
+    case $part in kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; queries) part=query_costs ;; spark) part=spark_join ;; esac
     exec "$python" -m "benchmarks.$part" "$@" ;;
   figures)
     case "${1:-} ${2:-}" in

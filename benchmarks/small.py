@@ -1,7 +1,8 @@
 """The first result of an installation, the import, and joins of small frames beside polars.
 
-What: processes that import swjoin and join 1,000 rows, with an empty cache of kernels and with a full one; `import swjoin`;
-repeated joins of two polars frames by `swjoin.join`, and by polars' join and a filter by time. Every answer is checked.
+What: processes that import swjoin and join 1,000 rows, or count them by key and window in SQL, with an empty cache of kernels,
+and the join with a full one; `import swjoin`; repeated joins of two polars frames by `swjoin.join`, and by polars' join and a
+filter by time. Every answer is checked.
 Why: who tries swjoin first meets the compiler, and then the fixed cost of a join.
 Stays out: large inputs (`api.py`), commands (`run.py`).
 
@@ -36,10 +37,17 @@ import time
 start = time.perf_counter()
 import swjoin
 imported = time.perf_counter()
-if {join}:
+if {what!r} != "import":
     import numpy as np
     import pyarrow as pa
     user, t = np.arange(1000) % 50, pa.array(np.arange(1000) * 1_000_000, pa.timestamp("us"))
+    if {what!r} == "query":
+        rows = "TUMBLE(x, t, INTERVAL '100' SECONDS)"
+        text = "SELECT user, window_end, count(*) AS n FROM " + rows + " WHERE y > 9 GROUP BY user, window_end"
+        found = swjoin.sql(text, x=pa.table({{"user": user, "t": t, "y": np.arange(1000)}}), time="t")
+        assert (found.num_rows, sum(found["n"].to_pylist())) == (500, 990), found
+        print(time.perf_counter() - start)
+        raise SystemExit
     left, right = pa.table({{"user": user, "t": t, "x": user}}), pa.table({{"user": user, "t": t, "y": user}})
     pairs = swjoin.join(left, right, on="user", left_time="t", right_time="t", lower="-30min", upper="0s")
     assert pairs.num_rows == sum(-(-(i + 1) // 50) for i in range(1000)), pairs.num_rows
@@ -48,26 +56,29 @@ print(imported - start)
 """
 
 
-def process_seconds(folder: Path, *, join: bool) -> float:
-    """A new process, from its first import to the imported package or the first result. folder: of kernels."""
+def process_seconds(folder: Path, what: str) -> float:
+    """A new process, from its first import to the imported package or the first result. folder: of kernels. what: "join",
+    "query" or "import"."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
-    command = [sys.executable, "-c", FIRST.format(join=join)]
+    command = [sys.executable, "-c", FIRST.format(what=what)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
 def first_results(repeat: int) -> None:
     """Rows of the table for processes."""
-    empty: list[float] = []
+    empty: dict[str, list[float]] = {"join": [], "query": []}
     with tempfile.TemporaryDirectory(prefix="swjoin-kernels-") as kernels:
         for turn in range(repeat):
-            empty.append(process_seconds(Path(kernels) / str(turn), join=True))
+            for what, seconds in empty.items():
+                seconds.append(process_seconds(Path(kernels) / f"{what} {turn}", what))
         cases: dict[str, Callable[[], float]] = {
-            "loaded": lambda: process_seconds(Path(kernels) / "0", join=True),
-            "import": lambda: process_seconds(Path(kernels) / "0", join=False),
+            "loaded": lambda: process_seconds(Path(kernels) / "join 0", "join"),
+            "import": lambda: process_seconds(Path(kernels) / "join 0", "import"),
         }
         loaded, imported = turns(cases, repeat).values()
-    row("first result of an installation, kernels compiled", empty, "s", "20 s", "3 s")
+    row("first result of an installation, kernels compiled", empty["join"], "s", "20 s", "3 s")
+    row("the same for a query without joins", empty["query"], "s", "20 s", "8 s")
     row("the same with kernels that are there, as in the wheel of ./run.sh wheel", loaded, "s", "20 s", "3 s")
     row("import swjoin", [s * 1e3 for s in imported], "ms", "50", "30", digits=0)
 

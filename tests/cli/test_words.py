@@ -58,6 +58,7 @@ RARELY = {
         r"(?s)\| 1 slave \|.*\| 3 slaves, real time \|.*mean delay: error"
         r".*\| 4 \| 4 \|.*tuples/s: \d+ gateways and \d+ slaves.*\| 2 \| [\d,]+ \| [\d,]+ \| \d"
     ),
+    "bench queries --tiny": r"(?s)merging .*\| q20 \| \d.*\| standing \| [1-9].*\| gateway \| \d",
     "bench plan --tiny": r"(?s)\| 1 thread, W 2 s \|.*saturation: ",
     "bench peers --tiny --only cpp duckdb spark": r"(?s)C\+\+ plain.*\| right \|.*DuckDB.*\| right \|.*Spark.*\| right \|",
     "figures --measure --tiny adaptive": r"(?s)aggregate.*docs/reproduction\.md",

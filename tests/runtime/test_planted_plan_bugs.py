@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.baselines.best_effort_merger import BestEffortMerger
 from swjoin.cluster import exchange
 from swjoin.cluster.exchange import EpochHeader, KeyedEdge, Outlet
 from swjoin.cluster.instances import Instances
@@ -332,6 +333,13 @@ def test_planted_bugs_are_caught(name: str, enough: int, monkeypatch: Monkey) ->
 @pytest.mark.long
 def test_plans_in_short_epochs_are_right() -> None:
     assert not _caught(name=TIGHT[0])
+
+
+def test_best_effort_merging_is_wrong(monkeypatch: Monkey) -> None:
+    """The baseline of the benchmark takes every row, and its answers are not the oracle's."""
+    monkeypatch.setattr(stage, "Merger", BestEffortMerger)
+    found = texts(itertools.islice(_tight_plans(), 30), lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
+    assert any("the oracle has" in text for text in found)
 
 
 def test_equal_hashes_of_other_keys_do_no_harm(monkeypatch: Monkey) -> None:
