@@ -219,7 +219,7 @@ def recovery(folder: Path, rate: float, seconds: float, ranks: int, pace: str) -
     """rate: of the streams' own time. A window is a quarter of the inputs, which are half read when the rank dies."""
     print("\n## Recovery, five stages, a rank killed\n")
     print(
-        "| killed | goes on after (s) | tuples read back | windows of all slaves (MB, peak) | rows out |\n|---|---|---|---|---|"
+        "| killed | goes on after (s) | tuples replayed | windows of all slaves (MB, peak) | rows out |\n|---|---|---|---|---|"
     )
     for victim in ("slave", "gateway"):
         place = folder / victim
