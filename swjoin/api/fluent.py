@@ -481,7 +481,7 @@ class Stream:
         """Run the query, on so many MPI ranks of this machine."""
         return self.collect(ranks=ranks, **options)
 
-    def explain(self, strategy: Strategy = "query") -> str:
+    def explain(self, strategy: Strategy = "subquery") -> str:
         """The stages of the query, and the edges between them, a line each. strategy: as of `swjoin.sql`."""
         plan = plan_query(self.sql, {name: source.known for name, source in self._sources.items()}).plan
         stages = cut(plan, strategy)

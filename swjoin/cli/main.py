@@ -168,8 +168,8 @@ def _add_query(p: argparse.ArgumentParser) -> None:
     p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance")
     p.add_argument(
         "--strategy",
-        choices=["query", "subquery", "operator"],
-        help="slaves play all stages (query, the default), one stage each (subquery), or one operator each (operator)",
+        choices=["subquery", "query", "operator"],
+        help="slaves play one stage each (subquery, the default), all stages (query), or one operator each (operator)",
     )
     _add_execution(p)
 

@@ -202,10 +202,11 @@ class ClusterConfig:
     slave receives a delivery while it joins the one before; `synchronous`, it asks for the next when it has joined all it has
     (the paper's mode). Realtime pace exchanges in its slots either way. gateways: how many roles read the inputs, each its
     share of their splits. sinks: how many roles write results, each files of its own, or to the topic; results that are only
-    counted have one. strategy: of plans, which slave ranks play which stage: `query`, all of them every stage; `subquery`, each
-    stage has ranks of its own; `operator`, the same, and every operator is a stage. instances: shares of the ranks, a number
-    for each stage; left out, as the work is estimated. failure_timeout_us: with MPI ranks, one that has given no sign of life
-    for so long, or whose main thread has made no progress, counts as dead; 0: never.
+    counted have one. strategy: of plans, which slave ranks play which stage: `subquery`, each stage has ranks of its own, but
+    if these are fewer than stages, all play every stage; `query`, all of them do; `operator`, as `subquery`, and every operator
+    is a stage. instances: shares of the ranks, a number for each stage; left out, as the work is estimated.
+    failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread has made no
+    progress, counts as dead; 0: never.
     """
 
     partition_count: int = 60
@@ -217,7 +218,7 @@ class ClusterConfig:
     gateways: int = 1
     sinks: int = 1
     failure_timeout_us: int = 30_000_000
-    strategy: Strategy = "query"
+    strategy: Strategy = "subquery"
     instances: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
