@@ -181,11 +181,22 @@ class Expr:
     def mean(self) -> Expr:
         return self._called(exp.Avg)
 
-    def min(self) -> Expr:
-        return self._called(exp.Min)
+    def _placed(self, call: exp.Expr, place: int) -> Expr:
+        """place: among the least or greatest values, from 1 on."""
+        if not isinstance(place, int) or isinstance(place, bool) or place < 1:
+            raise UserError(f"place={place!r:.40} is no place", remedy="give an integer above zero: 1 is the first")
+        if place > 1:
+            call.set("count", exp.Literal.number(place))
+            call = exp.Bracket(this=call, expressions=[exp.Literal.number(place - 1)])
+        return Expr(call, self.name)
 
-    def max(self) -> Expr:
-        return self._called(exp.Max)
+    def min(self, *, place: int = 1) -> Expr:
+        """The least value; place=2 for the second least, and so on: equal values have a place each. Null if there are fewer."""
+        return self._placed(exp.Min(this=self.node.copy()), place)
+
+    def max(self, *, place: int = 1) -> Expr:
+        """The greatest value, as `min`."""
+        return self._placed(exp.Max(this=self.node.copy()), place)
 
     def count(self) -> Expr:
         """How many values are not null."""
@@ -203,17 +214,21 @@ class Expr:
         """The value of the latest row that has one."""
         return self._called(exp.Last)
 
-    def arg_min(self, by: Expr) -> Expr:
-        """The value of the row whose `by` is the least; of several rows the earliest."""
-        return Expr(exp.ArgMin(this=self.node.copy(), expression=_node(by)), self.name)
+    def arg_min(self, by: Expr, *, place: int = 1) -> Expr:
+        """The value of the row whose `by` is the least, or in this place among them; of equal ones the earliest is first."""
+        return self._placed(exp.ArgMin(this=self.node.copy(), expression=_node(by)), place)
 
-    def arg_max(self, by: Expr) -> Expr:
-        """The value of the row whose `by` is the greatest; of several rows the earliest."""
-        return Expr(exp.ArgMax(this=self.node.copy(), expression=_node(by)), self.name)
+    def arg_max(self, by: Expr, *, place: int = 1) -> Expr:
+        """The value of the row whose `by` is the greatest, as `arg_min`."""
+        return self._placed(exp.ArgMax(this=self.node.copy(), expression=_node(by)), place)
 
     def where(self, condition: Expr) -> Expr:
         """An aggregate over the rows that satisfy a condition."""
-        return replace(self, node=exp.Filter(this=self.node.copy(), expression=exp.Where(this=_node(condition))))
+        call, holds = self.node.copy(), exp.Where(this=_node(condition))
+        if not isinstance(call, exp.Bracket):
+            return replace(self, node=exp.Filter(this=call, expression=holds))
+        call.set("this", exp.Paren(this=exp.Filter(this=call.this, expression=holds)))
+        return replace(self, node=call)
 
 
 def col(name: str) -> Expr:

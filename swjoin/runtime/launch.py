@@ -143,7 +143,7 @@ def _function_folders(job: Job) -> list[str]:
     """Folders from which this process has imported functions of the job's plan, but those of installed packages: ranks import
     the functions from there, too."""
     nodes = () if job.plan is None else plan_from_plain(job.plan).nodes
-    found = {}
+    found: dict[str, None] = {}
     for node in nodes:
         module = sys.modules.get(node.function.partition(":")[0].partition(".")[0]) if isinstance(node, MapBatches) else None
         places = list(getattr(module, "__path__", ())) or [getattr(module, "__file__", None)]

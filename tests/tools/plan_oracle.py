@@ -271,8 +271,8 @@ def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row], orde
     if function.startswith("arg_") and call.by is not None:
         at = names.index(call.by)
         known = [row for row in found if row.values[at] is not None]
-        best = (min if function == "arg_min" else max)(known, key=lambda row: row.values[at], default=None)
-        return None if best is None else best.values[names.index(column)]
+        best = sorted(known, key=lambda row: row.values[at], reverse=function == "arg_max")[call.place - 1 :]
+        return best[0].values[names.index(column)] if best else None
     if function in ("first", "last"):
         return values[0 if function == "first" else -1] if values else None
     if function == "count":
@@ -282,7 +282,8 @@ def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row], orde
     if function in ("sum", "avg"):
         total = math.fsum(values) if isinstance(values[0], float) else sum(values)
         return total / len(values) if function == "avg" else total
-    return min(values) if function == "min" else max(values)
+    best = sorted(values, reverse=function == "max")[call.place - 1 :]
+    return best[0] if best else None
 
 
 class TooManyRowsError(Exception):
