@@ -393,9 +393,9 @@ class Stream:
         """The rows with the columns that a function computes from batches of them, each row from its own values alone.
 
         function: gets record batches of all columns, and gives each row one: a record batch, a table, a frame, or a mapping
-        of names to arrays. A callable, or `package.module:function`; on ranks an importable one. Threads call it side by
+        of names to arrays. A callable, or "package.module:function"; on ranks an importable one. Threads call it side by
         side, and it may see a row more than once. schema: the columns that it gives, with their Arrow types:
-        `user: int64, score: double`, a schema of Arrow, or a mapping. Every batch is checked. The time column stays the rows'
+        "user: int64, score: double", a schema of Arrow, or a mapping. Every batch is checked. The time column stays the rows'
         time if it is among them; the function must leave it as it is.
         """
         columns = _declared(schema)
@@ -691,7 +691,7 @@ def _declared(schema: Any) -> tuple[tuple[str, str], ...]:
     found = list(parse_schema(schema, "map_batches")) if isinstance(schema, str) else schema
     if isinstance(found, Mapping):
         found = [pa.field(str(name), _type(str(name), kind)) for name, kind in found.items()]
-    if not isinstance(found, (list, pa.Schema)) or not all(isinstance(each, pa.Field) for each in found):
+    if not isinstance(found, (list, pa.Schema)) or not len(found) or not all(isinstance(each, pa.Field) for each in found):
         remedy = "write 'user: int64, score: double', or give a mapping or a schema of Arrow"
         raise UserError(f"map_batches: schema={schema!r:.60} declares no columns", remedy=remedy)
     try:

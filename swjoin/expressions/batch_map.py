@@ -59,7 +59,7 @@ def function_named(name: str) -> BatchFunction:
 
 
 def name_of(function: BatchFunction) -> str | None:
-    """`package.module:function`; None for one that cannot be imported under such a name."""
+    """ "package.module:function"; None for one that cannot be imported under such a name."""
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not path or module == "__main__" or "<" in path:
         return None

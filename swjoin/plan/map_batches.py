@@ -22,7 +22,7 @@ _IMPORTABLE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 class MapBatches:
     """The rows of a node with the columns that a function computes from all columns of a batch of them, row by row.
 
-    function: `package.module:function`, which every rank imports, or the name of one that this process was given. columns:
+    function: "package.module:function", which every rank imports, or the name of one that this process was given. columns:
     names and Arrow types of what it gives. A column with the name and type of the rows' time must be as it was.
     """
 
@@ -41,7 +41,7 @@ class MapBatches:
 
 
 def is_importable(function: str) -> bool:
-    """Whether a function's name has the form `package.module:function`."""
+    """Whether a function's name has the form "package.module:function"."""
     return _IMPORTABLE.fullmatch(function) is not None
 
 

@@ -139,6 +139,14 @@ def launch(
     return launch_with_reason(job, ranks, debug, hostfile=hostfile, log_json=log_json, progress=progress)[0]
 
 
+def _environment(job: Job) -> dict[str, str]:
+    """What ranks find in their environment besides this process's own."""
+    found = {} if sys.stdout.isatty() else {"SWJOIN_PLAIN": "1"}  # mpirun gives rank 0 a pseudo-terminal in any case
+    if folders := _function_folders(job):
+        found["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return found
+
+
 def _function_folders(job: Job) -> list[str]:
     """Folders from which this process has imported functions of the job's plan, but those of installed packages: ranks import
     the functions from there, too."""
@@ -187,15 +195,9 @@ def launch_with_reason(
         finished = None
         if report is not None and spread:
             finished = functools.partial(_ended_well, report, before)
-        environment = dict(os.environ)
-        if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal in any case
-            environment["SWJOIN_PLAIN"] = "1"
-        if folders := _function_folders(job):
-            environment["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [environment.get("PYTHONPATH")])])
-            command[1:1] = ["-x", "PYTHONPATH"] if spread else []
-        if watch is not None:
-            environment[WATCH] = watch.setting
-            command[1:1] = ["-x", WATCH] if spread else []
+        added = _environment(job) | ({} if watch is None else {WATCH: watch.setting})
+        environment = os.environ | added
+        command[1:1] = [word for name in ("PYTHONPATH", WATCH) if name in added for word in ("-x", name)] if spread else []
         _LOG.debug("%s", shlex.join(command))
         for again in (True, False):
             start = functools.partial(
