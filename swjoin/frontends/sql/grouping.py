@@ -44,7 +44,7 @@ def _calls(node: exp.Expr) -> list[exp.Expr]:
     """The aggregate functions that an expression calls, each with its FILTER and place; not those of window functions."""
     found: list[exp.Expr] = []
     for call in node.find_all(exp.AggFunc):
-        whole = call.parent if isinstance(call.parent, exp.Filter) else call
+        whole: exp.Expr = call.parent if isinstance(call.parent, exp.Filter) else call
         outer = whole.parent.parent if isinstance(whole.parent, exp.Paren) else whole.parent
         if isinstance(outer, exp.Bracket) and outer.this.unnest() is whole:
             whole = outer
