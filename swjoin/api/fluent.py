@@ -1,6 +1,7 @@
 """Queries in Python: `swjoin.stream`, with Polars' verbs.
 
-What: `Stream`, lazy; `Expr` with `col`, `lit`, `expr`, `row_count`; windows `tumble`, `hop`, `session` and `rows`.
+What: `Stream`, lazy; `Expr` with `col`, `lit`, `expr`, `row_count`; windows `tumble`, `hop`, `session` and `rows`;
+`map_batches` for what SQL cannot say.
 Why: a query that a program puts together is easier to read as calls than as text. Every verb makes an SQL query of the query
 before, so both have one meaning, one plan and one set of errors.
 Stays out: what SQL means (`frontends.sql`), running it (`api.queries`).
@@ -11,25 +12,32 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sqlglot import exp
 
 from swjoin.api.inputs import Input, are_paths, to_table
-from swjoin.api.queries import sql
+from swjoin.api.queries import answer
 from swjoin.config.arguments import duration_us, one_of
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import Strategy, TimeUnit
 from swjoin.connectors.files.source import describe_columns
+from swjoin.connectors.schema import parse_schema
+from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.ledger import Proof
-from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.frontends.sql.functions import NAME, Function
+from swjoin.frontends.sql.planner import Query, Table, plan_query
 from swjoin.frontends.sql.tables import with_time
 from swjoin.frontends.sql.windows import END, START
+from swjoin.plan.map_batches import is_importable
 from swjoin.plan.stages import cut, describe_edge, describe_stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Value: TypeAlias = Any  # an Expr, or a constant
 How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
@@ -173,11 +181,22 @@ class Expr:
     def mean(self) -> Expr:
         return self._called(exp.Avg)
 
-    def min(self) -> Expr:
-        return self._called(exp.Min)
+    def _placed(self, call: exp.Expr, place: int) -> Expr:
+        """place: among the least or greatest values, from 1 on."""
+        if not isinstance(place, int) or isinstance(place, bool) or place < 1:
+            raise UserError(f"place={place!r:.40} is no place", remedy="give an integer above zero: 1 is the first")
+        if place > 1:
+            call.set("count", exp.Literal.number(place))
+            call = exp.Bracket(this=call, expressions=[exp.Literal.number(place - 1)])
+        return Expr(call, self.name)
 
-    def max(self) -> Expr:
-        return self._called(exp.Max)
+    def min(self, *, place: int = 1) -> Expr:
+        """The least value; place=2 for the second least, and so on: equal values have a place each. Null if there are fewer."""
+        return self._placed(exp.Min(this=self.node.copy()), place)
+
+    def max(self, *, place: int = 1) -> Expr:
+        """The greatest value, as `min`."""
+        return self._placed(exp.Max(this=self.node.copy()), place)
 
     def count(self) -> Expr:
         """How many values are not null."""
@@ -195,17 +214,21 @@ class Expr:
         """The value of the latest row that has one."""
         return self._called(exp.Last)
 
-    def arg_min(self, by: Expr) -> Expr:
-        """The value of the row whose `by` is the least; of several rows the earliest."""
-        return Expr(exp.ArgMin(this=self.node.copy(), expression=_node(by)), self.name)
+    def arg_min(self, by: Expr, *, place: int = 1) -> Expr:
+        """The value of the row whose `by` is the least, or in this place among them; of equal ones the earliest is first."""
+        return self._placed(exp.ArgMin(this=self.node.copy(), expression=_node(by)), place)
 
-    def arg_max(self, by: Expr) -> Expr:
-        """The value of the row whose `by` is the greatest; of several rows the earliest."""
-        return Expr(exp.ArgMax(this=self.node.copy(), expression=_node(by)), self.name)
+    def arg_max(self, by: Expr, *, place: int = 1) -> Expr:
+        """The value of the row whose `by` is the greatest, as `arg_min`."""
+        return self._placed(exp.ArgMax(this=self.node.copy(), expression=_node(by)), place)
 
     def where(self, condition: Expr) -> Expr:
         """An aggregate over the rows that satisfy a condition."""
-        return replace(self, node=exp.Filter(this=self.node.copy(), expression=exp.Where(this=_node(condition))))
+        call, holds = self.node.copy(), exp.Where(this=_node(condition))
+        if not isinstance(call, exp.Bracket):
+            return replace(self, node=exp.Filter(this=call, expression=holds))
+        call.set("this", exp.Paren(this=exp.Filter(this=call.this, expression=holds)))
+        return replace(self, node=call)
 
 
 def col(name: str) -> Expr:
@@ -315,13 +338,21 @@ class _Source:
 
 
 @dataclass(frozen=True)
+class _Function:
+    """A function of the query. call: None of one that is imported by its name."""
+
+    of_plan: Function
+    call: Callable[[Any], Any] | None
+
+
+@dataclass(frozen=True)
 class Stream:
     """A query that has not been run. columns: of its rows. time: the column that is their time; None for none."""
 
     columns: tuple[str, ...]
     time: str | None
     _query: exp.Query = field(repr=False)
-    _sources: Mapping[str, _Source] = field(repr=False)
+    _sources: Mapping[str, _Source | _Function] = field(repr=False)  # what the query names
 
     @property
     def sql(self) -> str:
@@ -355,6 +386,25 @@ class Stream:
         for name in names:
             self._check(name, "rename")
         return self._with([(names.get(name, name), col(name)) for name in self.columns])
+
+    def map_batches(
+        self, function: str | Callable[[pa.RecordBatch], Any], schema: str | pa.Schema | Mapping[str, Any]
+    ) -> Stream:
+        """The rows with the columns that a function computes from batches of them, each row from its own values alone.
+
+        function: gets record batches of all columns, and gives each row one: a record batch, a table, a frame, or a mapping
+        of names to arrays. A callable, or "package.module:function"; on ranks an importable one. Threads call it side by
+        side, and it may see a row more than once. schema: the columns that it gives, with their Arrow types:
+        "user: int64, score: double", a schema of Arrow, or a mapping. Every batch is checked. The time column stays the rows'
+        time if it is among them; the function must leave it as it is.
+        """
+        columns = _declared(schema)
+        key, names = f"map{next(_numbers)}", tuple(name for name, _ in columns)
+        call = exp.Anonymous(this=NAME, expressions=[exp.Subquery(this=self._query.copy()), exp.Literal.string(key)])
+        query = exp.select(*(exp.column(name, quoted=True) for name in names))
+        query = query.from_(exp.Table(this=call, alias=exp.TableAlias(this=exp.to_identifier("q"))))
+        time = self.time if self.time in names else None
+        return Stream(names, time, query, {**self._sources, key: _function(function, key, columns)})
 
     def split(self, **conditions: Expr) -> dict[str, Stream]:
         """A stream for each condition, with the rows that satisfy it and none before it, and `rest`, with all others."""
@@ -467,10 +517,15 @@ class Stream:
         for name in ("tables", "time", "time_unit"):
             if name in options:
                 raise UserError(f"{name}: is given to swjoin.stream")
-        tables = {name: source.data for name, source in self._sources.items()}
-        times = {name: source.time for name, source in self._sources.items() if source.time is not None}
-        units = {name: source.unit for name, source in self._sources.items() if source.unit is not None}
-        return sql(self.sql, tables=tables, time=times, time_unit=units or None, **options)
+        tables = {name: source.data for name, source in self._tables.items()}
+        times = {name: source.time for name, source in self._tables.items() if source.time is not None}
+        units = {name: source.unit for name, source in self._tables.items() if source.unit is not None}
+        given = {"tables": tables, "time": times, "time_unit": units or None, **options}
+        of_process = {f.of_plan.function: f.call for f in self._functions.values() if f.call is not None}
+        if options.get("ranks") is not None and of_process:
+            remedy = "give one that they can import: map_batches('package.module:function', ...)"
+            raise UserError(f"map_batches: ranks cannot call {min(of_process)}", remedy=remedy)
+        return answer(self.sql, given, {name: f.of_plan for name, f in self._functions.items()}, of_process)
 
     def sink(self, path: str | os.PathLike[str], **options: Any) -> Proof:
         """Run the query, with its rows in a file (.parquet, .csv, .csv.gz). options: as of `swjoin.sql`."""
@@ -483,11 +538,22 @@ class Stream:
 
     def explain(self, strategy: Strategy = "subquery") -> str:
         """The stages of the query, and the edges between them, a line each. strategy: as of `swjoin.sql`."""
-        plan = plan_query(self.sql, {name: source.known for name, source in self._sources.items()}).plan
-        stages = cut(plan, strategy)
+        stages = cut(self._planned().plan, strategy)
         return "\n".join([*map(describe_stage, stages.stages), *map(describe_edge, stages.edges)])
 
     # ------------------------------------------------------------ making queries
+
+    @property
+    def _tables(self) -> dict[str, _Source]:
+        return {name: given for name, given in self._sources.items() if isinstance(given, _Source)}
+
+    @property
+    def _functions(self) -> dict[str, _Function]:
+        return {name: given for name, given in self._sources.items() if isinstance(given, _Function)}
+
+    def _planned(self) -> Query:
+        tables = {name: source.known for name, source in self._tables.items()}
+        return plan_query(self.sql, tables, {name: f.of_plan for name, f in self._functions.items()})
 
     def _check(self, name: str, where: str) -> None:
         if name not in self.columns:
@@ -600,6 +666,45 @@ def _read(what: str, data: Input, time: str | None, time_unit: TimeUnit | None) 
     names = tuple(dict(columns))
     select = exp.select(*(exp.column(each, quoted=True) for each in names)).from_(exp.to_identifier(name, quoted=True))
     return Stream(names, time, select, {name: _Source(data, time, time_unit, known)})
+
+
+def _function(function: Any, key: str, columns: tuple[tuple[str, str], ...]) -> _Function:
+    """What `map_batches` is given. key: its name in the query. UserError for what cannot be called."""
+    from swjoin.expressions.batch_map import function_named, name_of
+
+    if isinstance(function, str):
+        if not is_importable(function):
+            raise UserError(f"map_batches: {function!r:.60} names no function", remedy="write 'package.module:function'")
+        function_named(function)
+        return _Function(Function(function, columns), None)
+    if not callable(function):
+        raise UserError(f"map_batches: {function!r:.60} is no function", remedy="give one of a record batch")
+    name = name_of(function)
+    shown = getattr(function, "__name__", type(function).__name__)
+    return _Function(Function(name or f"{shown} ({key}, of this process)", columns), None if name else function)
+
+
+def _declared(schema: Any) -> tuple[tuple[str, str], ...]:
+    """Names and Arrow types of columns. UserError for what declares none."""
+    import pyarrow as pa
+
+    found = list(parse_schema(schema, "map_batches")) if isinstance(schema, str) else schema
+    if isinstance(found, Mapping):
+        found = [pa.field(str(name), _type(str(name), kind)) for name, kind in found.items()]
+    if not isinstance(found, (list, pa.Schema)) or not len(found) or not all(isinstance(each, pa.Field) for each in found):
+        remedy = "write 'user: int64, score: double', or give a mapping or a schema of Arrow"
+        raise UserError(f"map_batches: schema={schema!r:.60} declares no columns", remedy=remedy)
+    try:
+        return tuple((each.name, str(type_named(str(each.type)))) for each in found)
+    except UserError as error:
+        raise error.prefixed("map_batches: schema") from None
+
+
+def _type(name: str, kind: Any) -> Any:
+    """An Arrow type, given as one or by its name."""
+    import pyarrow as pa
+
+    return kind if isinstance(kind, pa.DataType) else parse_schema(f"{name}: {kind}", "map_batches").field(0).type
 
 
 # ---------------------------------------------------------------- helpers

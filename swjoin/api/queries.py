@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -29,6 +30,7 @@ from swjoin.config.options import SqlOptions, Strategy, TimeUnit, complete, take
 from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, TimeConfig
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.ledger import Proof
+from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
@@ -63,6 +65,17 @@ def sql(query: str, /, **given: Any) -> Any:
 
     Raises UserError for a query, input or arguments that are wrong, RunFailed when the run fails.
     """
+    return answer(query, given, {}, {})
+
+
+def answer(
+    query: str,
+    given: Mapping[str, Any],
+    functions: Mapping[str, Function],
+    of_process: Mapping[str, Callable[[Any], Any]],
+) -> Any:
+    """As `sql`, of which `given` are the arguments. functions: that the query names. of_process: those of them that only this
+    process has, by the names that plans have for them."""
     options = complete(sql, {name: value for name, value in given.items() if name in SqlOptions.__annotations__})
     tables = {name: value for name, value in given.items() if name not in options}
     with spelled("arguments"), tempfile.TemporaryDirectory(prefix="swjoin-sql-", ignore_cleanup_errors=True) as name:
@@ -71,16 +84,25 @@ def sql(query: str, /, **given: Any) -> Any:
         tables = _tables(options["tables"], tables)
         convert = _converter(options, tables)
         written = None if options["out"] is None else result_file(options["out"])
-        job = _job(query, tables, options, written, Path(name))
-        report = _run(job, options)
+        job = _job(query, tables, functions, options, written, Path(name))
+        with _known(of_process):
+            report = _run(job, options)
         results = report["results"]
         found = Proof(results["count"], results["digest"], ledger_of(report), tuple(report["warnings"]))
         rows = _read(Path(name) / _ROWS) if written is None else None
-    warn(found.warnings, 2)
+    warn(found.warnings, 3)
     if rows is None:
         return found
     remember(rows, found)
     return convert(rows)
+
+
+def _known(of_process: Mapping[str, Callable[[Any], Any]]) -> AbstractContextManager[None]:
+    if not of_process:
+        return nullcontext()
+    from swjoin.expressions.batch_map import functions_of_process
+
+    return functions_of_process(of_process)
 
 
 def _converter(options: Mapping[str, Any], tables: Mapping[str, Any]) -> Callable[[pa.Table], Any]:
@@ -95,6 +117,7 @@ def _converter(options: Mapping[str, Any], tables: Mapping[str, Any]) -> Callabl
 def _job(
     query: object,
     tables: Mapping[str, Input],
+    functions: Mapping[str, Function],
     options: Mapping[str, Any],
     written: Written | None,
     folder: Path,
@@ -108,7 +131,7 @@ def _job(
             known[name] = described(stream, "give time_unit")
         except UserError as error:
             raise error.prefixed(name) from None
-    planned = plan_query(query, known)
+    planned = plan_query(query, known, functions)
     nowhere: Written = folder / _ROWS, "parquet"
     target, kind = nowhere if written is None else written
     inputs = tuple(streams[name] for name in planned.tables)

@@ -31,7 +31,8 @@ _EXACT = 1 << 53
 
 class Call(NamedTuple):
     """A column that an aggregate computes. column: of its input; None for count(*). type: of the results. by: the column whose
-    least or greatest value says the row. of_distinct: what is accumulated of a call of different values."""
+    least or greatest value says the row. of_distinct: what is accumulated of a call of different values. place: 2 for the
+    second least or greatest value, and so on."""
 
     name: str
     function: str
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     type: pa.DataType
     by: str | None = None
     of_distinct: Accumulation | None = None
+    place: int = 1
 
     @property
     def accumulated(self) -> Accumulation:
@@ -111,8 +113,15 @@ class AggregateColumns:
         return Argument(ordered(column), valid)
 
     def deciding(self, call: Call, slots: I64, rows: TupleBatch) -> I64:
-        """Positions of the rows that decide a call: one of each group, or of each group and value; rows with null decide
-        nothing. slots: of the rows' groups. Of rows that are alike the earliest is taken, by `last` the latest."""
+        """Positions of the rows that decide a call: the first ones of each group, up to its place, or one of each group and
+        value; rows with null decide nothing. slots: of the rows' groups. Of rows that are alike the earliest is first, by
+        `last` the latest."""
+        by_slot, numbers = self._numbered(call, slots, rows)
+        out: I64 = by_slot[numbers < call.place]
+        return out
+
+    def _numbered(self, call: Call, slots: I64, rows: TupleBatch) -> tuple[I64, I64]:
+        """Positions of the rows with a value, group by group, and their numbers in it, or in it and their value, from 0 on."""
         assert rows.columns is not None, f"{self.name}: rows without columns"
         assert call.column is not None, f"{call.name}: rows that decide a count of rows"
         column, after = decoded(rows.columns.column(call.column)), [*self._order_of(rows), rows.ts, rows.id]
@@ -131,8 +140,8 @@ class AggregateColumns:
         for i, part in enumerate((slots, *(more if call.of_distinct is not None else ()))):
             changes = part[by_slot[1:]] != part[by_slot[:-1]]
             new[1:] = changes if i == 0 else new[1:] | changes
-        out: I64 = by_slot[new]
-        return out
+        at = np.arange(len(by_slot))
+        return by_slot, at - np.maximum.accumulate(np.where(new, at, 0))
 
     def _order_of(self, rows: TupleBatch) -> list[I64]:
         if not self.order or rows.columns is None:
@@ -140,10 +149,11 @@ class AggregateColumns:
         return order_codes(rows.columns.column(self.order))
 
     def picked(self, call: Call, slots: I64, rows: TupleBatch, count: int) -> pa.Array:
-        """The value of each group's deciding row, of so many groups; null without one."""
+        """The value of each group's row in the place of the call, of so many groups; null without one."""
         import pyarrow as pa
 
-        at = self.deciding(call, slots, rows)
+        by_slot, numbers = self._numbered(call, slots, rows)
+        at = by_slot[numbers == call.place - 1]
         index = np.full(count, -1, np.int64)
         index[slots[at]] = at
         assert rows.columns is not None, f"{self.name}: rows without columns"

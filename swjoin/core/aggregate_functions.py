@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FUNCTIONS: Final = ("count", "sum", "avg", "min", "max", "first", "last", "arg_min", "arg_max")
 PICKS: Final = ("first", "last", "arg_min", "arg_max")  # the value of one row
+PLACED: Final = ("min", "max", "arg_min", "arg_max")  # also the second, the third least or greatest
 _SIGN: Final = np.int64(-(1 << 63))
 
 
@@ -41,13 +42,18 @@ class Accumulation(IntEnum):
         return {Accumulation.INTEGERS: 3, Accumulation.LEAST: 2, Accumulation.GREATEST: 2}.get(self, 1)
 
 
-def accumulation_of(function: str, argument: str | None, by: str | None = None, *, distinct: bool = False) -> Accumulation:
+def accumulation_of(
+    function: str, argument: str | None, by: str | None = None, *, distinct: bool = False, place: int = 1
+) -> Accumulation:
     """argument: type of the column, as Arrow writes it; None for count(*). by: type of the column whose least or greatest value
-    says the row. distinct: of different values alone. UserError where the function takes none such."""
+    says the row. distinct: of different values alone. place: 2 for the second least or greatest value, and so on. UserError
+    where the function takes none such."""
     import pyarrow as pa
 
     if function not in FUNCTIONS:
         raise UserError(f"no aggregate function {function}", remedy=f"use {', '.join(FUNCTIONS)}")
+    if place < 1 or (place > 1 and (distinct or function not in PLACED)):
+        raise UserError(f"value {place} of {function}", remedy=f"use a number above zero, of {', '.join(PLACED)}")
     if distinct:
         accumulation_of(function, argument)
         if argument is None or function not in ("count", "sum", "avg"):
@@ -77,16 +83,16 @@ def accumulation_of(function: str, argument: str | None, by: str | None = None, 
     temporal = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
     if pa.types.is_interval(kind) or pa.types.is_null(kind):
         raise UserError(f"{function} of {argument} is not supported", remedy="take it of numbers, times or text")
-    if not (floating or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or temporal):
+    if place > 1 or not (floating or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or temporal):
         return Accumulation.ROWS
     return Accumulation.LEAST if function == "min" else Accumulation.GREATEST
 
 
-def result_type(function: str, argument: str | None, by: str | None = None, *, distinct: bool = False) -> str:
+def result_type(function: str, argument: str | None, by: str | None = None, *, distinct: bool = False, place: int = 1) -> str:
     """Type of a call's result, as Arrow writes it. Arguments as of `accumulation_of`."""
     import pyarrow as pa
 
-    accumulation = accumulation_of(function, argument, by, distinct=distinct)
+    accumulation = accumulation_of(function, argument, by, distinct=distinct, place=place)
     if distinct:
         accumulation = accumulation_of(function, argument)
     if function == "count":

@@ -204,11 +204,11 @@ def _exact_sum(values: list[float]) -> float:
 def _called(call: AggregateCall, kind: str, column: str, by: str, earlier: str) -> str:
     """A call in DuckDB's SQL. kind: type of the column. by: the column that is compared. earlier: by which rows are ordered,
     with a place for a word behind each."""
-    if call.function in ("first", "last", "arg_min", "arg_max"):
-        how = " DESC" if call.function in ("last", "arg_max") else ""
-        order = f"{by}{how}, {earlier.format('')}" if call.by is not None else earlier.format(how)
+    if call.function in ("first", "last", "arg_min", "arg_max") or call.place > 1:
+        how, by = " DESC" if call.function in ("last", "max", "arg_max") else "", by or column
+        order = earlier.format(how) if call.function in ("first", "last") else f"{by}{how}, {earlier.format('')}"
         known = f"{column} IS NOT NULL" + (f" AND {by} IS NOT NULL" if call.by is not None else "")
-        return f"(list({column} ORDER BY {order}) FILTER (WHERE {known}))[1]"
+        return f"(list({column} ORDER BY {order}) FILTER (WHERE {known}))[{call.place}]"
     of = f"DISTINCT {column}" if call.distinct else column
     if call.function in ("count", "min", "max"):
         return f"{call.function}({of})"
@@ -254,7 +254,7 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
 
 
 def _orders_by_ids(node: Node) -> bool:
-    picks = isinstance(node, Aggregate) and any(call.function in PICKS for call in node.calls)
+    picks = isinstance(node, Aggregate) and any(call.function in PICKS or call.place > 1 for call in node.calls)
     return isinstance(node, Ranked | TupleWindows) or picks
 
 

@@ -57,6 +57,7 @@ from swjoin.duckdb.plan_rows import NodeTable, define_found
 from swjoin.duckdb.session import name, open_database, path_list, text
 from swjoin.plan.columns import columns_of
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 
@@ -404,6 +405,10 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
         plan = plan_from_plain(job.plan or {})
     except UserError as error:
         raise error.prefixed(str(run_dir / "run.json")) from None
+    for node in plan.nodes:
+        if isinstance(node, MapBatches):
+            problem = f"{run_dir}: DuckDB cannot call {node.description}, a function in Python"
+            raise UserError(problem, remedy="run it once more with other ranks or threads, and compare the digests")
     counts = [sum(isinstance(node, kind) for node in plan.nodes) for kind in (Result, Source)]
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
     if any(join.semantics.bounds.count_windows for join in joins) or counts != [1, len(job.config.inputs)]:

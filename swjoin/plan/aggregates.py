@@ -37,24 +37,26 @@ def ts_after(windows: TimeWindows, output_time: WindowTime) -> int:
 @dataclass(frozen=True)
 class AggregateCall:
     """A column that is computed. column: of the input; None for count(*). by: of arg_min and arg_max, the column that is
-    compared. distinct: of different values alone."""
+    compared. distinct: of different values alone. place: of min, max, arg_min and arg_max, 2 for the second least or greatest
+    value, and so on; null if there are fewer."""
 
     name: str
     function: str
     column: str | None = None
     by: str | None = None
     distinct: bool = False
+    place: int = 1
 
     @property
     def description(self) -> str:
-        return f"{self.function}{' distinct' if self.distinct else ''}"
+        return f"{self.function}{' distinct' if self.distinct else ''}{f' {self.place}' if self.place > 1 else ''}"
 
     def accumulation(self, types: Mapping[str, str]) -> Accumulation:
         """types: of the input. UserError where the function takes none such."""
-        return accumulation_of(self.function, *self._arguments(types), distinct=self.distinct)
+        return accumulation_of(self.function, *self._arguments(types), distinct=self.distinct, place=self.place)
 
     def result_type(self, types: Mapping[str, str]) -> str:
-        return result_type(self.function, *self._arguments(types), distinct=self.distinct)
+        return result_type(self.function, *self._arguments(types), distinct=self.distinct, place=self.place)
 
     def _arguments(self, types: Mapping[str, str]) -> tuple[str | None, str | None]:
         return None if self.column is None else types[self.column], None if self.by is None else types[self.by]
@@ -143,7 +145,8 @@ def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping
         kind: Any = storage(type_named(out[call.name]))
         plain = replace(call, distinct=False).accumulation(types)
         how = call.accumulation(types)
-        calls.append(CallColumns(call.name, call.function, call.column, how, kind, call.by, plain if call.distinct else None))
+        of_distinct = plain if call.distinct else None
+        calls.append(CallColumns(call.name, call.function, call.column, how, kind, call.by, of_distinct, call.place))
     keys = tuple((name, type_named(types[name])) for name in node.key)
     time: Any = type_named(out[node.start])
     windows = node.windows.size_us, node.ts_after_us

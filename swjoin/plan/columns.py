@@ -30,11 +30,24 @@ from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
 from swjoin.plan.kept_rows import Keyed, kept_columns_of
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, UnionInput, join_columns
+from swjoin.plan.logical import (
+    Filter,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    Project,
+    Result,
+    Schema,
+    Source,
+    UnionInput,
+    join_columns,
+)
 from swjoin.plan.lookups import Lookup, equality, lookup_reads
+from swjoin.plan.map_batches import MapBatches, keeps_time
 from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
 
 if TYPE_CHECKING:
+    from swjoin.expressions.batch_map import BatchMap
     from swjoin.expressions.chain import Projection, Selection
     from swjoin.expressions.lookup import TableLookup
 
@@ -143,6 +156,9 @@ class _Binder:
             elif isinstance(step, Lookup):
                 bound_step, wanted = self._lookup(step, wanted)
                 found.append(bound_step)
+            elif isinstance(step, MapBatches):
+                found.append(_batch_map(step, self.plan.schema(step.input), wanted))
+                wanted = set(self.plan.schema(step.input).types)
             else:
                 if wanted:
                     found.append(_projection(step, columns, self.plan.schema(step.name).types, wanted))
@@ -207,6 +223,21 @@ def _projection(node: Project, columns: Sequence[tuple[str, str]], types: Mappin
     return Projection(node.name, tuple(computed))
 
 
+def _batch_map(node: MapBatches, schema: Schema, wanted: set[str]) -> BatchMap:
+    from swjoin.expressions.batch_map import BatchMap
+
+    read = tuple((name, _given(kind)) for name, kind in _types(schema.types, tuple(schema.types), node.name))
+    columns = tuple(_types(dict(node.columns), tuple(name for name, _ in node.columns), node.name))
+    time = schema.time if keeps_time(node, schema.columns, schema.time) else None
+    shown = tuple(name for name, _ in node.columns if name in wanted)
+    return BatchMap(node.name, node.function, read, columns, time, shown)
+
+
+def _given(kind: Any) -> Any:
+    """The type in which functions get a column: its own, but of a dictionary that of its values."""
+    return getattr(kind, "value_type", kind)
+
+
 def _read_by(node: Project, columns: Sequence[tuple[str, str]], wanted: set[str]) -> set[str]:
     texts = [text for name, text in node.columns if name in wanted]
     return {read for text in texts for read in columns_read_by(text, columns, node.name)}
@@ -240,6 +271,8 @@ def _through(plan: LogicalPlan, node: Node, wanted: set[str], *, rows: bool) -> 
             return wanted | set(columns_read_by(node.condition, plan.schema(node.input).columns, node.name))
         case Project():
             return _read_by(node, plan.schema(node.input).columns, wanted)
+        case MapBatches():
+            return set(plan.schema(node.input).types)
         case Lookup():
             return _lookup_reads(plan, node, wanted)[0]
         case _:

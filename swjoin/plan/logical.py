@@ -1,14 +1,14 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
 What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these, of `Aggregate`s
-(`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`) and `Lookup`s (`plan.lookups`), which is checked when it is
-made; the `Schema` of every node.
+(`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `Lookup`s (`plan.lookups`) and `MapBatches`
+(`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
-A node names its inputs. Row ids: a source's rows have their own, which filters and projections keep, as they keep times; a
-union's `union_row_ids`; a row of a join or a lookup has the digest of the pair of its inputs' ids (`core.hashing.pair_hash`),
-MISSING_ID for a missing side.
+A node names its inputs. Row ids: a source's rows have their own, which filters, projections and functions of batches keep, as
+they keep times; a union's `union_row_ids`; a row of a join or a lookup has the digest of the pair of its inputs' ids
+(`core.hashing.pair_hash`), MISSING_ID for a missing side.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, kept_types
 from swjoin.plan.lookups import Lookup, lookup_columns
+from swjoin.plan.map_batches import MapBatches, keeps_time, mapped_columns
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -152,7 +153,7 @@ class Result(_OneInput):
     order: tuple[OrderKey, ...] = ()
 
 
-Node: TypeAlias = Source | Filter | Project | IntervalJoin | Keyed | Lookup | Union | Result
+Node: TypeAlias = Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -347,6 +348,8 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
             return inputs[0]
         case Project():
             return _project_schema(node, inputs[0])
+        case MapBatches():
+            return _mapped_schema(node, inputs[0])
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
@@ -388,6 +391,14 @@ def _project_schema(project: Project, schema: Schema) -> Schema:
     while time in names and not is_column(dict(project.columns)[time], schema.columns, str(schema.time)):
         time += "_"  # another column has the name
     return Schema(tuple(map(Column, names, types)), time)
+
+
+def _mapped_schema(node: MapBatches, schema: Schema) -> Schema:
+    columns = tuple(Column(*column) for column in mapped_columns(node, schema.columns, schema.time))
+    time = schema.time
+    while time in dict(columns) and not keeps_time(node, schema.columns, time):
+        time = f"{time}_"  # another column has the name
+    return Schema(columns, time)
 
 
 def _keyed_schema(node: Keyed, schema: Schema) -> Schema:

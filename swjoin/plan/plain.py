@@ -17,11 +17,13 @@ from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Union
 from swjoin.plan.lookups import Lookup
+from swjoin.plan.map_batches import MapBatches
 
 _KINDS: dict[str, type[Node]] = {
     "source": Source,
     "filter": Filter,
     "project": Project,
+    "map_batches": MapBatches,
     "interval_join": IntervalJoin,
     "aggregate": Aggregate,
     "ranked": Ranked,

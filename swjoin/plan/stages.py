@@ -3,9 +3,9 @@
 What: `cut(plan, strategy) -> StagePlan`, `ways_to(plan, node)`, `allocate(work, instance_count)`; `describe_stage` and
 `describe_edge`, a line of text each.
 Why: a stage is what instances play: a join with a port per side, an aggregate, or, for a result that is not what one of them
-brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters, projections and
-lookups are done on the edges, by the sender, so no row travels that a filter drops. With the strategy `operator` each of these
-is a stage that gathers rows, and does what it is for as their sender.
+brings forth, the gathering of its rows. Unions need none, they are several edges into one port; filters, projections,
+functions of batches and lookups are done on the edges, by the sender, so no row travels that a filter drops. With the strategy
+`operator` each of these is a stage that gathers rows, and does what it is for as their sender.
 Stays out: which rank plays which instance, group maps, messages.
 
 Edges and stages have ids from 0 on, in topological order: an edge's sender comes before its receiver.
@@ -39,6 +39,7 @@ from swjoin.plan.logical import (
     key_family,
 )
 from swjoin.plan.lookups import Lookup
+from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.watermarks import join_shifts
 
 StageId = NewType("StageId", int)
@@ -46,9 +47,9 @@ EdgeId = NewType("EdgeId", int)
 _FAMILIES = ("integer", "string")  # whose hashes are those of the values, at every kind of stage
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
-Step: TypeAlias = UnionInput | Filter | Project | Lookup  # on the way of rows
+Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
-Stateless: TypeAlias = Filter | Project | Lookup | Union
+Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Union
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
         senders[node.name] = stage
         receivers.append((stage, tuple(_ports(node))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
-    gathering: dict[str, tuple[Stage, tuple[Project, ...]]] = {}
+    gathering: dict[str, tuple[Stage, tuple[Step, ...]]] = {}
     for result in results:
         ways = list(ways_to(plan, result.input, senders))
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
@@ -190,10 +191,11 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     return _aligned(found) if strategy == "subquery" else found
 
 
-def _before_projections(plan: LogicalPlan, name: str) -> tuple[str, tuple[Project, ...]]:
-    """The node whose rows are gathered for a result of these, and the projections after it: all instances share their work."""
-    last: tuple[Project, ...] = ()
-    while isinstance(node := plan.node(name), Project):
+def _before_projections(plan: LogicalPlan, name: str) -> tuple[str, tuple[Step, ...]]:
+    """The node whose rows are gathered for a result of these, and the projections and functions of batches after it: all
+    instances share their work."""
+    last: tuple[Step, ...] = ()
+    while isinstance(node := plan.node(name), Project | MapBatches):
         name, last = node.input, (node, *last)
     return name, last
 
@@ -229,7 +231,7 @@ def ways_to(
     sources and the nodes with state."""
     node = plan.node(name)
     if senders is not None and name in senders:
-        yield name, (node,) if isinstance(node, Filter | Project | Lookup) else ()
+        yield name, (node,) if isinstance(node, Filter | Project | MapBatches | Lookup) else ()
         return
     if not isinstance(node, Stateless):
         yield name, ()
@@ -293,7 +295,7 @@ def _names_of(stage: Stage, columns: Sequence[str]) -> list[str]:
 def _after(steps: Sequence[Step], names: list[str]) -> list[str]:
     """The names of columns behind the steps of an edge; empty if one is not passed on as it is."""
     for step in steps:
-        if isinstance(step, UnionInput):
+        if isinstance(step, UnionInput | MapBatches):  # a function may change any value
             return []
         if isinstance(step, Project):
             renamed = {text.strip('"') if text.startswith('"') else text: name for name, text in reversed(step.columns)}
@@ -385,7 +387,7 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
-    if isinstance(step, Lookup):
+    if isinstance(step, Lookup | MapBatches):
         return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 

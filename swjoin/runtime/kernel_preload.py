@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba.core.event import Event, Listener, install_listener
@@ -45,10 +46,17 @@ from swjoin.core.kernel_cache import stored_kernels
 from swjoin.core.pair_columns import rebuilt
 from swjoin.core.row_codec import storage
 from swjoin.core.sequence_numbers import wire_layouts
+from swjoin.plan.columns import BoundStep
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.lookups import Lookup
+from swjoin.plan.map_batches import MapBatches
 from swjoin.runtime.host import settled
 from swjoin.state.payload_store import PAGE_ROWS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from swjoin.expressions.batch_map import BatchMap
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 1.0
@@ -158,6 +166,8 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
         small = instances.at(relaxed, 1)
         if any(isinstance(node, Lookup) for node in instances.logical.nodes):  # whose tables are not read yet
             small = Instances.of(instances.logical, relaxed, 1, tables=partial(_table_row, instances.logical))
+        if any(isinstance(node, MapBatches) for node in instances.logical.nodes):
+            small = _without_functions(small)
         count = small.slave_count
         gateway = Gateway(small.config_of_gateway, count, (None, None), feeds=Feeds(small))
         roles: dict[RoleId, Role] = {GATEWAY: gateway}
@@ -177,6 +187,29 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
                         role.handle(receipt, 0)
 
 
+def _without_functions(instances: Instances) -> Instances:
+    """The same, but users' functions, which must see no rows but those of the run, are not called."""
+    from swjoin.expressions.batch_map import BatchMap
+
+    def replaced(step: BoundStep) -> BoundStep:
+        return partial(_mapped, step) if isinstance(step, BatchMap) else step
+
+    steps = {edge: tuple(map(replaced, found)) for edge, found in instances.columns.steps.items()}
+    return dataclasses.replace(instances, columns=dataclasses.replace(instances.columns, steps=steps))
+
+
+def _mapped(step: BatchMap, rows: TupleBatch) -> TupleBatch:
+    """Rows with the columns that a function would give."""
+    import pyarrow as pa
+
+    assert rows.columns is not None, "functions read columns"
+    before, arrays = rows.columns, []
+    for name, kind in step.columns:
+        same = name in before.names and before.column(name).type == storage(kind)
+        arrays.append(before.column(name) if same else _equal_values(len(rows), storage(kind)))
+    return dataclasses.replace(rows, columns=Columns(pa.RecordBatch.from_arrays(arrays, [name for name, _ in step.columns])))
+
+
 def _table_row(plan: LogicalPlan, name: str, columns: tuple[str, ...]) -> tuple[Columns | None, int]:
     """A row of a static table."""
     source = next(node for node in plan.nodes if isinstance(node, Source) and node.name == name)
@@ -188,12 +221,17 @@ def _two_rows_of(source: Source, names: Sequence[str]) -> SourceBatch:
     """Equal rows of a plan's source."""
     import pyarrow as pa
 
-    two, arrays = np.zeros(2, np.int64), []
-    for name in names:
-        kind = storage(type_named(dict(source.columns)[name]))
-        try:
-            arrays.append(rebuilt(two, kind))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # binary: without a value is enough
-            arrays.append(pa.nulls(2, kind))
+    two = np.zeros(2, np.int64)
+    arrays = [_equal_values(2, storage(type_named(dict(source.columns)[name]))) for name in names]
     columns = Columns(pa.RecordBatch.from_arrays(arrays, list(names))) if arrays else None
     return SourceBatch(two, two, two.astype(np.uint64), None, None, None, columns)
+
+
+def _equal_values(count: int, kind: pa.DataType) -> pa.Array:
+    """A column of one value."""
+    import pyarrow as pa
+
+    try:
+        return rebuilt(np.zeros(count, np.int64), kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # binary: without a value is enough
+        return pa.nulls(count, kind)

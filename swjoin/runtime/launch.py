@@ -18,6 +18,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -34,6 +35,8 @@ from swjoin.connectors.output_paths import check_outputs
 from swjoin.core.errors import NotWritten, UserError
 from swjoin.core.log_lines import record_of
 from swjoin.core.storage import write_json
+from swjoin.plan.map_batches import MapBatches
+from swjoin.plan.plain import plan_from_plain
 from swjoin.runtime.mpi.heartbeats import WATCH, MasterWatch
 from swjoin.runtime.preflight import find_mpirun
 from swjoin.runtime.progress import Progress, Wanted, can_be_drawn
@@ -136,6 +139,28 @@ def launch(
     return launch_with_reason(job, ranks, debug, hostfile=hostfile, log_json=log_json, progress=progress)[0]
 
 
+def _environment(job: Job) -> dict[str, str]:
+    """What ranks find in their environment besides this process's own."""
+    found = {} if sys.stdout.isatty() else {"SWJOIN_PLAIN": "1"}  # mpirun gives rank 0 a pseudo-terminal in any case
+    if folders := _function_folders(job):
+        found["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return found
+
+
+def _function_folders(job: Job) -> list[str]:
+    """Folders from which this process has imported functions of the job's plan, but those of installed packages: ranks import
+    the functions from there, too."""
+    nodes = () if job.plan is None else plan_from_plain(job.plan).nodes
+    found: dict[str, None] = {}
+    for node in nodes:
+        module = sys.modules.get(node.function.partition(":")[0].partition(".")[0]) if isinstance(node, MapBatches) else None
+        places = list(getattr(module, "__path__", ())) or [getattr(module, "__file__", None)]
+        if places[0] is not None:
+            found[str(Path(places[0]).resolve().parent)] = None
+    installed = {str(Path(path).resolve()) for path in sysconfig.get_paths().values()}
+    return [folder for folder in found if folder not in installed]
+
+
 def launch_with_reason(
     job: Job,
     ranks: int,
@@ -170,12 +195,9 @@ def launch_with_reason(
         finished = None
         if report is not None and spread:
             finished = functools.partial(_ended_well, report, before)
-        environment = dict(os.environ)
-        if not sys.stdout.isatty():  # mpirun gives rank 0 a pseudo-terminal in any case
-            environment["SWJOIN_PLAIN"] = "1"
-        if watch is not None:
-            environment[WATCH] = watch.setting
-            command[1:1] = ["-x", WATCH] if spread else []
+        added = _environment(job) | ({} if watch is None else {WATCH: watch.setting})
+        environment = os.environ | added
+        command[1:1] = [word for name in ("PYTHONPATH", WATCH) if name in added for word in ("-x", name)] if spread else []
         _LOG.debug("%s", shlex.join(command))
         for again in (True, False):
             start = functools.partial(

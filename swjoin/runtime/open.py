@@ -31,6 +31,7 @@ from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
 from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.lookups import Lookup
+from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 from swjoin.plan.subclusters import Subclusters
@@ -134,6 +135,16 @@ def _sources_of(job: Job, plan: logical.LogicalPlan) -> list[logical.Source]:
         problem = f"{len(job.config.inputs)} inputs are given, the plan has {len(nodes)} sources ({names})"
         raise UserError(problem, subject="plan", remedy="give one input for each source")
     return nodes
+
+
+def _check_functions(plan: logical.LogicalPlan) -> None:
+    """UserError for a function of a plan that this process cannot call."""
+    functions = [node.function for node in plan.nodes if isinstance(node, MapBatches)]
+    if functions:
+        from swjoin.expressions.batch_map import function_named
+
+        for function in functions:
+            function_named(function)
 
 
 def _check_input(source: logical.Source, config: StreamConfig, *, static: bool) -> None:
@@ -254,14 +265,14 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
 
 
 def _outline(plan: logical.LogicalPlan) -> str:
-    """The stages and lookups of a plan in a line; without them its sources."""
+    """The stages, lookups and functions of a plan in a line; without them its sources."""
     said = []
     for node in plan.ordered:
         if isinstance(node, logical.IntervalJoin):
             said.append(f"{node.name}: {node.left} with {node.right}")
         elif isinstance(node, Keyed):
             said.append(f"{node.name}: {node.description}")
-        elif isinstance(node, Lookup):
+        elif isinstance(node, Lookup | MapBatches):
             said.append(node.description)
     if not said:
         return f"rows of {', '.join(node.name for node in plan.nodes if isinstance(node, logical.Source))}"
@@ -288,5 +299,6 @@ def instances_of(job: Job, width: int, first_epoch: int = 0, owners: Sequence[Se
         return None
     plan = plan_from_plain(job.plan)
     _sources_of(job, plan)
+    _check_functions(plan)
     tables = static_tables_of(job, plan)
     return Instances.of(plan, job.config.fitted_to(width), width, first_epoch, owners, tables)

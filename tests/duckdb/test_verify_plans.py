@@ -18,8 +18,11 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.sections import QueryConfig
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import JOIN_KINDS, How
+from swjoin.core.time_windows import TimeWindows
 from swjoin.duckdb.verify import verify
+from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.logical import IntervalJoin, Node, OutputTime, Result, Union
+from swjoin.plan.map_batches import MapBatches
 from swjoin.runtime.in_process import run_local
 from tests.runtime.test_plans_on_files import CASES
 from tests.support.plan_runs import plan_job, write_streams
@@ -224,3 +227,21 @@ def test_an_input_that_has_changed_is_one_line(streams: dict[bool, Inputs], tmp_
     with pytest.raises((RunFailed, UserError)) as found:
         verify(tmp_path / "run")
     assert "\n" not in str(found.value)
+
+
+def test_functions_in_python_are_refused(streams: dict[bool, Inputs], tmp_path: Path) -> None:
+    columns = (("k", "int64"), ("v", "int64"), ("x", "string"), ("ts", "timestamp[us]"))
+    function = "tests.tools.plan_expressions:merged_values"
+    run((MapBatches("m", "a", function, columns), Result("out", "m", True)), streams[False], tmp_path)
+    remedy = "run it once more with other ranks or threads, and compare the digests"
+    with pytest.raises(UserError) as caught:
+        verify(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: DuckDB cannot call map_batches {function}, a function in Python; {remedy}"
+
+
+def test_places_are_recomputed(streams: dict[bool, Inputs], tmp_path: Path) -> None:
+    drawn = ("max", "v", None), ("min", "x", None), ("arg_max", "x", "v"), ("arg_min", "v", "x")
+    calls = tuple(AggregateCall(f"c{i}", *call, place=2 + i % 2) for i, call in enumerate(drawn))
+    node = Aggregate("g", "a", ("k",), TimeWindows(40_000, 20_000), calls)
+    run((node, Result("out", "g", True)), streams[False], tmp_path, "parquet", sink={"kind": "parquet", "ids": False})
+    assert right(tmp_path) > 50

@@ -75,7 +75,8 @@ def spoiled(at: int, key: str, value: Any) -> dict[str, Any]:
 
 
 _KINDS = (
-    "source, filter, project, interval_join, aggregate, ranked, sessions, tuple_windows, aligned_windows, lookup, union, result"
+    "source, filter, project, map_batches, interval_join, aggregate, ranked, sessions, tuple_windows, aligned_windows, "
+    "lookup, union, result"
 )
 SPOILED: dict[str, tuple[int, str, Any, str]] = {
     "no kind": (

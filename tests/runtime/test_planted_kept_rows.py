@@ -262,12 +262,12 @@ def _nothing_needed(monkeypatch: Monkey) -> None:
 
 
 def _last_is_first(monkeypatch: Monkey) -> None:
-    deciding = AggregateColumns.deciding
+    numbered = AggregateColumns._numbered
 
-    def first(self: AggregateColumns, call: Call, slots: I64, rows: TupleBatch) -> I64:
-        return deciding(self, call._replace(function="first") if call.function == "last" else call, slots, rows)
+    def first(self: AggregateColumns, call: Call, slots: I64, rows: TupleBatch) -> tuple[I64, I64]:
+        return numbered(self, call._replace(function="first") if call.function == "last" else call, slots, rows)
 
-    monkeypatch.setattr(AggregateColumns, "deciding", first)
+    monkeypatch.setattr(AggregateColumns, "_numbered", first)
 
 
 def _values_apart(monkeypatch: Monkey) -> None:

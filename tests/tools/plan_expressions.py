@@ -1,6 +1,6 @@
 """Conditions and computed columns of random plans: each as SQL text and as a function in Python.
 
-What: `draw_condition`, `draw_value`, `function_of`.
+What: `draw_condition`, `draw_value`, `function_of`; `merged_values`, a function of a batch, and `merged`, the same of a value.
 Why: the oracle of plans has its own meaning of every expression that a random plan has.
 Stays out: what SQL functions mean in general (`tests.expressions.test_expressions`, against DuckDB).
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from swjoin.plan.logical import Schema
 
@@ -75,3 +77,30 @@ def function_of(text: str) -> tuple[str, _Function]:
     if form == '"{}"':
         return found[1], lambda value: value
     return found[1], _CONDITIONS[form][1] if form in _CONDITIONS else _VALUES[form][2]
+
+
+def merged(value: Any) -> Any:
+    """A value to which several others are brought: half of an integer, a text whose 1 is a 0."""
+    if isinstance(value, str):
+        return value.replace("1", "0")
+    return value >> 1 if isinstance(value, int) else value
+
+
+def merged_values(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Every integer and text `merged`; keys, too, so that rows which had others meet. Times have a type of their own."""
+
+    def of(column: pa.Array) -> pa.Array:
+        if pa.types.is_string(column.type):
+            return pc.replace_substring(column, "1", "0")
+        return pc.shift_right(column, pa.scalar(1, column.type)) if pa.types.is_integer(column.type) else column
+
+    return pa.RecordBatch.from_arrays([of(column) for column in batch.columns], names=batch.schema.names)
+
+
+def counted_nulls(batch: pa.RecordBatch) -> pa.Table:
+    """The columns but the times, and a new one, `nulls`: how many values of a row are null."""
+    nulls = np.sum([column.is_null().to_numpy(zero_copy_only=False) for column in batch.columns], axis=0, dtype=np.int64)
+    kept = [
+        name for name, column in zip(batch.schema.names, batch.columns, strict=True) if not pa.types.is_timestamp(column.type)
+    ]
+    return pa.Table.from_batches([batch.select(kept)]).append_column("nulls", pa.array(nulls))

@@ -8,6 +8,7 @@ Stays out: residual predicates and count windows; the definition of a match (`sw
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
 from swjoin.plan.lookups import Lookup
-from tests.tools.plan_expressions import function_of
+from swjoin.plan.map_batches import MapBatches
+from tests.tools.plan_expressions import function_of, merged
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -103,6 +105,16 @@ def projected_rows(node: Project, schema: Schema, rows: Sequence[Row]) -> list[R
     read = [function_of(text) for _, text in node.columns]
     at = [list(schema.types).index(name) for name, _ in read]
     return [Row(row.id, row.ts, tuple(f(row.values[i]) for i, (_, f) in zip(at, read, strict=True))) for row in rows]
+
+
+def mapped_rows(node: MapBatches, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """The rows with what one of the two functions of random plans computes."""
+    types = list(schema.types.items())
+    if node.function.endswith("merged_values"):
+        whole = [merged if re.fullmatch("u?int.*|string", kind) else (lambda value: value) for _, kind in types]
+        return [Row(row.id, row.ts, tuple(f(v) for f, v in zip(whole, row.values, strict=True))) for row in rows]
+    kept = [at for at, (_, kind) in enumerate(types) if not kind.startswith("timestamp")]
+    return [Row(row.id, row.ts, (*(row.values[at] for at in kept), row.values.count(None))) for row in rows]
 
 
 def looked_up_rows(node: Lookup, schemas: Sequence[Schema], stream: Sequence[Row], table: Sequence[Row]) -> list[Row]:
@@ -259,8 +271,8 @@ def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row], orde
     if function.startswith("arg_") and call.by is not None:
         at = names.index(call.by)
         known = [row for row in found if row.values[at] is not None]
-        best = (min if function == "arg_min" else max)(known, key=lambda row: row.values[at], default=None)
-        return None if best is None else best.values[names.index(column)]
+        best = sorted(known, key=lambda row: row.values[at], reverse=function == "arg_max")[call.place - 1 :]
+        return best[0].values[names.index(column)] if best else None
     if function in ("first", "last"):
         return values[0 if function == "first" else -1] if values else None
     if function == "count":
@@ -270,7 +282,8 @@ def _called(call: AggregateCall, names: Sequence[str], rows: Sequence[Row], orde
     if function in ("sum", "avg"):
         total = math.fsum(values) if isinstance(values[0], float) else sum(values)
         return total / len(values) if function == "avg" else total
-    return min(values) if function == "min" else max(values)
+    best = sorted(values, reverse=function == "max")[call.place - 1 :]
+    return best[0] if best else None
 
 
 class TooManyRowsError(Exception):
@@ -333,6 +346,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = filtered_rows(node, plan.schema(node.input), found[node.input])
             case Project():
                 found[node.name] = projected_rows(node, plan.schema(node.input), found[node.input])
+            case MapBatches():
+                found[node.name] = mapped_rows(node, plan.schema(node.input), found[node.input])
             case IntervalJoin():
                 schemas = [plan.schema(name) for name in node.inputs]
                 found[node.name] = join_rows(node, schemas, found[node.left], found[node.right], most)
@@ -380,7 +395,7 @@ def emitted(
         promised[node.name] = rule(node, inputs)
         if isinstance(node, Lookup):
             out[node.name] = {row.id for row in rows[node.name] if row.parents[0] in out[node.input]}
-        elif isinstance(node, Result | Project):
+        elif isinstance(node, Result | Project | MapBatches):
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}

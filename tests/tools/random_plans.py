@@ -30,6 +30,7 @@ from swjoin.config.loader import config_from_plain
 from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.config.sections import QueryConfig
+from swjoin.core.aggregate_functions import PLACED
 from swjoin.core.batch import SourceBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
@@ -41,6 +42,7 @@ from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
 from swjoin.plan.lookups import Lookup
+from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.stages import cut
 from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
@@ -53,6 +55,8 @@ from tests.tools.random_freezes import draw_freezes
 _OUTPUT_TIMES = ("max", "min", "left")
 MOST_RANKS = 8  # with instances
 SEEDS_OF_BUGS = 1_000  # plans below have no windows of groups: tests of planted bugs count on what they have
+SEEDS_WITHOUT_FUNCTIONS = range(20_000, 40_000)  # and no places; likewise, tests of aggregates and of rows that are kept
+_FUNCTIONS = "tests.tools.plan_expressions"
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
 LEAST_EPOCH_US = 40  # in realtime pace: shorter ones are beside messages' delays mostly empty
@@ -96,6 +100,12 @@ class PlanScenario:
         lookups = np.random.default_rng([seed, 29])
         if lookups.random() < 0.25:
             plan = _draw_lookups(lookups, plan)
+        functions = np.random.default_rng([seed, 31])
+        if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and functions.random() < 0.3:
+            plan = _draw_functions(functions, plan)
+        places = np.random.default_rng([seed, 32])
+        if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and places.random() < 0.5:
+            plan = _draw_places(places, plan)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
@@ -432,6 +442,36 @@ def _draw_lookups(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan
         where = f'"{random.choice(numbers)}" < "v{index}x"' if numbers and random.random() < 0.4 else None
         lookup = Lookup(name, below, table, ((f'"{mine}"', f'"k{index}x"'),), how, where)  # type: ignore[arg-type]
         nodes = [Source(table, columns, None), *(_reading(node, below, name) for node in nodes), lookup]
+    return LogicalPlan(tuple(nodes))
+
+
+def _draw_places(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:
+    """With some of the least and greatest values replaced by the second or third ones."""
+    nodes: list[Node] = []
+    for node in plan.nodes:
+        if isinstance(node, Aggregate):
+            drawn = [int(place) for place in random.integers(1, 4, len(node.calls))]
+            placed = [call.function in PLACED and not call.distinct for call in node.calls]
+            calls = (replace(c, place=p) if ok else c for c, p, ok in zip(node.calls, drawn, placed, strict=True))
+            node = replace(node, calls=tuple(calls))
+        nodes.append(node)
+    return LogicalPlan(tuple(nodes))
+
+
+def _draw_functions(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:
+    """With one or two functions of batches: of the rows of a node on the way, whose columns stay, or at the end."""
+    nodes = list(plan.nodes)
+    for index in range(int(random.choice([1, 1, 2]))):
+        name = f"m{index}"
+        schemas = LogicalPlan(tuple(nodes)).schema
+        here = [node.name for node in nodes if not isinstance(node, Result) and schemas(node.name).time is not None]
+        below = here[int(random.integers(len(here)))] if random.random() < 0.7 else _last(nodes)
+        columns, function = tuple((c.name, c.type) for c in schemas(below).columns), "merged_values"
+        if below == _last(nodes) and random.random() < 0.5 and "nulls" not in dict(columns):
+            function = "counted_nulls"
+            columns = (*((n, kind) for n, kind in columns if not kind.startswith("timestamp")), ("nulls", "int64"))
+        node = MapBatches(name, below, f"{_FUNCTIONS}:{function}", columns)
+        nodes = [*(_reading(node, below, name) for node in nodes), node]
     return LogicalPlan(tuple(nodes))
 
 

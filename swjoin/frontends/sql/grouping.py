@@ -41,10 +41,13 @@ def is_grouped(node: exp.Select) -> bool:
 
 
 def _calls(node: exp.Expr) -> list[exp.Expr]:
-    """The aggregate functions that an expression calls, each with its FILTER; not those of window functions."""
+    """The aggregate functions that an expression calls, each with its FILTER and place; not those of window functions."""
     found: list[exp.Expr] = []
     for call in node.find_all(exp.AggFunc):
-        whole = call.parent if isinstance(call.parent, exp.Filter) else call
+        whole: exp.Expr = call.parent if isinstance(call.parent, exp.Filter) else call
+        outer = whole.parent.parent if isinstance(whole.parent, exp.Paren) else whole.parent
+        if isinstance(outer, exp.Bracket) and outer.this.unnest() is whole:
+            whole = outer
         if not isinstance(whole.parent, exp.Window):
             found.append(whole)
     return found
@@ -60,7 +63,8 @@ class Key:
 
 
 class CallText(NamedTuple):
-    """A call. name: column of the result. text, by: over the rows below; None for count(*), and without a value to compare."""
+    """A call. name: column of the result. text, by: over the rows below; None for count(*), and without a value to compare.
+    place: of the least or greatest values."""
 
     name: str
     function: str
@@ -68,6 +72,7 @@ class CallText(NamedTuple):
     type: str
     by: str | None = None
     distinct: bool = False
+    place: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,8 @@ class Aggregated:
                 argument += "_"
             read.setdefault(text, argument)
         calls = tuple(
-            AggregateCall(call.name, call.function, read.get(call.text or ""), read.get(call.by or ""), call.distinct)
-            for call in self.calls
+            AggregateCall(c.name, c.function, read.get(c.text or ""), read.get(c.by or ""), c.distinct, c.place)
+            for c in self.calls
         )
         start, end, output = START, END, {START: "start", END: "end"}.get(str(time), "last")
         below_time = None if self.time is None else self.time.column
@@ -226,20 +231,24 @@ class Grouping:
         if text in self._found:
             return
         shown, call, where = one_line(text, 100), node, None
-        if isinstance(node, exp.Filter):
-            call, where = node.this, node.expression.this
+        if isinstance(node, exp.Bracket):
+            call = node.this.unnest()
+        if isinstance(call, exp.Filter):
+            call, where = call.this, call.expression.this
         function = "count" if isinstance(call, exp.CountIf) else _FUNCTIONS.get(type(call))
         if function is None:
             raise UserError(f"{shown} is not supported", remedy=_REMEDY)
         argument, by = call.this, call.args.get("expression") if function.startswith("arg_") else None
-        distinct = isinstance(argument, exp.Distinct)
+        distinct, place = isinstance(argument, exp.Distinct), _place(node, call, shown)
+        if distinct and call.args.get("count"):
+            raise UserError(f"{shown} is not supported", remedy="leave DISTINCT out")
         if distinct:
             if len(argument.expressions) != 1 or argument.args.get("on"):
                 raise UserError(f"{shown} is not supported", remedy="name one column behind DISTINCT")
             argument = argument.expressions[0]
         if distinct and function in ("min", "max", "first", "last"):
             distinct = False  # says nothing
-        read = {"this", "big_int", *(("expression",) if by is not None else ())}
+        read = {"this", "big_int", "count", *(("expression",) if by is not None else ())}
         more = [name for name, value in call.args.items() if value and name not in read]
         if more or isinstance(argument, exp.Order):
             raise UserError(f"{shown} is not supported", remedy=_REMEDY)
@@ -262,8 +271,8 @@ class Grouping:
         value, kind = self._argument(argument, shown)
         other, other_kind = (None, None) if by is None else self._argument(by, shown)
         try:
-            found = result_type(function, kind, other_kind, distinct=distinct)
-            self._found[text] = CallText(name, function, value, found, other, distinct)
+            found = result_type(function, kind, other_kind, distinct=distinct, place=place)
+            self._found[text] = CallText(name, function, value, found, other, distinct, place)
         except UserError as error:
             raise error.prefixed(shown) from None
 
@@ -311,7 +320,7 @@ class Grouping:
         computed = {key.text: key.field.column for key in self._keys if not key.plain}
 
         def changed(node: exp.Expr) -> exp.Expr:
-            call = self._found.get(node.sql("duckdb")) if isinstance(node, exp.AggFunc | exp.Filter) else None
+            call = self._found.get(node.sql("duckdb")) if isinstance(node, exp.AggFunc | exp.Filter | exp.Bracket) else None
             column = None if call is None else call.name
             if column is None and computed and not isinstance(node, exp.Column | exp.Literal | exp.Identifier | exp.Alias):
                 column = computed.get(self._text(node))
@@ -347,6 +356,23 @@ class Grouping:
         if _calls(node) or not self._names.knows(node):
             return ""
         return self._names.written(node).sql("duckdb")
+
+
+def _place(node: exp.Expr, call: exp.Expr, shown: str) -> int:
+    """Which of the values of max(x, n)[i], and of the likes, is asked for; 1 for max(x). UserError for a list, and for no
+    place in it."""
+    count = call.args.get("count")
+    if count is None and not isinstance(node, exp.Bracket):
+        return 1
+    form = "max(x, 3)[1], [2] or [3]"
+    if count is None or not isinstance(node, exp.Bracket):
+        problem = "no list" if count is None else "a list, which no column can be"
+        raise UserError(f"{shown} is {problem}", remedy=f"take values of n by their places: {form}")
+    at = node.expressions[0] if len(node.expressions) == 1 else None
+    numbers = [int(n.this) if isinstance(n, exp.Literal) and str(n.this).isdigit() else -1 for n in (at, count)]
+    if not 0 <= numbers[0] < numbers[1]:  # places count from 0 in the tree
+        raise UserError(f"{shown} has no such place", remedy=f"give numbers from 1 on, the place up to n: {form}")
+    return numbers[0] + 1
 
 
 def checked_where(conditions: Sequence[exp.Expr]) -> None:

@@ -27,6 +27,7 @@ from swjoin.expressions.binder import parsed
 from swjoin.expressions.tree import can_fail
 from swjoin.expressions.types import common, read_as
 from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, instant_text, instant_type, joined
+from swjoin.frontends.sql.functions import NAME, Function, map_call, mapped
 from swjoin.frontends.sql.grouping import Grouping, checked_where, is_grouped
 from swjoin.frontends.sql.lookups import has_static, is_static, looked_up, refuse_static
 from swjoin.frontends.sql.ranking import NumberCall, first_rows, limit_of, limited, number_call, numbered, ordered_by
@@ -93,12 +94,13 @@ def parse_query(text: str) -> exp.Query:
     return found[0]
 
 
-def plan_query(text: str, tables: Mapping[str, Table]) -> Query:
-    """The plan of a query. UserError, one line, for what it cannot mean or what is not supported."""
+def plan_query(text: str, tables: Mapping[str, Table], functions: Mapping[str, Function] | None = None) -> Query:
+    """The plan of a query. functions: that it may name. UserError, one line, for what it cannot mean or what is not
+    supported."""
     try:
         tree = parse_query(text)
         last = {name: tree.args.pop(name, None) for name in ("order", "limit")}
-        relation = _Planner(tables).query(tree, {})
+        relation = _Planner(tables, functions or {}).query(tree, {})
     except RecursionError:
         raise UserError("the query is too deeply nested") from None
     except UserError as error:
@@ -163,8 +165,8 @@ def _differ(relation: Relation, where: str = "") -> None:
 
 
 class _Planner:
-    def __init__(self, tables: Mapping[str, Table]) -> None:
-        self._tables = tables
+    def __init__(self, tables: Mapping[str, Table], functions: Mapping[str, Function]) -> None:
+        self._tables, self._functions = tables, functions
 
     def query(self, node: exp.Expr, outer: Mapping[str, Relation]) -> Relation:
         """outer: queries of WITH that can be named, by their names."""
@@ -422,6 +424,12 @@ class _Planner:
                 raise UserError(f"{one_line(node.sql('duckdb'), 60)} has no name", remedy="give the subquery an alias")
             _only(alias, "this")
             return self._aliased(self.query(node.this, named), node.alias)
+        if (found := map_call(node)) is not None:
+            _only(node, "this", "alias")
+            query, function = found
+            relation = self._aliased(self.query(query, named), NAME)
+            refuse_static(relation, NAME)
+            return self._aliased(mapped(relation, function, self._functions), node.alias or NAME.lower())
         if (call := window_call(node)) is not None:
             windowed = self._windowed(node, call, named)
             if not isinstance(windowed.windows, TimeWindows):
