@@ -1,0 +1,281 @@
+"""Nexmark's queries in other engines of streams, beside ours on the same input: `./run.sh bench nexmark --peers flink spark`.
+
+What: a line per query: rows in and out, million events/s of swjoin and of every peer (median, range, turn by turn), and how
+many times faster swjoin is; then each peer's geometric mean and its worst query. A peer's text is that of `examples/nexmark`, or
+where its dialect differs the one in the folder of the peer's name there.
+Why: a peer's figure counts only where its rows are the same. Before a query is timed, a peer writes its rows, whose count and
+digest are compared with ours, which are compared with DuckDB's. A query that a peer cannot run, that takes too long, or whose
+rows differ is named with the reason and left out of the mean.
+Stays out: how a peer is set up (`nexmark_flink`, `nexmark_spark`), the texts, joins alone (`benchmarks.peers.run`).
+
+All have the same input, with times in whole milliseconds: Flink has no finer ones as event time. swjoin reads Parquet in its
+seconds, in one process with as many slaves as cores; its rows are counted and hashed, a peer's counted. Planning and start-up
+are in nobody's seconds, and a peer has run the query twice before it is timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import shutil
+import signal
+import statistics
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from benchmarks import ROOT
+from benchmarks.nexmark import answer_of, connected, duckdb_answer, input_rows, ranged, swjoin_run
+from benchmarks.peers.run import environment
+from benchmarks.workloads import nexmark
+
+SETUP_S = 240  # until a peer is ready
+QUERY_S = 120  # for one run
+# Queries that no input of whole milliseconds has one answer for.
+UNDETERMINED = {"q6": "auctions of one millisecond have no order, and the last 10 of a seller depend on it"}
+# Queries without a text that a peer could run.
+CANNOT: dict[str, dict[str, str]] = {"flink": {}, "spark": {}}
+
+
+class RefusedError(Exception):
+    """A peer did not run a query; says why."""
+
+
+class Session:
+    """A peer's process, which runs the queries that it is told.
+
+    Attributes:
+        system: name and version.
+        configuration: as the peer describes it.
+    """
+
+    def __init__(self, name: str, folder: Path, cores: int, heap: str) -> None:
+        self._name, self._folder, self._cores, self._heap = name, folder, cores, heap
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._python = environment(name, ROOT / "runs" / "peers")
+        self._child: subprocess.Popen[str] | None = None
+        self.system, self.configuration = name, ""
+
+    def _start(self) -> subprocess.Popen[str]:
+        shutil.rmtree(self._folder / self._name, ignore_errors=True)
+        command = [str(self._python), "-m", f"benchmarks.peers.nexmark_{self._name}", "--folder", str(self._folder)]
+        command += ["--cores", str(self._cores), "--heap", self._heap]
+        with (self._folder / f"{self._name}.log").open("a") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+                start_new_session=True,
+                env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+            )
+        self._lines = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(child, self._lines), daemon=True).start()
+        self._child = child
+        self.system, self.configuration = self._answer("READY", SETUP_S)
+        return child
+
+    @staticmethod
+    def _read(child: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            lines.put(line.rstrip("\n"))
+        lines.put("FAILED\tits process has ended")
+
+    def _answer(self, word: str, seconds: float) -> list[str]:
+        """What stands after the word in the next line that has an answer; a process that is late is ended."""
+        while True:
+            try:
+                said, *values = self._lines.get(timeout=seconds).split("\t")
+            except queue.Empty:
+                self.close()
+                raise RefusedError(f"not finished after {seconds:.0f} s") from None
+            if said == "FAILED":
+                raise RefusedError(values[0][:300])
+            if said == word:
+                return values
+
+    def ask(self, *words: str) -> tuple[float, int]:
+        """Seconds and rows of a run. RefusedError."""
+        if self._child is None or self._child.poll() is not None:
+            self._start()
+        assert self._child is not None
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write("\t".join(words) + "\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise RefusedError("its process has ended") from None
+        seconds, count = self._answer("RUN", QUERY_S)
+        return float(seconds), int(count)
+
+    def close(self) -> None:
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+            self._child = None
+
+
+@dataclass
+class Peer:
+    """A peer's figures.
+
+    Attributes:
+        ratios: by query, how many times faster swjoin is, for every turn.
+        left_out: by query, why it is not counted.
+    """
+
+    name: str
+    session: Session
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def whole_milliseconds(paths: dict[str, Path]) -> None:
+    """Cuts the times of all tables to milliseconds; columns stay microseconds."""
+    for path in paths.values():
+        table = pq.read_table(path)
+        for at, column in enumerate(table.schema):
+            if pa.types.is_timestamp(column.type):
+                times = pc.floor_temporal(table[column.name], unit="millisecond").cast(column.type)
+                table = table.set_column(at, column.name, times)
+        pq.write_table(table, path)
+
+
+def text_of(peer: str, name: str) -> Path:
+    """The file of a query's text for a peer."""
+    own = nexmark.FOLDER / peer / f"{name}.sql"
+    return own if own.exists() else nexmark.QUERIES[name]
+
+
+def rows_of(files: list[Path], schema: pa.Schema) -> pa.Table:
+    """Rows that a peer wrote, with our types: lines of values apart by tabs, times in microseconds, days in days, null as \\N."""
+    names = [str(at) for at in range(len(schema))]
+    plain = {}
+    for name, column in zip(names, schema, strict=True):
+        time, day = pa.types.is_timestamp(column.type), pa.types.is_date32(column.type)
+        plain[name] = pa.int64() if time else pa.int32() if day else column.type
+    tables = [
+        pyarrow.csv.read_csv(
+            path,
+            pyarrow.csv.ReadOptions(column_names=names, block_size=64 << 20),
+            pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
+            pyarrow.csv.ConvertOptions(column_types=plain, null_values=["\\N"], strings_can_be_null=True),
+        )
+        for path in files
+        if path.stat().st_size
+    ]
+    if not tables:
+        return schema.empty_table()
+    table = pa.concat_tables(tables)
+    columns = [table[name].cast(column.type) for name, column in zip(names, schema, strict=True)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def check(peer: Peer, name: str, folder: Path, wanted: tuple[int, str], schema: pa.Schema) -> None:
+    """A run of which all rows are compared. RefusedError when there are none, or others."""
+    rows = folder / f"{peer.name}-{name}"
+    peer.session.ask("CHECK", str(text_of(peer.name, name)), str(rows))
+    files = sorted(folder.glob(f"{peer.name}-{name}.*"))
+    try:
+        found = answer_of(rows_of(files, schema).to_batches())
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise RefusedError(f"its rows have other columns: {error}"[:300]) from None
+    finally:
+        for path in files:
+            path.unlink()
+    if found != wanted:
+        raise RefusedError(f"other rows: {found[0]:,} of digest {found[1]}, ours are {wanted[0]:,} of digest {wanted[1]}")
+    peer.session.ask("TIME", str(text_of(peer.name, name)))  # one more run that warms up
+
+
+def compare_query(peers: list[Peer], name: str, folder: Path, repeats: int, inputs: tuple[dict[str, Path], int, Any]) -> str:
+    """The cells of a query's row: its input, its answer, rates, ratios."""
+    paths, slaves, db = inputs
+    text = nexmark.QUERIES[name].read_text()
+    wanted, schema = duckdb_answer(db, text)
+    came = input_rows(text, {table: pq.read_metadata(path).num_rows for table, path in paths.items()})
+    running = []
+    for peer in peers:
+        try:
+            if reason := CANNOT[peer.name].get(name):
+                raise RefusedError(reason)
+            check(peer, name, folder, wanted, schema)
+            running.append(peer)
+        except RefusedError as error:
+            peer.left_out[name] = str(error)
+    mine: list[float] = []
+    theirs: dict[str, list[float]] = {peer.name: [] for peer in running}
+    for turn in range(repeats + 1):
+        seconds, found = swjoin_run(text, paths, folder / f"{name} {turn}", slaves)
+        if found != wanted:
+            raise SystemExit(f"{name}: wrong answer: {found}, DuckDB has {wanted}")
+        for peer in list(running) if turn else []:  # the first turn is our warm-up
+            try:
+                other, count = peer.session.ask("TIME", str(text_of(peer.name, name)))
+                if count != wanted[0]:
+                    raise RefusedError(f"{count:,} rows in a later run")
+                theirs[peer.name].append(came / other / 1e6)
+                peer.ratios.setdefault(name, []).append(other / seconds)
+            except RefusedError as error:
+                running.remove(peer)
+                peer.left_out[name] = str(error)
+                peer.ratios.pop(name, None)
+        if turn:
+            mine.append(came / seconds / 1e6)
+    cells = [f"{came:,}", f"{wanted[0]:,}", ranged(mine)]
+    for peer in peers:
+        counted = name in peer.ratios
+        cells += [ranged(theirs[peer.name], 3), f"{ranged(peer.ratios[name], 1)} x"] if counted else ["not counted", ""]
+    return " | ".join(cells)
+
+
+def summary(peer: Peer) -> list[str]:
+    """The mean over counted queries, and those that are not counted."""
+    lines = []
+    if peer.ratios:
+        medians = {name: statistics.median(ratios) for name, ratios in peer.ratios.items()}
+        worst = min(medians, key=lambda name: medians[name])
+        mean = math.exp(statistics.fmean(map(math.log, medians.values())))
+        lines.append(
+            f"{peer.session.system}: swjoin is {mean:.1f} times faster, geometric mean of {len(medians)} queries with the same"
+            f" rows; worst: {medians[worst]:.1f} ({worst})"
+        )
+    lines += [f"- {peer.name}, {name} is not counted: {reason}" for name, reason in peer.left_out.items()]
+    return lines
+
+
+def compare(folder: Path, events: int, repeats: int, only: list[str], slaves: int, names: list[str], heap: str) -> None:
+    paths = nexmark.write(folder, events)
+    whole_milliseconds(paths)
+    db = connected(paths)
+    db.execute(f"SET threads = {slaves}")
+    peers = [Peer(name, Session(name, folder, slaves, heap)) for name in names]
+    print(f"\n## Nexmark, {events:,} events, {repeats} turns, swjoin: {slaves} slaves in one process\n")
+    print("| query | rows in | rows out | swjoin, million rows/s |" + "".join(f" {name} | over {name} |" for name in names))
+    print("|---" * (4 + 2 * len(names)) + "|", flush=True)
+    try:
+        for name in only or list(nexmark.QUERIES):
+            if name in UNDETERMINED:
+                for peer in peers:
+                    peer.left_out[name] = UNDETERMINED[name]
+                continue
+            print(f"| {name} | {compare_query(peers, name, folder, repeats, (paths, slaves, db))} |", flush=True)
+    finally:
+        for peer in peers:
+            peer.session.close()
+    for peer in peers:
+        print(f"\n{peer.session.system}: {peer.session.configuration}\n")
+        print("\n".join(summary(peer)))
