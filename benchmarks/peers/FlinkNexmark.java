@@ -1,8 +1,6 @@
-import java.io.BufferedOutputStream;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
-import java.io.OutputStream;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.channels.FileChannel;
@@ -56,16 +54,18 @@ import org.apache.flink.table.factories.DynamicTableSourceFactory;
 import org.apache.flink.table.functions.FunctionContext;
 import org.apache.flink.table.functions.LookupFunction;
 import org.apache.flink.table.types.DataType;
+import org.apache.flink.table.types.logical.LogicalType;
 import org.apache.flink.table.types.logical.LogicalTypeFamily;
 import org.apache.flink.table.types.logical.LogicalTypeRoot;
 import org.apache.flink.table.types.logical.RowType;
+import org.apache.flink.table.types.logical.TimestampType;
 
 /**
  * Runs queries of Flink SQL over columns in memory, in streaming mode, as lines of stdin ask for them.
  *
- * <p>"CHECK query rows" runs the text of the file query and writes its rows as text to the files rows.0, rows.1, one a subtask;
- * "TIME query" counts the rows alone. Each is answered with a line "RUN seconds count" or "FAILED reason". A run is timed from
- * submission to its end on a running cluster; parsing and planning come before.
+ * <p>"CHECK query ..." and "TIME query" run the text of the file query and count and digest its rows; each is answered with a
+ * line "RUN seconds count digest" or "FAILED reason". A run is timed from submission to its end on a running cluster; parsing
+ * and planning come before.
  *
  * <p>Tables: a file of statements, whose connector is "columns", a folder with a file of little-endian longs for a column
  * (BIGINT, TIMESTAMP in microseconds), or for a text its bytes and where each begins. nexmark_flink.py makes them. The source
@@ -76,6 +76,7 @@ import org.apache.flink.table.types.logical.RowType;
  */
 public final class FlinkNexmark {
     static final String ROWS = "rows";
+    static final String DIGEST = "digest";
     static final long WATERMARK_US = 100_000; // of event time between two watermarks
     static final ConfigOption<String> PATH = ConfigOptions.key("path").stringType().defaultValue("");
 
@@ -257,65 +258,91 @@ public final class FlinkNexmark {
         }
     }
 
-    /** Counts rows; with a path, writes them too: a line each, values apart by tabs, times in microseconds, null as \N. */
+    /** Counts rows and adds up their hashes, which are those of swjoin/core/row_digests.py. */
     static final class Count extends RichSinkFunction<RowData> {
+        private static final long GOLDEN = 0x9E3779B97F4A7C15L;
         private final LongCounter rows = new LongCounter();
-        private final String path;
-        private final RowType type;
-        private transient RowData.FieldGetter[] fields;
-        private transient OutputStream out;
+        private final LongCounter digest = new LongCounter();
+        private final LogicalType[] types;
 
-        Count(String path, RowType type) {
-            this.path = path;
-            this.type = type;
+        Count(RowType type) {
+            this.types = type.getChildren().toArray(new LogicalType[0]);
         }
 
         @Override
-        public void open(OpenContext context) throws IOException {
+        public void open(OpenContext context) {
             getRuntimeContext().addAccumulator(ROWS, rows);
-            if (!path.isEmpty()) {
-                fields = new RowData.FieldGetter[type.getFieldCount()];
-                for (int at = 0; at < fields.length; at++) {
-                    fields[at] = RowData.createFieldGetter(type.getTypeAt(at), at);
-                }
-                Path file = Path.of(path + "." + getRuntimeContext().getTaskInfo().getIndexOfThisSubtask());
-                out = new BufferedOutputStream(Files.newOutputStream(file), 1 << 16);
-            }
+            getRuntimeContext().addAccumulator(DIGEST, digest);
         }
 
         @Override
-        public void invoke(RowData row, Context context) throws IOException {
+        public void invoke(RowData row, Context context) {
+            long hash = GOLDEN;
+            for (int at = types.length - 1; at >= 0; at--) {
+                hash = mixed(value(row, at, types[at]), hash);
+            }
             rows.add(1L);
-            if (out == null) {
-                return;
-            }
-            StringBuilder line = new StringBuilder();
-            for (RowData.FieldGetter field : fields) {
-                Object value = field.getFieldOrNull(row);
-                if (value instanceof TimestampData) {
-                    TimestampData time = (TimestampData) value;
-                    value = time.getMillisecond() * 1_000 + time.getNanoOfMillisecond() / 1_000;
-                }
-                line.append(line.length() == 0 ? "" : "\t").append(value == null ? "\\N" : value);
-            }
-            out.write(line.append('\n').toString().getBytes(StandardCharsets.UTF_8));
+            digest.add(hash);
         }
 
-        @Override
-        public void close() throws IOException {
-            if (out != null) {
-                out.close();
+        private static long value(RowData row, int at, LogicalType type) {
+            if (row.isNullAt(at)) {
+                return GOLDEN;
             }
+            switch (type.getTypeRoot()) {
+                case CHAR:
+                case VARCHAR:
+                    return text((BinaryStringData) row.getString(at));
+                case TIMESTAMP_WITHOUT_TIME_ZONE:
+                    TimestampData time = row.getTimestamp(at, ((TimestampType) type).getPrecision());
+                    return mixed(time.getMillisecond() * 1_000 + time.getNanoOfMillisecond() / 1_000, GOLDEN);
+                case DATE:
+                    return mixed(row.getInt(at) * 86_400_000_000L, GOLDEN);
+                case INTEGER:
+                    return mixed(row.getInt(at), GOLDEN);
+                case BIGINT:
+                    return mixed(row.getLong(at), GOLDEN);
+                case DOUBLE:
+                    return mixed(Double.doubleToLongBits(row.getDouble(at) + 0.0), GOLDEN);
+                default:
+                    throw new IllegalArgumentException("no hash for " + type);
+            }
+        }
+
+        private static long text(BinaryStringData text) {
+            text.ensureMaterialized();
+            boolean whole = text.getSegments().length == 1;
+            MemorySegment bytes = whole ? text.getSegments()[0] : MemorySegmentFactory.wrap(text.toBytes());
+            int begin = whole ? text.getOffset() : 0;
+            int length = text.getSizeInBytes();
+            long hash = GOLDEN;
+            int at = 0;
+            for (; at + 8 <= length; at += 8) {
+                hash = mixed(bytes.getLongLittleEndian(begin + at), hash);
+            }
+            if (at < length) {
+                long word = 0;
+                for (int shift = 0; at < length; at++, shift += 8) {
+                    word |= (bytes.get(begin + at) & 0xFFL) << shift;
+                }
+                hash = mixed(word, hash);
+            }
+            return mixed(length, hash);
+        }
+
+        private static long mixed(long word, long hash) {
+            long h = word * GOLDEN + hash;
+            h = (h ^ (h >>> 33)) * 0xFF51AFD7ED558CCDL;
+            h = (h ^ (h >>> 33)) * 0xC4CEB9FE1A85EC53L;
+            return h ^ (h >>> 33);
         }
     }
 
     /** Takes rows that are never taken back; a query that updates its rows is refused by the planner. */
     static final class CountSink implements DynamicTableSink {
-        private final String path;
         private final RowType type;
 
-        CountSink(String path, RowType type) {
-            this.path = path;
+        CountSink(RowType type) {
             this.type = type;
         }
 
@@ -326,12 +353,12 @@ public final class FlinkNexmark {
 
         @Override
         public SinkRuntimeProvider getSinkRuntimeProvider(Context context) {
-            return SinkFunctionProvider.of(new Count(path, type));
+            return SinkFunctionProvider.of(new Count(type));
         }
 
         @Override
         public DynamicTableSink copy() {
-            return new CountSink(path, type);
+            return new CountSink(type);
         }
 
         @Override
@@ -365,7 +392,7 @@ public final class FlinkNexmark {
         @Override
         public DynamicTableSink createDynamicTableSink(Context context) {
             DataType type = context.getCatalogTable().getResolvedSchema().toPhysicalRowDataType();
-            return new CountSink(path(context), (RowType) type.getLogicalType());
+            return new CountSink((RowType) type.getLogicalType());
         }
 
         private static String path(Context context) {
@@ -373,7 +400,7 @@ public final class FlinkNexmark {
         }
     }
 
-    static JobGraph job(Configuration settings, String statements, int parallelism, String query, String path) {
+    static JobGraph job(Configuration settings, String statements, int parallelism, String query) {
         StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment(settings);
         env.setParallelism(parallelism);
         env.setBufferTimeout(-1);
@@ -388,7 +415,7 @@ public final class FlinkNexmark {
         }
         Table rows = tables.sqlQuery(query);
         StreamStatementSet set = tables.createStatementSet();
-        set.addInsert(TableDescriptor.forConnector("columns").option(PATH, path).build(), rows);
+        set.addInsert(TableDescriptor.forConnector("columns").build(), rows);
         set.attachAsDataStream();
         return env.getStreamGraph().getJobGraph();
     }
@@ -431,14 +458,14 @@ public final class FlinkNexmark {
             for (String line = lines.readLine(); line != null; line = lines.readLine()) {
                 String[] words = line.split("\t");
                 try {
-                    String query = Files.readString(Path.of(words[1]));
-                    JobGraph job = job(settings, statements, parallelism, query, words[0].equals("CHECK") ? words[2] : "");
+                    JobGraph job = job(settings, statements, parallelism, Files.readString(Path.of(words[1])));
                     System.gc();
                     long start = System.nanoTime();
                     JobExecutionResult result = cluster.executeJobBlocking(job);
                     double seconds = (System.nanoTime() - start) / 1e9;
                     Long rows = result.getAccumulatorResult(ROWS);
-                    System.out.println("RUN\t" + seconds + "\t" + rows);
+                    Long digest = result.getAccumulatorResult(DIGEST);
+                    System.out.println(String.format("RUN\t%s\t%d\t%016x", seconds, rows, digest));
                 } catch (Exception | LinkageError error) {
                     error.printStackTrace();
                     System.out.println("FAILED\t" + reason(error));

@@ -1,8 +1,8 @@
 """Nexmark's queries in other engines of streams, beside ours on the same input: `./run.sh bench nexmark --peers flink spark`.
 
 What: a line per query: rows in and out, million events/s of swjoin and of every peer (median, range, turn by turn), and how
-many times faster swjoin is; then each peer's geometric mean and its worst query. A peer's text is that of `examples/nexmark`, or
-where its dialect differs the one in the folder of the peer's name there.
+many times faster swjoin is; then each peer's geometric mean and its worst query. A peer's text is that of `examples/nexmark`,
+or where its dialect differs the one in the folder of the peer's name there.
 Why: a peer's figure counts only where its rows are the same. Before a query is timed, a peer writes its rows, whose count and
 digest are compared with ours, which are compared with DuckDB's. A query that a peer cannot run, that takes too long, or whose
 rows differ is named with the reason and left out of the mean.
@@ -30,7 +30,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from benchmarks import ROOT
@@ -40,6 +39,8 @@ from benchmarks.workloads import nexmark
 
 SETUP_S = 240  # until a peer is ready
 QUERY_S = 120  # for one run
+WROTE = "wrote"  # instead of a digest: the rows are in files
+OTHER_HASH = "hashed"  # rows were hashed in another way
 # Queries that no input of whole milliseconds has one answer for.
 UNDETERMINED = {"q6": "auctions of one millisecond have no order, and the last 10 of a seller depend on it"}
 # Queries without a text that a peer could run.
@@ -106,8 +107,8 @@ class Session:
             if said == word:
                 return values
 
-    def ask(self, *words: str) -> tuple[float, int]:
-        """Seconds and rows of a run. RefusedError."""
+    def ask(self, *words: str) -> tuple[float, int, str]:
+        """Seconds, rows and digest of a run, or what a peer has instead of one. RefusedError."""
         if self._child is None or self._child.poll() is not None:
             self._start()
         assert self._child is not None
@@ -117,8 +118,8 @@ class Session:
             self._child.stdin.flush()
         except BrokenPipeError:
             raise RefusedError("its process has ended") from None
-        seconds, count = self._answer("RUN", QUERY_S)
-        return float(seconds), int(count)
+        seconds, count, digest = self._answer("RUN", QUERY_S)
+        return float(seconds), int(count), digest
 
     def close(self) -> None:
         if self._child is not None:
@@ -161,44 +162,32 @@ def text_of(peer: str, name: str) -> Path:
 
 
 def rows_of(files: list[Path], schema: pa.Schema) -> pa.Table:
-    """Rows that a peer wrote, with our types: lines of values apart by tabs, times in microseconds, days in days, null as \\N."""
-    names = [str(at) for at in range(len(schema))]
-    plain = {}
-    for name, column in zip(names, schema, strict=True):
-        time, day = pa.types.is_timestamp(column.type), pa.types.is_date32(column.type)
-        plain[name] = pa.int64() if time else pa.int32() if day else column.type
-    tables = [
-        pyarrow.csv.read_csv(
-            path,
-            pyarrow.csv.ReadOptions(column_names=names, block_size=64 << 20),
-            pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
-            pyarrow.csv.ConvertOptions(column_types=plain, null_values=["\\N"], strings_can_be_null=True),
-        )
-        for path in files
-        if path.stat().st_size
-    ]
-    if not tables:
+    """Rows that a peer wrote, with our types."""
+    if not files:
         return schema.empty_table()
-    table = pa.concat_tables(tables)
-    columns = [table[name].cast(column.type) for name, column in zip(names, schema, strict=True)]
+    table = pa.concat_tables(map(pq.read_table, files))
+    columns = [table.column(str(at)).cast(column.type) for at, column in enumerate(schema)]
+    if len(columns) != table.num_columns:
+        raise ValueError(f"{table.num_columns} columns for {len(columns)}")
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 def check(peer: Peer, name: str, folder: Path, wanted: tuple[int, str], schema: pa.Schema) -> None:
     """A run of which all rows are compared. RefusedError when there are none, or others."""
-    rows = folder / f"{peer.name}-{name}"
-    peer.session.ask("CHECK", str(text_of(peer.name, name)), str(rows))
-    files = sorted(folder.glob(f"{peer.name}-{name}.*"))
-    try:
-        found = answer_of(rows_of(files, schema).to_batches())
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise RefusedError(f"its rows have other columns: {error}"[:300]) from None
-    finally:
-        for path in files:
-            path.unlink()
-    if found != wanted:
+    text = str(text_of(peer.name, name))
+    _, *found = peer.session.ask("CHECK", text, str(folder / f"{peer.name}-{name}"))
+    if found[1] == WROTE:
+        files = sorted(folder.glob(f"{peer.name}-{name}.*.parquet"))
+        try:
+            found = list(answer_of(rows_of(files, schema).to_batches()))
+        except (pa.ArrowInvalid, KeyError, ValueError) as error:
+            raise RefusedError(f"its rows have other columns: {error}"[:300]) from None
+        finally:
+            for path in files:
+                path.unlink()
+    if tuple(found) != wanted:
         raise RefusedError(f"other rows: {found[0]:,} of digest {found[1]}, ours are {wanted[0]:,} of digest {wanted[1]}")
-    peer.session.ask("TIME", str(text_of(peer.name, name)))  # one more run that warms up
+    peer.session.ask("TIME", text)  # one more run that warms up
 
 
 def compare_query(peers: list[Peer], name: str, folder: Path, repeats: int, inputs: tuple[dict[str, Path], int, Any]) -> str:
@@ -224,9 +213,9 @@ def compare_query(peers: list[Peer], name: str, folder: Path, repeats: int, inpu
             raise SystemExit(f"{name}: wrong answer: {found}, DuckDB has {wanted}")
         for peer in list(running) if turn else []:  # the first turn is our warm-up
             try:
-                other, count = peer.session.ask("TIME", str(text_of(peer.name, name)))
-                if count != wanted[0]:
-                    raise RefusedError(f"{count:,} rows in a later run")
+                other, count, digest = peer.session.ask("TIME", str(text_of(peer.name, name)))
+                if count != wanted[0] or digest not in (wanted[1], OTHER_HASH):
+                    raise RefusedError(f"other rows in a later run: {count:,} of digest {digest}")
                 theirs[peer.name].append(came / other / 1e6)
                 peer.ratios.setdefault(name, []).append(other / seconds)
             except RefusedError as error:

@@ -74,8 +74,9 @@ def main() -> None:
     java = ["java", f"-Xms{args.heap}", f"-Xmx{args.heap}", "-XX:NewRatio=1", "-XX:+UseParallelGC", "-XX:+AlwaysPreTouch"]
     java += [f"-Djava.io.tmpdir={folder}", *OPEN, "-cp", f"{jars()}:{folder}", SOURCE.stem, str(statements), str(args.cores)]
     configuration = (
-        f"streaming mode, one JVM (heap {args.heap}, parallel collector), parallelism {args.cores}, heap state backend, object "
-        "reuse, no checkpoints, columns in memory, watermark every 100 ms of event time, rows counted, without planning"
+        f"streaming mode, one JVM (heap {args.heap}, parallel collector), parallelism {args.cores}, heap state backend, "
+        "object reuse, no checkpoints, columns in memory, watermark every 100 ms of event time, rows counted and digested, "
+        "without planning"
     )
     print(f"READY\tFlink SQL {version('apache-flink-libraries')}\t{configuration}", flush=True)
     os.execvp(java[0], java)
