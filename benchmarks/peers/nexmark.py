@@ -8,9 +8,10 @@ digest are compared with ours, which are compared with DuckDB's. A query that a 
 rows differ is named with the reason and left out of the mean.
 Stays out: how a peer is set up (`nexmark_flink`, `nexmark_spark`), the texts, joins alone (`benchmarks.peers.run`).
 
-All have the same input, with times in whole milliseconds: Flink has no finer ones as event time. swjoin reads Parquet in its
-seconds, in one process with as many slaves as cores; its rows are counted and hashed, a peer's counted. Planning and start-up
-are in nobody's seconds, and a peer has run the query twice before it is timed.
+All have the same input, with times in whole milliseconds: Flink has no finer ones as event time. swjoin runs in one process
+with as many slaves as cores, and reads what the peer reads: Parquet beside Spark, Arrow IPC beside Flink, which has columns in
+memory. All count and hash their rows. Planning and start-up are in nobody's seconds, and a peer has run the query twice before
+it is timed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from benchmarks.nexmark import answer_of, connected, duckdb_answer, input_rows, 
 from benchmarks.peers.run import environment
 from benchmarks.workloads import nexmark
 
+FORMATS = {"flink": "Arrow IPC", "spark": "Parquet"}  # what swjoin reads beside a peer
+BATCH_ROWS = 1 << 16  # of an Arrow IPC file
 SETUP_S = 240  # until a peer is ready
 QUERY_S = 120  # for one run
 WROTE = "wrote"  # instead of a digest: the rows are in files
@@ -144,6 +147,29 @@ class Peer:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class Inputs:
+    """The tables.
+
+    Attributes:
+        files: by format, the file of every table.
+        slaves: of swjoin.
+        db: DuckDB with the tables.
+    """
+
+    files: dict[str, dict[str, Path]]
+    slaves: int
+    db: Any
+
+
+def inputs_of(folder: Path, events: int, slaves: int) -> Inputs:
+    paths = nexmark.write(folder, events)
+    whole_milliseconds(paths)
+    db = connected(paths)
+    db.execute(f"SET threads = {slaves}")
+    return Inputs({"Parquet": paths, "Arrow IPC": as_ipc(paths)}, slaves, db)
+
+
 def whole_milliseconds(paths: dict[str, Path]) -> None:
     """Cuts the times of all tables to milliseconds; columns stay microseconds."""
     for path in paths.values():
@@ -153,6 +179,16 @@ def whole_milliseconds(paths: dict[str, Path]) -> None:
                 times = pc.floor_temporal(table[column.name], unit="millisecond").cast(column.type)
                 table = table.set_column(at, column.name, times)
         pq.write_table(table, path)
+
+
+def as_ipc(paths: dict[str, Path]) -> dict[str, Path]:
+    """The same tables in Arrow IPC files, uncompressed."""
+    files = {name: path.with_suffix(".arrow") for name, path in paths.items()}
+    for name, path in paths.items():
+        table = pq.read_table(path)
+        with pa.OSFile(str(files[name]), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, BATCH_ROWS)
+    return files
 
 
 def text_of(peer: str, name: str) -> Path:
@@ -190,42 +226,59 @@ def check(peer: Peer, name: str, folder: Path, wanted: tuple[int, str], schema: 
     peer.session.ask("TIME", text)  # one more run that warms up
 
 
-def compare_query(peers: list[Peer], name: str, folder: Path, repeats: int, inputs: tuple[dict[str, Path], int, Any]) -> str:
-    """The cells of a query's row: its input, its answer, rates, ratios."""
-    paths, slaves, db = inputs
-    text = nexmark.QUERIES[name].read_text()
-    wanted, schema = duckdb_answer(db, text)
-    came = input_rows(text, {table: pq.read_metadata(path).num_rows for table, path in paths.items()})
-    running = []
+def checked(peers: list[Peer], name: str, folder: Path, wanted: tuple[int, str], schema: pa.Schema) -> list[Peer]:
+    """The peers that have the same rows."""
+    out = []
     for peer in peers:
         try:
             if reason := CANNOT[peer.name].get(name):
                 raise RefusedError(reason)
             check(peer, name, folder, wanted, schema)
-            running.append(peer)
+            out.append(peer)
         except RefusedError as error:
             peer.left_out[name] = str(error)
-    mine: list[float] = []
-    theirs: dict[str, list[float]] = {peer.name: [] for peer in running}
+    return out
+
+
+def timed(peer: Peer, name: str, wanted: tuple[int, str]) -> float | None:
+    """Seconds of a peer's run; None, and left out from now on, when there is none or its rows are others."""
+    try:
+        seconds, count, digest = peer.session.ask("TIME", str(text_of(peer.name, name)))
+        if count != wanted[0] or digest not in (wanted[1], OTHER_HASH):
+            raise RefusedError(f"other rows in a later run: {count:,} of digest {digest}")
+    except RefusedError as error:
+        peer.left_out[name] = str(error)
+        peer.ratios.pop(name, None)
+        return None
+    return seconds
+
+
+def compare_query(peers: list[Peer], name: str, folder: Path, repeats: int, inputs: Inputs) -> str:
+    """The cells of a query's row: its input, its answer, rates, ratios."""
+    text = nexmark.QUERIES[name].read_text()
+    wanted, schema = duckdb_answer(inputs.db, text)
+    came = input_rows(text, {table: pq.read_metadata(path).num_rows for table, path in inputs.files["Parquet"].items()})
+    running = checked(peers, name, folder, wanted, schema)
+    mine: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    theirs: dict[str, list[float]] = {peer.name: [] for peer in peers}
     for turn in range(repeats + 1):
-        seconds, found = swjoin_run(text, paths, folder / f"{name} {turn}", slaves)
-        if found != wanted:
-            raise SystemExit(f"{name}: wrong answer: {found}, DuckDB has {wanted}")
-        for peer in list(running) if turn else []:  # the first turn is our warm-up
-            try:
-                other, count, digest = peer.session.ask("TIME", str(text_of(peer.name, name)))
-                if count != wanted[0] or digest not in (wanted[1], OTHER_HASH):
-                    raise RefusedError(f"other rows in a later run: {count:,} of digest {digest}")
+        for peer in peers:
+            paths = inputs.files[FORMATS[peer.name]]
+            seconds, found = swjoin_run(text, paths, folder / f"{name} {peer.name} {turn}", inputs.slaves)
+            if found != wanted:
+                raise SystemExit(f"{name}: wrong answer: {found}, DuckDB has {wanted}")
+            if not turn:  # our warm-up
+                continue
+            mine[peer.name].append(came / seconds / 1e6)
+            other = timed(peer, name, wanted) if peer in running else None
+            if other is not None:
                 theirs[peer.name].append(came / other / 1e6)
                 peer.ratios.setdefault(name, []).append(other / seconds)
-            except RefusedError as error:
+            elif peer in running:
                 running.remove(peer)
-                peer.left_out[name] = str(error)
-                peer.ratios.pop(name, None)
-        if turn:
-            mine.append(came / seconds / 1e6)
-    cells = [f"{came:,}", f"{wanted[0]:,}", ranged(mine)]
+    cells = [f"{came:,}", f"{wanted[0]:,}"]
     for peer in peers:
+        cells.append(ranged(mine[peer.name]))
         counted = name in peer.ratios
         cells += [ranged(theirs[peer.name], 3), f"{ranged(peer.ratios[name], 1)} x"] if counted else ["not counted", ""]
     return " | ".join(cells)
@@ -247,21 +300,19 @@ def summary(peer: Peer) -> list[str]:
 
 
 def compare(folder: Path, events: int, repeats: int, only: list[str], slaves: int, names: list[str], heap: str) -> None:
-    paths = nexmark.write(folder, events)
-    whole_milliseconds(paths)
-    db = connected(paths)
-    db.execute(f"SET threads = {slaves}")
+    inputs = inputs_of(folder, events, slaves)
     peers = [Peer(name, Session(name, folder, slaves, heap)) for name in names]
     print(f"\n## Nexmark, {events:,} events, {repeats} turns, swjoin: {slaves} slaves in one process\n")
-    print("| query | rows in | rows out | swjoin, million rows/s |" + "".join(f" {name} | over {name} |" for name in names))
-    print("|---" * (4 + 2 * len(names)) + "|", flush=True)
+    columns = "".join(f" swjoin, {FORMATS[name]}, million rows/s | {name} | over {name} |" for name in names)
+    print(f"| query | rows in | rows out |{columns}")
+    print("|---" * (3 + 3 * len(names)) + "|", flush=True)
     try:
         for name in only or list(nexmark.QUERIES):
             if name in UNDETERMINED:
                 for peer in peers:
                     peer.left_out[name] = UNDETERMINED[name]
                 continue
-            print(f"| {name} | {compare_query(peers, name, folder, repeats, (paths, slaves, db))} |", flush=True)
+            print(f"| {name} | {compare_query(peers, name, folder, repeats, inputs)} |", flush=True)
     finally:
         for peer in peers:
             peer.session.close()

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.duckdb_text import in_duckdb
-from benchmarks.nexmark import connected, duckdb_answer
+from benchmarks.nexmark import duckdb_answer
 from benchmarks.peers import nexmark as peers
 from benchmarks.peers.run import HERE, installed_here
 from benchmarks.workloads import nexmark
@@ -42,19 +41,19 @@ class MadeUp:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], int, Any]:
-    paths = nexmark.write(tmp_path_factory.mktemp("nexmark"), 3_000)
-    peers.whole_milliseconds(paths)
-    return paths, 2, connected(paths)
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> peers.Inputs:
+    return peers.inputs_of(tmp_path_factory.mktemp("nexmark"), 3_000, 2)
 
 
-def compared(inputs: Any, folder: Path, answers: list[Answer | str], rows: pa.Table | None = None) -> tuple[peers.Peer, str]:
+def compared(
+    inputs: peers.Inputs, folder: Path, answers: list[Answer | str], rows: pa.Table | None = None
+) -> tuple[peers.Peer, str]:
     peer = peers.Peer("spark", MadeUp(answers, rows))  # type: ignore[arg-type]
     return peer, peers.compare_query([peer], "q2", Path(tempfile.mkdtemp(dir=folder)), 1, inputs)
 
 
-def test_a_query_counts_where_the_rows_are_the_same(inputs: Any, tmp_path: Path) -> None:
-    (count, digest), _ = duckdb_answer(inputs[2], nexmark.QUERIES["q2"].read_text())
+def test_a_query_counts_where_the_rows_are_the_same(inputs: peers.Inputs, tmp_path: Path) -> None:
+    (count, digest), _ = duckdb_answer(inputs.db, nexmark.QUERIES["q2"].read_text())
     same, other = (1e9, count, digest), (1e9, count, "0" * 16)
     peer, cells = compared(inputs, tmp_path, [same, same, same])
     assert list(peer.ratios) == ["q2"]
@@ -74,8 +73,8 @@ def test_a_query_counts_where_the_rows_are_the_same(inputs: Any, tmp_path: Path)
         assert re.search(rf"spark, q2 is not counted: .*{reason}", peers.summary(peer)[0])
 
 
-def test_rows_that_a_peer_wrote_are_compared(inputs: Any, tmp_path: Path) -> None:
-    table = inputs[2].sql(in_duckdb(nexmark.QUERIES["q2"].read_text())).to_arrow_table()
+def test_rows_that_a_peer_wrote_are_compared(inputs: peers.Inputs, tmp_path: Path) -> None:
+    table = inputs.db.sql(in_duckdb(nexmark.QUERIES["q2"].read_text())).to_arrow_table()
     count = len(table)
     answers: list[Answer | str] = [(1.0, count, peers.WROTE), (1.0, count, peers.OTHER_HASH), (1.0, count, peers.OTHER_HASH)]
     written = table.rename_columns(["0", "1"])
