@@ -4,9 +4,9 @@ What: a line per query: rows in and out, million events/s of both (median, range
 geometric mean. Every answer is compared, row by row hashed, with DuckDB's. And on one core: million rows/s of a filter and a
 projection, and of the operator of aggregates alone, for a tumbling count and for sliding ones.
 Why: joins are one operator; a query has filters, windows and several stages.
-Stays out: the input (`benchmarks.workloads.nexmark`), engines of streams (`benchmarks.peers`), which do not run these yet.
+Stays out: the input (`benchmarks.workloads.nexmark`), engines of streams (`benchmarks.peers.nexmark`, which `--peers` runs).
 
-Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--slaves N] [--tiny]
+Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--slaves N] [--peers flink spark] [--tiny]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,11 @@ from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local
 
 PART = 16_384  # rows of a delivery to the operator
+PEERS = ("flink", "spark")
 RATE_US = 10  # between two rows of the operator's input
 
 
-def _connected(paths: dict[str, Path]) -> Any:
+def connected(paths: dict[str, Path]) -> Any:
     db = duckdb.connect()
     for name, path in paths.items():
         db.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}')")
@@ -71,19 +72,31 @@ def _theirs(db: Any, text: str) -> float:
     return time.perf_counter() - started
 
 
-def _wanted(db: Any, text: str) -> tuple[int, str]:
-    """Count and digest of DuckDB's rows."""
+def _integers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Sums of integers, which DuckDB has as decimals, as integers."""
+    for at, column in enumerate(batch.columns):
+        if pa.types.is_decimal(column.type):
+            batch = batch.set_column(at, batch.schema.names[at], column.cast(pa.int64()))
+    return batch
+
+
+def answer_of(batches: Iterable[pa.RecordBatch]) -> tuple[int, str]:
+    """Count and digest of rows."""
     count, digest = 0, 0
-    for batch in db.sql(in_duckdb(text)).to_arrow_reader(1 << 20):
-        for at, column in enumerate(batch.columns):
-            if pa.types.is_decimal(column.type):  # sums of integers
-                batch = batch.set_column(at, batch.schema.names[at], column.cast(pa.int64()))
+    for batch in batches:
         count += batch.num_rows
         digest += int(np.add.reduce(row_hashes(batch), dtype=np.uint64))
     return count, format_digest(digest & (1 << 64) - 1)
 
 
-def _ours(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple[float, tuple[int, str]]:
+def duckdb_answer(db: Any, text: str) -> tuple[tuple[int, str], pa.Schema]:
+    """Count and digest of DuckDB's rows; their columns."""
+    reader = db.sql(in_duckdb(text)).to_arrow_reader(1 << 20)
+    columns = _integers(pa.RecordBatch.from_pylist([], reader.schema)).schema
+    return answer_of(map(_integers, reader)), columns
+
+
+def swjoin_run(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple[float, tuple[int, str]]:
     """Seconds of a whole run in this process, and its count and digest."""
     inputs = {name: StreamConfig(str(path), (), nexmark.TIMES[name]) for name, path in paths.items()}
     query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
@@ -98,7 +111,7 @@ def _ours(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple
     return seconds, (report["results"]["count"], report["results"]["digest"])
 
 
-def _events(text: str, counts: dict[str, int]) -> int:
+def input_rows(text: str, counts: dict[str, int]) -> int:
     """Rows of the tables that a query names."""
     tree = parse_one(text, read=Dialect)
     windows = [plain_arguments(table.this)[0] for table in tree.find_all(exp.Table) if isinstance(table.this, exp.Anonymous)]
@@ -106,13 +119,13 @@ def _events(text: str, counts: dict[str, int]) -> int:
     return sum(count for name, count in counts.items() if name in named)
 
 
-def _range(values: list[float], digits: int = 2) -> str:
+def ranged(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def queries(folder: Path, events: int, repeats: int, only: list[str], slaves: int) -> None:
     paths = nexmark.write(folder, events)
-    db = _connected(paths)
+    db = connected(paths)
     counts = {name: db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in paths}
     print(f"\n## Nexmark, {events:,} events, {slaves} slaves in one process, DuckDB with as many threads\n")
     db.execute(f"SET threads = {slaves}")
@@ -120,11 +133,11 @@ def queries(folder: Path, events: int, repeats: int, only: list[str], slaves: in
     ratios = []
     for name in only or list(nexmark.QUERIES):
         text = nexmark.QUERIES[name].read_text()
-        wanted, came = _wanted(db, text), _events(text, counts)
+        (wanted, _), came = duckdb_answer(db, text), input_rows(text, counts)
         mine: list[float] = []
         theirs: list[float] = []
         for turn in range(repeats + 1):  # the first one warms caches and compiles kernels
-            seconds, found = _ours(text, paths, folder / f"{name} {turn}", slaves)
+            seconds, found = swjoin_run(text, paths, folder / f"{name} {turn}", slaves)
             if found != wanted:
                 raise SystemExit(f"{name}: wrong answer: {found}, DuckDB has {wanted}")
             other = _theirs(db, text)
@@ -133,7 +146,7 @@ def queries(folder: Path, events: int, repeats: int, only: list[str], slaves: in
                 theirs.append(came / other / 1e6)
         each = [a / b for a, b in zip(mine, theirs, strict=True)]
         ratios.append(statistics.median(each))
-        cells = _range(mine), _range(theirs), _range(each)
+        cells = ranged(mine), ranged(theirs), ranged(each)
         print(f"| {name} | {came:,} | {wanted[0]:,} | {' | '.join(cells)} |", flush=True)
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
     print(f"\ngeometric mean over DuckDB: {mean:.3f} (floor 0.5, goal 1.0); worst: {min(ratios):.3f}")
@@ -225,18 +238,25 @@ def operator(repeats: int, rows: int) -> None:
     print(f"\n## Operators alone, one core, {rows:,} rows, {1_000_000 // RATE_US:,} a second of event time\n")
     print("| what | million rows/s |\n|---|---|")
     for name, values in figures.items():
-        print(f"| {name} | {_range(values, 1)} |")
+        print(f"| {name} | {ranged(values, 1)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--events", type=int, help="5,000,000; beside peers 500,000")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(nexmark.QUERIES), default=[])
     parser.add_argument("--slaves", type=int, default=2)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[], help="beside these, and nothing else is measured")
     args = parse(parser, events=30_000, repeat=1)
     with tempfile.TemporaryDirectory() as folder:
-        queries(Path(folder), args.events, args.repeat, args.only, args.slaves)
+        if args.peers:
+            from benchmarks.peers.nexmark import compare  # which needs this module
+
+            heap = "1g" if args.tiny else "6g"
+            compare(Path(folder), args.events or 500_000, args.repeat, args.only, args.slaves, args.peers, heap)
+            return
+        queries(Path(folder), args.events or 5_000_000, args.repeat, args.only, args.slaves)
     operator(args.repeat, 100_000 if args.tiny else 4_000_000)
 
 

@@ -3,7 +3,7 @@
 What: makes an environment for each system (runs/peers/, once), writes the reference workload, runs swjoin and every peer in
 turn, compares each count with the right one, prints a table and keeps it in runs/bench/peers.md.
 Why: only figures of the same data on the same cores within one hour can be compared.
-Stays out: how each system is used; that is in its own script, with its configuration.
+Stays out: how each system is used; that is in its own script, with its configuration. Queries (`benchmarks.peers.nexmark`).
 
 A peer that cannot be installed or fails is shown as failed, one that answers wrongly as wrong. Bytewax and Pathway get the
 first seconds of event time only (with the right count for those), because the whole would take minutes.
