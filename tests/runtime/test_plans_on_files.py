@@ -377,7 +377,7 @@ def test_inputs_in_no_order_are_sorted(own_streams: Streams, tmp_path: Path) -> 
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 def test_ranks_give_the_rows_of_duckdb(streams: Streams, tmp_path: Path) -> None:
-    jobs = {name: streams.job(case, tmp_path / name) for name, case in CASES.items()}
+    jobs = {name: streams.job(case, tmp_path / name, **_by("query")) for name, case in CASES.items()}
     paced = _streams(tmp_path, 1000, 2)
     sections = {"pace": "realtime", "cluster": {"distribution_epoch": "20ms"}}
     realtime = paced.job(CASES["two joins"], tmp_path / "realtime", **sections)
