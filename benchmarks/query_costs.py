@@ -88,9 +88,9 @@ def without_merging() -> Iterator[None]:
 
 
 WITHOUT = {
-    "ledgers of edges (floor 0.98, goal 0.99)": without_ledgers,
-    "digests of rows (floor 0.9, goal 0.95)": without_digests,
-    "merging (floor 0.95, goal 0.98)": without_merging,
+    "ledgers of edges (floor 0.98, goal 0.99)": (without_ledgers, MEASURED),
+    "digests of rows (floor 0.9, goal 0.95)": (without_digests, MEASURED),
+    "merging (floor 0.95, goal 0.98)": (without_merging, ("q1", "q20")),  # aggregates end such runs: rows come too late
 }
 
 
@@ -131,13 +131,13 @@ def overheads(folder: Path, events: int, repeats: int) -> None:
 
     print(f"\n## Throughput over that without, {events:,} events of Nexmark, {SLAVES} slaves in one process\n")
     print("| without | query | ratio | range |\n|---|---|---|---|")
-    for what, variant in WITHOUT.items():
-        for name in MEASURED:
+    for what, (variant, names) in WITHOUT.items():
+        for name in names:
             cases = {"as it is": measured(name, as_it_is), "without": measured(name, variant)}
             found = turns(cases, repeats)
             each = [b / a for a, b in zip(found["as it is"], found["without"], strict=True)]
             print(f"| {what} | {name} | {statistics.median(each):.3f} | {min(each):.3f} to {max(each):.3f} |", flush=True)
-    print(f"\nRuns with best-effort merging whose answer was wrong: {len(lost)} of {len(MEASURED) * (repeats + 1)}")
+    print(f"\nRuns with best-effort merging whose answer was wrong: {len(lost)} of {2 * (repeats + 1)}")
 
 
 # ---------------------------------------------------------------- on ranks
@@ -207,7 +207,7 @@ def delay(folder: Path, rate: float, seconds: float, repeats: int, ranks: int, e
             if run.end(10 * seconds + 120):
                 raise SystemExit(f"a run failed: {run.said()}")
             report = verified(place)
-            took, load = report["delay_s"], "; ".join(report["machine"].get("overloaded") or ["idle"])
+            took, load = report["delay_s"], "; ".join((report["machine"] or {}).get("reasons") or ["idle"])
             p99[name].append(took["p99"])
             cells = f"{report['results']['count']:,} | {report['moves']} | {took['p50'] * 1e3:.0f} | {took['p99'] * 1e3:.0f}"
             print(f"| {name} | {cells} | {load} |", flush=True)
