@@ -97,7 +97,7 @@ def duckdb_answer(db: Any, text: str) -> tuple[tuple[int, str], pa.Schema]:
 
 
 def swjoin_run(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> tuple[float, tuple[int, str]]:
-    """Seconds of a whole run in this process, and its count and digest."""
+    """Seconds of a whole run in this process, and its count and digest. RunFailed when its ledger does not balance."""
     inputs = {name: StreamConfig(str(path), (), nexmark.TIMES[name]) for name, path in paths.items()}
     query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
     streams = [to_plain(inputs[name]) for name in query.tables]
@@ -106,8 +106,6 @@ def swjoin_run(text: str, paths: dict[str, Path], folder: Path, slaves: int) -> 
     started = time.perf_counter()
     report = run_local(job, False, slaves)
     seconds = time.perf_counter() - started
-    if not report["ledger"]["balanced"]:
-        raise SystemExit(f"ledger: {report['ledger']['complaints']}")
     return seconds, (report["results"]["count"], report["results"]["digest"])
 
 

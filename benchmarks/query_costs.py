@@ -32,18 +32,12 @@ import pyarrow as pa
 
 from benchmarks import ROOT, parse
 from benchmarks.baselines.best_effort_merger import BestEffortMerger
+from benchmarks.nexmark import swjoin_run
 from benchmarks.run import turns
 from benchmarks.workloads import nexmark
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import gateway_role, slave_role
-from swjoin.config.connectors import StreamConfig
-from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
-from swjoin.config.run import to_plain
-from swjoin.frontends.sql.planner import plan_query
-from swjoin.frontends.sql.tables import described
-from swjoin.plan.plain import plan_to_plain
-from swjoin.runtime.in_process import run_local
 from tests.tools.processes import LaunchedRun
 
 SLAVES = 2
@@ -52,11 +46,6 @@ PLAYED = ("overheads", "delay", "recovery")
 
 
 # ---------------------------------------------------------------- promises, with and without
-
-
-@contextmanager
-def as_it_is() -> Iterator[None]:
-    yield
 
 
 @contextmanager
@@ -94,21 +83,6 @@ WITHOUT = {
 }
 
 
-def seconds_of(text: str, paths: dict[str, Path], folder: Path) -> tuple[float, int, str, bool]:
-    """Of a whole run in this process; its count, its digest, and whether its ledger balances."""
-    inputs = {name: StreamConfig(str(path), (), nexmark.TIMES[name]) for name, path in paths.items()}
-    query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
-    streams = [to_plain(inputs[name]) for name in query.tables]
-    config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "inputs": streams, "sink": {"kind": "count"}})
-    with tempfile.TemporaryDirectory(dir=folder) as out:
-        job = Job(config, None, True, Path(out) / "run", None, "bench", plan=plan_to_plain(query.plan))
-        started = time.perf_counter()
-        report = run_local(job, False, SLAVES)
-        took_s = time.perf_counter() - started
-    results = report["results"]
-    return took_s, results["count"], results["digest"], report["ledger"]["balanced"]
-
-
 def overheads(folder: Path, events: int, repeats: int) -> None:
     paths = nexmark.write(folder, events)
     right: dict[str, tuple[int, str]] = {}
@@ -116,15 +90,14 @@ def overheads(folder: Path, events: int, repeats: int) -> None:
 
     def measured(name: str, variant: Callable[[], Any]) -> Callable[[], float]:
         def measure() -> float:
-            with variant():
-                took_s, count, digest, balanced = seconds_of(nexmark.QUERIES[name].read_text(), paths, folder)
-            wanted = right.setdefault(name, (count, digest))  # the first one is as it is
-            if variant is as_it_is and ((count, digest) != wanted or not balanced):
-                raise SystemExit(f"{name}: {count} rows with digest {digest}, before {wanted}; balanced: {balanced}")
-            if variant is without_ledgers and (count, digest) != wanted:
-                raise SystemExit(f"{name} without ledgers: {count} rows with digest {digest}, before {wanted}")
-            if variant is without_merging and (count, digest) != wanted:
-                lost.append(name)
+            text = nexmark.QUERIES[name].read_text()
+            with variant(), tempfile.TemporaryDirectory(dir=folder) as out:
+                took_s, found = swjoin_run(text, paths, Path(out) / "run", SLAVES)
+            wanted = right.setdefault(name, found)  # the first one is as it is
+            if variant is without_merging:
+                lost.extend([name] if found != wanted else [])
+            elif found[0] != wanted[0] or (found[1] != wanted[1] and variant is not without_digests):
+                raise SystemExit(f"{name}, {variant.__name__}: {found[0]} rows with digest {found[1]}, before {wanted}")
             return took_s
 
         return measure
@@ -133,7 +106,7 @@ def overheads(folder: Path, events: int, repeats: int) -> None:
     print("| without | query | ratio | range |\n|---|---|---|---|")
     for what, (variant, names) in WITHOUT.items():
         for name in names:
-            cases = {"as it is": measured(name, as_it_is), "without": measured(name, variant)}
+            cases = {"as it is": measured(name, contextlib.nullcontext), "without": measured(name, variant)}
             found = turns(cases, repeats)
             each = [b / a for a, b in zip(found["as it is"], found["without"], strict=True)]
             print(f"| {what} | {name} | {statistics.median(each):.3f} | {min(each):.3f} to {max(each):.3f} |", flush=True)

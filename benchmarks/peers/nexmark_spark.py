@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.peers.spark_join import START, STORES
+from benchmarks.peers.spark_join import START, STORES, session
 
 TIME = "date_time"
 LATER_US = 2 * 86_400_000_000
@@ -114,30 +114,6 @@ class Queries:
         return seconds, sum(counts)
 
 
-def session(folder: Path, args: argparse.Namespace) -> Any:
-    from pyspark.sql import SparkSession
-
-    settings = {
-        "spark.driver.memory": args.heap,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Xms{args.heap} -XX:+UseParallelGC -XX:+AlwaysPreTouch -Djava.io.tmpdir={folder}",
-        "spark.local.dir": str(folder),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(args.cores),
-        "spark.sql.streaming.stateStore.providerClass": STORES[args.store],
-    }
-    builder = SparkSession.builder.master(f"local[{args.cores}]").appName("nexmark")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
@@ -150,7 +126,8 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder / "spark"
     tables = cut(args.folder, folder, args.files)
-    queries = Queries(session(folder, args), folder, tables)
+    spark = session("nexmark", folder, args, {"spark.sql.shuffle.partitions": str(args.cores)})
+    queries = Queries(spark, folder, tables)
     configuration = (
         f"local[{args.cores}], heap {args.heap}, parallel collector, {args.store} state store, {args.cores} shuffle "
         f"partitions, {args.files} Parquet files a table, one of each a micro-batch, trigger availableNow, rows counted and "

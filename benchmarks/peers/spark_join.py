@@ -76,11 +76,10 @@ def run_once(spark: Any, folder: Path, run: int, within_us: int) -> tuple[float,
     return time.perf_counter() - start, sum(counted)
 
 
-def work(args: argparse.Namespace) -> None:
-    """In a process of its own: all runs, each a line "RUN seconds count"."""
+def session(name: str, folder: Path, args: argparse.Namespace, more: dict[str, str]) -> Any:
+    """Spark as it is measured. args: with cores, heap and store. more: settings."""
     from pyspark.sql import SparkSession
 
-    folder = args.worker
     settings = {
         "spark.driver.memory": args.heap,
         "spark.driver.host": "127.0.0.1",
@@ -91,16 +90,26 @@ def work(args: argparse.Namespace) -> None:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(args.partitions),
         "spark.sql.streaming.stateStore.providerClass": STORES[args.store],
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        **dict(setting.split("=", 1) for setting in args.set),
+        **more,
     }
-    builder = SparkSession.builder.master(f"local[{args.cores}]").appName("interval join")
+    builder = SparkSession.builder.master(f"local[{args.cores}]").appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def work(args: argparse.Namespace) -> None:
+    """In a process of its own: all runs, each a line "RUN seconds count"."""
+    folder = args.worker
+    more = {
+        "spark.sql.shuffle.partitions": str(args.partitions),
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        **dict(setting.split("=", 1) for setting in args.set),
+    }
+    spark = session("interval join", folder, args, more)
     for run in range(args.repeat + 1):
         seconds, pairs = run_once(spark, folder, run, args.within_us)
         print(f"RUN {seconds} {pairs}", flush=True)
