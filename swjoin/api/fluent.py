@@ -26,10 +26,9 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import Strategy, TimeUnit
 from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.schema import parse_schema
-from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.ledger import Proof
-from swjoin.frontends.sql.functions import NAME, Function
+from swjoin.frontends.sql.functions import NAME, Function, declared
 from swjoin.frontends.sql.planner import Query, Table, plan_query
 from swjoin.frontends.sql.tables import with_time
 from swjoin.frontends.sql.windows import END, START
@@ -695,7 +694,7 @@ def _declared(schema: Any) -> tuple[tuple[str, str], ...]:
         remedy = "write 'user: int64, score: double', or give a mapping or a schema of Arrow"
         raise UserError(f"map_batches: schema={schema!r:.60} declares no columns", remedy=remedy)
     try:
-        return tuple((each.name, str(type_named(str(each.type)))) for each in found)
+        return declared(found)
     except UserError as error:
         raise error.prefixed("map_batches: schema") from None
 

@@ -57,7 +57,16 @@ def json_schema() -> Schema:
 def _add_sql(properties: Schema) -> None:
     """A query in SQL in the place of the join, over inputs in the place of both streams (`frontends.configured`)."""
     text = {"type": "string", "description": "A query in SQL: docs/queries.md"}
-    query = {"type": "object", "properties": {"sql": text}, "required": ["sql"], "additionalProperties": False}
+    said = "Functions of MAP_BATCHES by name: package.module:function, and the columns that it gives"
+    parts = {"call": {"type": "string"}, "schema": {"type": "string"}}
+    function = {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+    functions = {"type": "object", "additionalProperties": function, "description": said}
+    query = {
+        "type": "object",
+        "properties": {"sql": text, "functions": functions},
+        "required": ["sql"],
+        "additionalProperties": False,
+    }
     properties["queries"] |= {"items": {"anyOf": [properties["queries"]["items"], query]}}
     stream = properties["left"]
     keys = {name: key for name, key in stream["properties"].items() if name not in ("key", "on")}

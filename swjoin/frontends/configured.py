@@ -1,8 +1,8 @@
 """The job of a configuration: the join of two streams, or a query in SQL over inputs.
 
 What: `job_of` and `job_to_run(path, overrides, command)`, without outputs; `job_of_query` and `has_query`, of a mapping.
-Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{sql: ...}]` and `inputs` stand in place
-of `join`, `left` and `right`; all other sections are those of any run.
+Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{sql: ..., functions: ...}]` and `inputs`
+stand in place of `join`, `left` and `right`; all other sections are those of any run.
 Stays out: the other keys (`config.loader`), SQL (`frontends.sql`), options of `swjoin query` (`cli.query`).
 """
 
@@ -12,19 +12,24 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job, load_job
 from swjoin.config.loader import apply_overrides, load_config, load_plain, read_config, shown, stream_from_plain
 from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS
 from swjoin.config.run import to_plain
+from swjoin.connectors.schema import parse_schema
 from swjoin.core.errors import UserError
+
+if TYPE_CHECKING:
+    from swjoin.frontends.sql.functions import Function
 
 _OF_TWO_STREAMS = (
     *("join", "left", "right", *JOIN_KEYS),
     *(name for name, paths in OPTION_KEYS.items() if paths[0].startswith(("left.", "right."))),
 )
+_FUNCTION = "{call: package.module:function, schema: 'user: string, score: double'}"
 _OF_RUNS = ("results", "late", "metrics")
 _OF_JOINS = {"key": "joins of a query name their keys", "on": "joins of a query name their keys"}
 _OF_JOINS |= dict.fromkeys(("columns", "id"), "a query names what it reads")
@@ -61,7 +66,7 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
     from swjoin.frontends.sql.tables import described
     from swjoin.plan.plain import plan_to_plain
 
-    text, inputs = _text_of(plain.get("queries")), _inputs_of(plain.get("inputs"))
+    (text, functions), inputs = _query_of(plain.get("queries")), _inputs_of(plain.get("inputs"))
     for key in _OF_TWO_STREAMS:
         if plain.get(key) is not None:
             raise UserError(f"{key}: is for the join of two streams; leave it out beside queries")
@@ -72,7 +77,7 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
         except UserError as error:
             raise error.prefixed(f"inputs.{name}") from None
     try:
-        query = plan_query(text, tables)
+        query = plan_query(text, tables, functions)
     except UserError as error:
         raise error.prefixed("queries.0.sql") from None
     rest = {key: value for key, value in plain.items() if key != "queries"}
@@ -83,15 +88,38 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
     return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan))
 
 
-def _text_of(queries: object) -> str:
-    """The query. UserError unless there is one, with its text alone."""
+def _query_of(queries: object) -> tuple[str, dict[str, Function]]:
+    """The query, and its functions by name. UserError unless there is one, with nothing beside them."""
     if not isinstance(queries, list) or len(queries) != 1:
         count = f"{len(queries)} queries" if isinstance(queries, list) else "no list of queries"
         raise UserError(f"queries: {count}; give one query for now, as [{{sql: SELECT ...}}]")
     (query,) = queries
-    if not isinstance(query, dict) or set(query) != {"sql"} or not isinstance(query["sql"], str):
-        raise UserError(f"queries.0: {shown(query)} is no query; write sql: and its text, and nothing beside it")
-    return query["sql"]
+    if not isinstance(query, dict) or not {"sql"} <= set(query) <= {"sql", "functions"} or not isinstance(query["sql"], str):
+        raise UserError(f"queries.0: {shown(query)} is no query; write sql: and its text, and nothing beside it but functions:")
+    functions = query.get("functions", {})
+    if not isinstance(functions, dict):
+        raise UserError(f"queries.0.functions: expected a mapping of names to {_FUNCTION}, got {shown(functions)}")
+    return query["sql"], {name: _function_of(given, f"queries.0.functions.{name}") for name, given in functions.items()}
+
+
+def _function_of(plain: object, where: str) -> Function:
+    """UserError, which begins with where, for what names no function and its columns."""
+    from swjoin.frontends.sql.functions import Function, declared
+    from swjoin.plan.map_batches import is_importable
+
+    if (
+        not isinstance(plain, dict)
+        or set(plain) != {"call", "schema"}
+        or not all(isinstance(each, str) for each in plain.values())
+    ):
+        raise UserError(f"{where}: {shown(plain)} is no function; write {_FUNCTION}")
+    if not is_importable(plain["call"]):
+        raise UserError(f"{where}.call: {shown(plain['call'])} cannot be imported; write package.module:function")
+    fields = parse_schema(plain["schema"], where)
+    try:
+        return Function(plain["call"], declared(fields))
+    except UserError as error:
+        raise error.prefixed(f"{where}.schema") from None
 
 
 def _inputs_of(inputs: object) -> dict[str, StreamConfig]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -81,6 +82,59 @@ def test_a_configuration_with_a_query(swjoin: Any, tmp_path: Path) -> None:
     other = swjoin("run", path, "--out", tmp_path / "changed", "--set", f"inputs.bid.path={tmp_path / 'none.parquet'}")
     assert other.code == 2
     assert "inputs.bid: " in other.err[0]
+
+
+def doubled(batch: pa.RecordBatch) -> dict[str, Any]:
+    """As `SELECT auction, price * 2 AS price, at`."""
+    return {"auction": batch["auction"], "price": pc.multiply(batch["price"], 2), "at": batch["at"]}
+
+
+_DOUBLED = {"call": f"{__name__}:doubled", "schema": "auction: string, price: int64, at: int64"}
+
+
+def test_a_function_of_a_configuration(swjoin: Any, tmp_path: Path) -> None:
+    plain = _write(tmp_path, 4000)
+    sql = (
+        "SELECT auction, window_end, sum(price) AS s, count(*) AS n FROM TUMBLE({}, at, INTERVAL '1' SECOND) "
+        "GROUP BY auction, window_end"
+    )
+    plain["inputs"] = {"bid": plain["inputs"]["bid"]}
+    digests = {}
+    for name, rows, functions in (
+        ("function", "(SELECT * FROM MAP_BATCHES((SELECT auction, price, at FROM bid), 'twice') q)", {"twice": _DOUBLED}),
+        ("expression", "(SELECT auction, price * 2 AS price, at FROM bid)", {}),
+    ):
+        plain["queries"] = [{"sql": sql.format(rows), "functions": functions}]
+        path = _saved(tmp_path, plain, name)
+        done = swjoin("run", path, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+        results = _report(tmp_path / name)["results"]
+        digests[name] = (results["count"], results["digest"])
+        assert results["count"] > 300
+    assert digests["function"] == digests["expression"]
+    assert "map_batches" in swjoin("explain", tmp_path / "function.yaml").out
+
+
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        ({"twice": "tests:f"}, "queries.0.functions.twice: 'tests:f' is no function; write {call: package.module:function, "),
+        ([_DOUBLED], "queries.0.functions: expected a mapping"),
+        ({"twice": _DOUBLED | {"call": "doubled"}}, "queries.0.functions.twice.call: 'doubled' cannot be imported"),
+        ({"twice": _DOUBLED | {"schema": "auction"}}, "queries.0.functions.twice: schema: 'auction': write NAME: TYPE"),
+        ({"twice": _DOUBLED | {"schema": "a: list<int64>"}}, "queries.0.functions.twice: schema: column a"),
+        ({"twice": _DOUBLED | {"call": "tests.frontends.test_configured:none"}}, "test_configured:none cannot be imported"),
+        ({"other": _DOUBLED}, "queries.0.sql: MAP_BATCHES: no function twice was given"),
+    ],
+)
+def test_functions_that_a_configuration_cannot_have(functions: Any, said: str, swjoin: Any, tmp_path: Path) -> None:
+    plain = _write(tmp_path, 100)
+    plain["queries"] = [{"sql": "SELECT * FROM MAP_BATCHES((SELECT * FROM bid), 'twice') q", "functions": functions}]
+    plain["inputs"] = {"bid": plain["inputs"]["bid"]}
+    done = swjoin("run", _saved(tmp_path, plain), "--out", tmp_path / "out")
+    assert done.code == 2
+    assert said in " ".join(done.err)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("policy", ["shed", "spill"])

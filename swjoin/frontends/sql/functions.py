@@ -1,24 +1,30 @@
 """Functions of users in FROM: MAP_BATCHES((SELECT ...), 'name').
 
-What: `Function`; `map_call`, the call that an item of FROM is; `mapped`, the relation of its rows.
+What: `Function`; `declared`, the columns of one; `map_call`, the call that an item of FROM is; `mapped`, the relation of its
+rows.
 Why: `map_batches` of a stream is a part of its query, as all verbs are. A query names functions that it was given: text alone
 imports nothing.
-Stays out: calling functions (`expressions.batch_map`), their names and columns (`api.fluent`).
+Stays out: calling functions (`expressions.batch_map`); where they are given (`api.fluent`, `frontends.configured`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
+from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, one_line
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, Selected, quoted
 from swjoin.plan.map_batches import MapBatches
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 NAME = "MAP_BATCHES"
-_FORM = f"write {NAME}((SELECT ...), 'name') with map_batches of swjoin.stream"
+_FORM = f"write {NAME}((SELECT ...), 'name'), with functions: beside sql: in a configuration, or map_batches of swjoin.stream"
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,11 @@ class Function:
 
     function: str
     columns: tuple[tuple[str, str], ...]
+
+
+def declared(fields: Iterable[pa.Field]) -> tuple[tuple[str, str], ...]:
+    """Columns that a function gives, with the types that queries have. UserError for a type that they have not."""
+    return tuple((each.name, str(type_named(str(each.type)))) for each in fields)
 
 
 def map_call(node: exp.Expr) -> tuple[exp.Subquery, str] | None:
