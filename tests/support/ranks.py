@@ -46,13 +46,15 @@ def run_jobs(ranks: int, jobs: list[Job], folder: Path, timeout_s: float = 2 * P
 
 
 def main(files: list[str]) -> None:
+    comm = None
     for file in files:
-        run_rank(Job.from_json(Path(file).read_text()), False)
+        run_rank(Job.from_json(Path(file).read_text()), False, comm=comm)
         from mpi4py import MPI
 
-        met = MPI.COMM_WORLD.Ibarrier()  # a message of the next job is not for this one
+        met = MPI.COMM_WORLD.Ibarrier()
         while not met.Test():
             time.sleep(0.002)
+        comm = MPI.COMM_WORLD.Dup()  # the last credit of a job may arrive after its gateway has ended
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from sqlglot import exp
@@ -24,6 +24,7 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.binder import Scope, bind, parse_expression
 from swjoin.expressions.tree import Column, Expr, Literal, can_fail
 from swjoin.expressions.types import family, read_as
+from swjoin.frontends.sql.bands import Band, band_of
 from swjoin.frontends.sql.relations import Field, Filtered, Joined, Relation, Side, column_of, filtered, instant_of
 from swjoin.frontends.sql.windows import window_columns
 from swjoin.plan.columns import columns_of
@@ -33,7 +34,7 @@ from swjoin.plan.stages import cut
 
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 _SIDES = ("left", "right")
-_GRID = 2  # rows and columns of the cells of an inner join without an equality
+_GRID = 2  # rows and columns of the cells of an inner join without an equality or a band
 
 
 def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
@@ -246,6 +247,10 @@ class Conditions:
         sides = {side for side in (LEFT, RIGHT) for f in fields if f in self.names[side].fields.values()}
         return sides.pop() if len(sides) == 1 else None
 
+    def meaning(self, node: exp.Expr) -> tuple[int | None, Expr]:
+        """The side of the fields that an expression reads, as `side_of`, and what it means."""
+        return self.side_of(self.both.read_by(node)), self.both.text(node)[1]
+
     def _key(self, condition: exp.Expr) -> tuple[exp.Expr, exp.Expr] | None:
         """Both sides of an equality, the left one's first."""
         if not isinstance(condition, exp.EQ):
@@ -352,6 +357,9 @@ def _spelled(relation: Relation, column: str | None) -> str:
     return "?" if found is None else f"{found.table}.{found.name}" if found.table else found.name
 
 
+_Copies: TypeAlias = "tuple[tuple[str, str | None], ...]"  # as of `Side`
+
+
 def joined(conditions: Conditions) -> Relation:
     """The join. UserError for conditions that it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
@@ -372,12 +380,13 @@ def joined(conditions: Conditions) -> Relation:
         if how == "inner" and alike and two is not None and name != f"key {i}" and two.column != right_time:
             merged.add(two.column)
             renamed[two] = name
-    copies: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    band = band_of(conditions.rest, conditions.meaning)
+    copies: tuple[_Copies, _Copies] = ((), ())
     if not conditions.keys:
-        cells = _cells(conditions, (left_time, right_time))
+        cells = _cells(conditions, band, (left_time, right_time))
         copies = cells[LEFT][1:], cells[RIGHT][1:]
         for side in (LEFT, RIGHT):
-            keys[side].append(("cell", cells[side][0]))
+            keys[side].append(("cell", cells[side][0][0]))
     made = []
     for side, time in enumerate((left_time, right_time)):
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
@@ -394,12 +403,17 @@ def joined(conditions: Conditions) -> Relation:
     return filtered(relation, [names.text(node)[0] for node in after])
 
 
-def _cells(conditions: Conditions, times: tuple[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys of a join without an equality: cells of a grid, of which a left row is in all of its row, a right row in all of its
-    column, so that each pair meets in one (StreamCloud, the Cartesian product). Where left rows come out alone there is one
-    column, so that each has one place. UserError for a full join, of which no side has one."""
+def _cells(conditions: Conditions, band: Band | None, times: tuple[str, str]) -> tuple[_Copies, _Copies]:
+    """Keys of a join without an equality: cells of a band, or of a grid, of which a left row is in all of its row, a right row
+    in all of its column, so that each pair meets in one (StreamCloud, the Cartesian product). Where left rows come out alone
+    each has one place: there is one column. UserError for a full join, of which no side has one."""
     if conditions.how == "full":
         raise UserError("a full join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
+    if band is not None:
+        cells = band.cells(conditions.names[LEFT].text(band.left)[0], conditions.names[RIGHT].text(band.right)[0])
+        if cells is not None:
+            first, last = cells.right
+            return ((cells.left, None),), ((first, None), (last, f"{first} <> {last}"))
     rows, columns = (_GRID, _GRID) if conditions.how == "inner" else (_GRID * _GRID, 1)
     spread = []
     for side, time in zip(conditions.sides, times, strict=True):
@@ -409,8 +423,8 @@ def _cells(conditions: Conditions, times: tuple[str, str]) -> tuple[tuple[str, .
         if len(parts) > 1:
             found += [f"{found[-1]} // 1000", f"{found[-1]} // 1000000"]
         spread.append(f"({' + '.join(found)})")
-    left = tuple(f"{spread[LEFT]} % {rows} * {columns} + {column}" for column in range(columns))
-    right = tuple(f"{spread[RIGHT]} % {columns} + {row * columns}" for row in range(rows))
+    left = tuple((f"{spread[LEFT]} % {rows} * {columns} + {column}", None) for column in range(columns))
+    right = tuple((f"{spread[RIGHT]} % {columns} + {row * columns}", None) for row in range(rows))
     return left, right
 
 

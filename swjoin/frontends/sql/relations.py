@@ -197,19 +197,21 @@ class Selected:
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
     equality. merged: its columns whose values are those of a key's column. copies: further expressions for the last key, for
-    each of which the rows are there once more."""
+    each of which the rows are there once more, and the condition that these satisfy; None: all do."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
-    copies: tuple[str, ...] = ()
+    copies: tuple[tuple[str, str | None], ...] = ()
 
     def make(self, nodes: Nodes) -> str:
-        below, made = self.of.make(nodes, self.time), []
-        for text in (self.keys[-1][1], *self.copies):
+        made = []
+        for text, condition in ((self.keys[-1][1], None), *self.copies):
+            below = filtered(self.of, [] if condition is None else [condition]).make(nodes, self.time)
             columns = (*self.columns[:-1], (self.keys[-1][0], text))
-            made.append(nodes.add("select", lambda name, columns=columns: Project(name, below, columns)))  # type: ignore[misc]
+            at = below, columns
+            made.append(nodes.add("select", lambda name, at=at: Project(name, *at)))  # type: ignore[misc]
         return made[0] if len(made) == 1 else nodes.add("union", lambda name: Union(name, tuple(made)))
 
     @property

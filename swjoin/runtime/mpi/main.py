@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 3.0  # time for the collector to mark its results incomplete after the failure of a rank
 
@@ -53,10 +56,13 @@ def run_rank(
     debug: bool = False,
     on_report: Callable[[dict[str, Any]], None] | None = None,
     complete_report: CompleteReport | None = None,
+    *,
+    comm: MPI.Comm | None = None,
 ) -> None:
     """Run the role of this rank to its end. With fault tolerance it ends the process instead of returning.
 
-    tell: takes the content of run.json, on rank 0. complete_report: may add to it before.
+    tell: takes the content of run.json, on rank 0. complete_report: may add to it before. comm: the run's ranks; None: all that
+    mpirun started. A second run of the same processes needs another one: messages of the first may not have been received.
 
     Bad input found before the run starts raises UserError on rank 0 and ends the other ranks quietly with the same exit code.
     A failure during the run logs one line with rank, role, host and epoch, and ends the whole job.
@@ -69,7 +75,7 @@ def run_rank(
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD
+    comm = MPI.COMM_WORLD if comm is None else comm
     rank = comm.rank
     if comm.size < 3:
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")

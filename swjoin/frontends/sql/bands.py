@@ -1,0 +1,194 @@
+"""Joins by the difference of two values, as equalities of the cells in which the values lie.
+
+What: `Band`, of the conditions of a join; `band_of`, the first one; `Cells`, its expressions of either side.
+Why: a join finds its partners, and its instance, by an equality. Cells are at least twice as wide as the band, so the partners
+of a value lie in one cell or in two neighbours: a row of one side is in one cell, a row of the other in one or two, and each
+pair meets in one. The conditions themselves are tested there, so a cell may be too wide, and never too narrow.
+Stays out: what else joins are made of (`frontends.sql.conditions`); conditions with one bound, decimals and unsigned integers
+of 64 bits, whose joins spread rows over the cells of a grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+import pyarrow as pa
+from sqlglot import exp
+
+from swjoin.core.batch import LEFT, RIGHT
+from swjoin.core.errors import UserError, one_line
+from swjoin.expressions.tree import Expr, can_fail
+
+Meaning: TypeAlias = Callable[[exp.Expr], "tuple[int | None, Expr]"]  # the side that an expression reads, and what it means
+_FLIPPED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
+_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
+_CELL = 2  # times the width of the band: half of the rows of one side are in two cells
+_DOUBLE, _FLOAT = (2.0**-50, 2.0**46), (2.0**-21, 2.0**17)  # error of a sum of a few terms; most cells on either side of 0
+
+
+@dataclass(frozen=True)
+class Cells:
+    """left: expression over the left side's columns. right: likewise, the least and the greatest cell of a row's partners."""
+
+    left: str
+    right: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Band:
+    """lower <= right - left <= upper of two expressions; of floats nearly. sums: absolute values of the constants that its
+    conditions add, which say how inexact sums of floats may be."""
+
+    left: exp.Expr
+    right: exp.Expr
+    lower: Fraction
+    upper: Fraction
+    sums: Fraction
+    types: tuple[pa.DataType, pa.DataType]
+
+    @property
+    def is_exact(self) -> bool:
+        return all(map(pa.types.is_integer, self.types))
+
+    def cells(self, left: str, right: str) -> Cells | None:
+        """None for bounds that integers of 64 bits do not hold. left, right: texts of its expressions."""
+        return self._of_integers(left, right) if self.is_exact else self._of_floats(left, right)
+
+    def _of_integers(self, left: str, right: str) -> Cells | None:
+        lower, upper = math.ceil(self.lower), math.floor(self.upper)
+        width = max(1, _CELL * (upper - lower))
+        if max(abs(lower), abs(upper), width) >= 1 << 62:
+            return None
+        texts = [f"CAST(({text}) AS BIGINT)" for text in (left, right)]
+
+        def less(bound: int) -> str:
+            """right - bound, or the end of the integers behind which it would be."""
+            if bound > 0:
+                return f"(GREATEST({texts[RIGHT]}, {_LEAST + bound}) - {bound})"
+            return f"(LEAST({texts[RIGHT]}, {_GREATEST + bound}) + {-bound})"
+
+        return Cells(f"{texts[LEFT]} // {width}", (f"{less(upper)} // {width}", f"{less(lower)} // {width}"))
+
+    def _of_floats(self, left: str, right: str) -> Cells | None:
+        error, most = _FLOAT if any(map(_is_short, self.types)) else _DOUBLE
+        slack = 4 * error * float(self.sums + abs(self.lower) + abs(self.upper))
+        lower, upper = float(self.lower) - slack, float(self.upper) + slack
+        width = max(_CELL * (upper - lower), 2.0**-20)
+        if not math.isfinite(width):
+            return None
+        value = f"CAST(({right}) AS DOUBLE)"
+
+        def cell(text: str) -> str:
+            return f"CAST(FLOOR(GREATEST(LEAST(({text}) / {_double(width)}, {_double(most)}), {_double(-most)})) AS BIGINT)"
+
+        beyond = f"ABS({value}) * {_double(4 * error)}"
+        ends = f"{value} - {_double(upper)} - {beyond}", f"{value} - {_double(lower)} + {beyond}"
+        return Cells(cell(f"CAST(({left}) AS DOUBLE)"), (cell(ends[0]), cell(ends[1])))
+
+
+def _is_short(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) and not pa.types.is_float64(kind)
+
+
+def _double(value: float) -> str:
+    return f"CAST('{value!r}' AS DOUBLE)"
+
+
+@dataclass(frozen=True)
+class _Half:
+    """A bound of right - left."""
+
+    left: exp.Expr
+    right: exp.Expr
+    lower: bool
+    bound: Fraction
+    exclusive: bool
+    sums: Fraction
+    types: tuple[pa.DataType, pa.DataType]
+
+
+def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
+    """The first difference of two numbers that conditions bound from below and from above; None if there is none. UserError for
+    bounds that no values satisfy."""
+    halves = [half for condition in conditions for half in _halves(condition, meaning)]
+    for left, right in dict.fromkeys((half.left, half.right) for half in halves):
+        mine = [half for half in halves if (half.left, half.right) == (left, right)]
+        exact = all(map(pa.types.is_integer, mine[0].types))
+        lower = max((_inner(half, exact) for half in mine if half.lower), default=None)
+        upper = min((_inner(half, exact) for half in mine if not half.lower), default=None)
+        if lower is None or upper is None:
+            continue
+        if lower > upper:
+            names = " and ".join(one_line(node.sql("duckdb"), 40) for node in (left, right))
+            raise UserError(f"no values of {names} satisfy the conditions of the join", remedy="exchange its bounds")
+        return Band(left, right, lower, upper, max(half.sums for half in mine), mine[0].types)
+    return None
+
+
+def _inner(half: _Half, exact: bool) -> Fraction:
+    """The bound; of integers the least or greatest that satisfies it."""
+    if not exact:
+        return half.bound
+    if half.lower:
+        return Fraction(math.floor(half.bound) + 1 if half.exclusive else math.ceil(half.bound))
+    return Fraction(math.ceil(half.bound) - 1 if half.exclusive else math.floor(half.bound))
+
+
+def _halves(condition: exp.Expr, meaning: Meaning) -> Iterator[_Half]:
+    kind = type(condition)
+    if kind is exp.EQ:
+        yield from _half(exp.LTE, condition.this, condition.expression, meaning)
+        yield from _half(exp.GTE, condition.this, condition.expression, meaning)
+    if kind not in _FLIPPED:
+        return
+    one, two = condition.this.unnest(), condition.expression.unnest()
+    if isinstance(two, exp.Abs):
+        one, two, kind = two, one, _FLIPPED[kind]
+    if isinstance(one, exp.Abs):  # |x| <= c: x <= c, and x >= -c
+        if kind in (exp.LT, exp.LTE):
+            yield from _half(kind, one.this, two, meaning)
+            yield from _half(_FLIPPED[kind], one.this, exp.Neg(this=two.copy()), meaning)
+    else:
+        yield from _half(kind, one, two, meaning)
+
+
+def _half(kind: type[exp.Expr], one: exp.Expr, two: exp.Expr, meaning: Meaning) -> Iterator[_Half]:
+    """one KIND two, if it says how a number of the right side differs from one of the left."""
+    terms = [*_terms(one, 1), *_terms(two, -1)]
+    constants = [sign * value for sign, term in terms if (value := _number(term)) is not None]
+    others = [(sign, term, *meaning(term)) for sign, term in terms if _number(term) is None]
+    sides = {side: (sign, term, expr) for sign, term, side, expr in others if side is not None}
+    if len(others) != 2 or set(sides) != {LEFT, RIGHT} or sides[LEFT][0] == sides[RIGHT][0]:
+        return
+    types = sides[LEFT][2].type, sides[RIGHT][2].type
+    if any(can_fail(sides[side][2]) or not _is_placed(types[side]) for side in (LEFT, RIGHT)):
+        return
+    bound = -sum(constants, Fraction(0))  # sign * (right - left) KIND bound
+    if sides[RIGHT][0] < 0:
+        bound, kind = -bound, _FLIPPED[kind]
+    sums = sum(map(abs, constants), Fraction(0))
+    yield _Half(sides[LEFT][1], sides[RIGHT][1], kind in (exp.GT, exp.GTE), bound, kind in (exp.LT, exp.GT), sums, types)
+
+
+def _is_placed(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or (pa.types.is_integer(kind) and not pa.types.is_uint64(kind))
+
+
+def _terms(node: exp.Expr, sign: int) -> Iterator[tuple[int, exp.Expr]]:
+    """The terms of a sum, with their signs."""
+    node = node.unnest()
+    if isinstance(node, exp.Neg):
+        yield from _terms(node.this, -sign)
+    elif isinstance(node, exp.Add | exp.Sub):
+        yield from _terms(node.this, sign)
+        yield from _terms(node.expression, sign if isinstance(node, exp.Add) else -sign)
+    else:
+        yield sign, node
+
+
+def _number(node: exp.Expr) -> Fraction | None:
+    return Fraction(str(node.this)) if isinstance(node, exp.Literal) and not node.is_string else None
