@@ -132,6 +132,19 @@ def _within(random: np.random.Generator, left: str, right: str) -> list[str]:
     return forms[int(random.integers(len(forms)))]
 
 
+def _band(random: np.random.Generator, left: str, right: str) -> list[str]:
+    """Conditions that bound the difference of two numbers."""
+    low, high = sorted(random.integers(-5, 6, 2).tolist())
+    forms = [
+        [f"abs({left} - {right}) <= {high - low}"],
+        [f"{high - low + 1} > abs({right} - {left} + {low})"],
+        [f"{right} BETWEEN {left} + {low} AND {left} + {high}"],
+        [f"{left} - {right} >= {low}", f"{left} <= {right} + {high}"],
+        [f"{left} * 0.5 - {right} BETWEEN {low} AND {high}.25"],
+    ]
+    return forms[int(random.integers(len(forms)))]
+
+
 def _joined(random: np.random.Generator, left: _From, right: _From, how: str) -> _From:
     both = left.columns | right.columns
     time = _pick(random, list(left.times)), _pick(random, list(right.times))
@@ -140,6 +153,8 @@ def _joined(random: np.random.Generator, left: _From, right: _From, how: str) ->
     one, two = _of_kind(left.columns, kind), _of_kind(right.columns, kind)
     keys = [c for c in one if c.split(".")[1] in ("k", "x")] or one, [c for c in two if c.split(".")[1] in ("k", "x")] or two
     conditions = [f"{_pick(random, keys[0])} = {_pick(random, keys[1])}", *_within(random, *time)]
+    if random.random() < 0.25 and how != "FULL JOIN" and kind == "int":
+        conditions[:1] = _band(random, _pick(random, one), _pick(random, two))
     if random.random() < 0.3:
         conditions.append(f"{_pick(random, _of_kind(left.columns, 'int'))} <> {_pick(random, _of_kind(right.columns, 'int'))}")
     if random.random() < 0.2 and how in ("JOIN", "LEFT JOIN"):
