@@ -59,6 +59,8 @@ TEXTS += [
     f"SELECT a.v FROM a SEMI JOIN b ON {NEAR} AND a.i BETWEEN b.i AND b.i + 2",
     f"SELECT a.v FROM a ANTI JOIN b ON {NEAR} AND a.x BETWEEN b.x AND b.x + 0.5",
     f"SELECT a.v, b.v AS w FROM a, b WHERE {NEAR} AND abs(a.i - b.i) <= 2 AND a.v % 3 = 1",
+    "SELECT a.v, b.v AS w FROM (SELECT v, ts, i AS n FROM a) a JOIN (SELECT v, ts, x AS n FROM b) b "
+    f"ON {NEAR} AND abs(a.n - b.n) < 0.3",
     f"SELECT b.i, count(*) AS n FROM a JOIN b ON {NEAR} AND abs(a.i - b.i) <= 2 GROUP BY b.i, b.ts",
 ]
 

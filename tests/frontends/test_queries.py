@@ -173,6 +173,8 @@ BY_HAND = [
     "SELECT v FROM a WHERE " + " AND ".join(f"v <> {3 * i}" for i in range(300)),
     "SELECT k, v FROM a UNION ALL SELECT CAST(k AS SMALLINT) AS k, v * 0.5 FROM b",
     'SELECT q.v, "q.r".v AS w FROM a q JOIN b "q.r" ON q.k = "q.r".k AND "q.r".ts = q.ts + INTERVAL 1 MILLISECOND',
+    f"SELECT q.g AS n, r.g AS s FROM (SELECT k AS g, ts FROM a) q JOIN (SELECT x AS g, k, ts FROM b) r ON q.g = r.k AND r.ts "
+    f"BETWEEN q.ts AND q.ts + {MS}",
     f"SELECT a.v, left_a.v AS w FROM a JOIN b left_a ON a.k = left_a.k AND left_a.ts BETWEEN a.ts AND a.ts + {MS} AND "
     f"a.v + 55 < left_a.v JOIN c ON c.k = left_a.k AND c.ts BETWEEN left_a.ts AND left_a.ts + {MS}",
     f"SELECT a.v, b.v AS w FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + {MS} AND a.v / (b.v - 380) > 1",

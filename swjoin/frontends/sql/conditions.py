@@ -8,6 +8,7 @@ Stays out: relations (`frontends.sql.relations`), other clauses (`frontends.sql.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -57,6 +58,8 @@ class Names:
         self.fields = {(f.table, f.name): f for f in fields}
         self._places = Scope({key: Column(str(i), pa.int64()) for i, key in enumerate(self.fields)})
         self._ordered = list(self.fields.values())
+        count = Counter(f.column for f in self._ordered)  # both sides of a join may have one
+        self._columns = {f: f.column if count[f.column] == 1 else f"{f.column} {i}" for i, f in enumerate(self._ordered)}
 
     def field(self, column: exp.Column) -> Field:
         """UserError for an unknown or an ambiguous name."""
@@ -79,7 +82,7 @@ class Names:
     def text(self, node: exp.Expr) -> tuple[str, Expr]:
         """An expression as the plan's text, and its meaning. UserError if it has none."""
         for f in self.read_by(node):
-            if f.column not in self._read:
+            if self._columns[f] not in self._read:
                 shown = one_line(node.sql("duckdb"), 100)
                 raise UserError(f"column {f.name} is {f.type}, which no expression reads", subject=shown, remedy="leave it out")
         expr = bind(node, self.scope)
@@ -95,7 +98,7 @@ class Names:
             if not isinstance(part, exp.Column):
                 return part
             f = self.field(part)
-            return instant_of(exp.Column(this=exp.to_identifier(f.column, quoted=True)), f)
+            return instant_of(exp.Column(this=exp.to_identifier(self._columns[f], quoted=True)), f)
 
         return node.copy().transform(changed)
 
@@ -104,9 +107,9 @@ class Names:
         """By the names that queries have for columns. Integers that are times are timestamps."""
         found = {}
         for key, f in self.fields.items():
-            read = self._read.get(f.column)
+            read = self._read.get(self._columns[f])
             if read is not None:
-                call = instant_of(exp.column(f.column, quoted=True), f)
+                call = instant_of(exp.column(self._columns[f], quoted=True), f)
                 found[key] = read if f.unit_us is None else bind(call, self.plan_scope)
         return Scope(found)
 
@@ -120,7 +123,7 @@ class Names:
         found: dict[str, Expr] = {}
         for f in self._ordered:
             try:
-                found[f.column] = Column(f.column, read_as(type_named(f.type)))
+                found[self._columns[f]] = Column(self._columns[f], read_as(type_named(f.type)))
             except UserError:
                 continue  # of a type that no expression reads
         return found
