@@ -58,7 +58,8 @@ class Names:
         self.fields = {(f.table, f.name): f for f in fields}
         self._places = Scope({key: Column(str(i), pa.int64()) for i, key in enumerate(self.fields)})
         self._ordered = list(self.fields.values())
-        count = Counter(f.column for f in self._ordered)  # both sides of a join may have one
+        kinds = {(f.column, f.type, f.unit_us) for f in self._ordered}  # one of each side may have the same name
+        count = Counter(column for column, *_ in kinds)
         self._columns = {f: f.column if count[f.column] == 1 else f"{f.column} {i}" for i, f in enumerate(self._ordered)}
 
     def field(self, column: exp.Column) -> Field:
