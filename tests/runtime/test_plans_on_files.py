@@ -31,6 +31,9 @@ from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import How
 from swjoin.plan.logical import Filter, IntervalJoin, Node, Project, Result, Union
 from swjoin.plan.map_batches import MapBatches
+from swjoin.plan.plain import plan_from_plain
+from swjoin.plan.stages import cut
+from swjoin.plan.subclusters import Subclusters
 from swjoin.runtime import in_process
 from swjoin.runtime.in_process import run_local
 from tests.support.limits import LONG_S, PROCESS_S
@@ -678,6 +681,16 @@ def _dies_and_recovers(name: str, folder: Path, seed: int, ranks: list[int], str
     return report
 
 
+def _instances(report: dict[str, Any]) -> list[int]:
+    return [len(stage["slaves"]) for stage in report["stages"]]
+
+
+def _instances_of(job: Job, width: int) -> list[int]:
+    """Of each stage on so many slave ranks."""
+    strategy = job.config.cluster.strategy
+    return list(Subclusters.of(cut(plan_from_plain(job.plan), strategy), width, strategy).counts)
+
+
 def _dies_and_is_resumed(name: str, folder: Path, seed: int, again: int, number: int = signal.SIGKILL) -> None:
     case, streams = CASES[name], _streams(folder, 3000, seed)
     job = streams.job(case, folder / "run", **SLOWED)
@@ -692,7 +705,7 @@ def _dies_and_is_resumed(name: str, folder: Path, seed: int, again: int, number:
     _resumed(job, again, folder)
     report = _check_all(job, streams.expected(case))
     assert report["checkpoints"]["resumed_from"] is not None
-    assert len(report["stages"][0]["slaves"]) == again - 2
+    assert _instances(report) == _instances_of(job, again - 2)
     _no_row_is_left_over(job)
 
 
@@ -755,7 +768,7 @@ def test_a_slave_dies_while_others_recover(name: str, gap_s: float, tmp_path: Pa
     run.kill([2])
     assert run.end(PROCESS_S) == 0, run.said()
     report = _check_all(job, streams.expected(case))
-    assert len(report["stages"][0]["slaves"]) == 2
+    assert _instances(report) == _instances_of(job, 2)
     _no_row_is_left_over(job)
 
 
