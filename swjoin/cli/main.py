@@ -363,6 +363,16 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
         "--search", action="store_true", help="how many slaves the gateways can feed: 1, 2, 4, ... up to --slaves, asap"
     )
     p.add_argument("--limit", metavar="60s", help="end after so much virtual time")
+    p.add_argument(
+        "--profile",
+        dest="profiles",
+        metavar="RUN",
+        action="append",
+        default=[],
+        help="of a query: a run of it, which tells its costs; given twice, two runs at different rates tell more",
+    )
+    p.add_argument("--saturate", action="store_true", help="of a query: at the highest rate that is sustained, with more keys")
+    p.add_argument("--balance", action="store_true", help="with --saturate: as many of the N slaves are gateways as is best")
     p.add_argument("--out", metavar="DIR", help="write simulation.json and metrics there")
 
 

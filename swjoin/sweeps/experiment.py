@@ -29,9 +29,13 @@ from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
 
 RUNNERS = ("mpi", "simulate", "local")
+SATURATE = ("no", "yes", "balanced")
 _LONGEST = 1000  # characters of an error message, which may quote a value
 _ABOUT = ("question", "figure", "claim", "expected", "plot", "metrics")  # keys also of an experiment with `runs`
-_RUNS = ("base", "preset", "set", "slaves", "runner", "costs", "measured", "prefill", "repeat", "axes", "search")
+_RUNS = (
+    *("base", "preset", "set", "slaves", "runner", "costs", "measured", "prefill", "repeat", "axes", "search"),
+    *("profile", "saturate"),
+)
 _COLUMNS = frozenset(("metric", "unit", "over", "runs", "mean", "sd", "ci_low", "ci_high", "min", "max", "invalid", "failed"))
 _RUN_COLUMNS = frozenset(("point", "repeat", "status", "valid", "reasons"))
 
@@ -76,6 +80,9 @@ class Design:
 
     name, path: of the experiment that owns the runs.
     settings: over the base, for all points. products: the axes of each cross product; all products have the same axes.
+    profile: of simulated queries, settings of the short runs that measure costs, over those of all points. saturate: of these,
+    whether a point is simulated at the highest rate that is sustained, and `balanced`, with as many of the slaves as gateways
+    as is best.
     """
 
     name: str
@@ -92,6 +99,8 @@ class Design:
     repeat: int = 1
     products: tuple[tuple[Axis, ...], ...] = ()
     search: Search | None = None
+    profile: tuple[Settings, ...] = ()
+    saturate: str = "no"
 
     @property
     def time_scale(self) -> int:
@@ -204,6 +213,15 @@ class _Parser:
             if key == "slaves":
                 self.whole(f"{what}: slaves", value)
         return flat
+
+    def profile(self, given: Any) -> tuple[Settings, ...]:
+        if not isinstance(given, list) or len(given) > 2:
+            self.fail(f"profile: expected the settings of one or two runs as a list, got {given!r}")
+        return tuple(self.settings(f"profile {i}:", part) for i, part in enumerate(given))
+
+    def saturate(self, given: Any) -> str:
+        plain = {True: "yes", False: "no"}.get(as_bool(given), given) if not isinstance(given, list | dict) else given
+        return self.choice("saturate", plain, SATURATE)
 
     def shown(self, name: str, value: Any) -> Any:
         """A value as tables show it: seconds, bytes, numbers; text for anything else."""
@@ -385,6 +403,8 @@ def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Desig
         repeat=parser.whole("repeat", plain.get("repeat", 1)),
         products=products,
         search=parser.search(plain["search"], axes) if plain.get("search") else None,
+        profile=parser.profile(plain.get("profile") or []),
+        saturate=parser.saturate(plain.get("saturate", False)),
     )
 
 
