@@ -217,7 +217,7 @@ class _Parser:
     def profile(self, given: Any) -> tuple[Settings, ...]:
         if not isinstance(given, list) or len(given) > 2:
             self.fail(f"profile: expected the settings of one or two runs as a list, got {given!r}")
-        return tuple(self.settings(f"profile {i}:", part) for i, part in enumerate(given))
+        return tuple(self.settings(f"profile {i}", part) for i, part in enumerate(given))
 
     def saturate(self, given: Any) -> str:
         plain = {True: "yes", False: "no"}.get(as_bool(given), given) if not isinstance(given, list | dict) else given

@@ -180,7 +180,7 @@ def profile_points(design: Design, point: Point) -> list[Point]:
     real = dataclasses.replace(design, runner="local", measured_us=None, search=None, profile=(), saturate="no")
     out = []
     for i, own in enumerate(design.profile):
-        settings = (*own, ("pace", "asap"), ("cluster.strategy", strategy), ("nodes.node_speed", 1.0))
+        settings = (("slaves", 1), *own, ("pace", "asap"), ("cluster.strategy", strategy), ("nodes.node_speed", 1.0))
         try:
             slaves, config, query = _build(real, settings, None)
         except UserError as error:
