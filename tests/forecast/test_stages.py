@@ -323,7 +323,9 @@ def test_simulate_prints_stages_and_edges_of_a_run(
 
 QUERY: dict[str, Any] = {
     "queries": [
-        {"sql": "SELECT calling, count(*) AS n FROM TUMBLE(cdr, ts, INTERVAL '1' SECOND) WHERE x < 0.5 GROUP BY calling"}
+        {
+            "sql": "SELECT calling, count(*) AS n FROM TUMBLE(cdr, ts, INTERVAL '1' SECOND) WHERE x < 0.5 GROUP BY calling, window_end"
+        }
     ],
     "inputs": {"cdr": {"generate": "calls"}},
     "workload": {"domain": 300, "duration": "4s", "rate": 3000},
