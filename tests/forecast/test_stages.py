@@ -321,12 +321,9 @@ def test_simulate_prints_stages_and_edges_of_a_run(
 
 # ---------------------------------------------------------------- a query from short runs of it, at the highest rate
 
+_TUMBLE = "TUMBLE(cdr, ts, INTERVAL '1' SECOND)"
 QUERY: dict[str, Any] = {
-    "queries": [
-        {
-            "sql": "SELECT calling, count(*) AS n FROM TUMBLE(cdr, ts, INTERVAL '1' SECOND) WHERE x < 0.5 GROUP BY calling, window_end"
-        }
-    ],
+    "queries": [{"sql": f"SELECT calling, count(*) AS n FROM {_TUMBLE} WHERE x < 0.5 GROUP BY calling, window_end"}],
     "inputs": {"cdr": {"generate": "calls"}},
     "workload": {"domain": 300, "duration": "4s", "rate": 3000},
     "cluster": {"distribution_epoch": "200ms"},
