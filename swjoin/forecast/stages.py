@@ -323,7 +323,9 @@ class EpochWork:
         """flow: per second. epoch_s: event time of the distribution epoch."""
         groups, most = config.cluster.partition_count, config.reorganization.active_slaves
 
-        def shares(count: int) -> tuple[float, ...]:
+        def shares(stage: Stage, count: int) -> tuple[float, ...]:
+            if stage.gathers:  # rows go to its instances in turn, whatever their partition-group
+                return (1 / count,) * count
             active = min(count, most) or count
             return tuple((groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(count))
 
@@ -356,7 +358,7 @@ class EpochWork:
             link_s = nbytes / costs.link_bytes_per_s + nbytes * costs.master_byte_ns / 1e9
             times = rows_s, link_s, of_messages, costs.epoch_ratio * stage.epoch_s
             speeds = tuple(config.nodes.speed_of(rank, 0) for rank in subclusters.ranks[s])
-            stages.append(StageWork(*times, shares(count), speeds))
+            stages.append(StageWork(*times, shares(stage.stage, count), speeds))
             chunks += count
         results = epoch_s * flow.out[-1]
         chunks += results / PART_ROWS

@@ -129,12 +129,14 @@ def _progress_of(job: Job, sources: tuple[Source, ...], wanted: Wanted) -> Progr
 @dataclass
 class _Reads:
     """What a gateway's host is to read. wanted: a stream, and those that may be read instead. to_open: splits. missing_rows: of
-    the open split of each stream, where their number is known."""
+    the open split of each stream, where their number is known. handled_ns: CPU time of its events, of what was read above
+    all; neither reading ahead nor the transport are in it."""
 
     idle_detector: IdleDetector
     wanted: tuple[int, tuple[int, ...]] | None = None
     to_open: deque[OpenSplit] = field(default_factory=deque)
     missing_rows: dict[int, int] = field(default_factory=dict)
+    handled_ns: int = 0
 
 
 class GatewayHost(Host):
@@ -170,7 +172,6 @@ class GatewayHost(Host):
         self.ingest = open_flight(job, self.sources, self.names, number, "" if first is None else first["endpoint"])
         self.checkpointer: GatewayCheckpointer | None = None
         self.first_read_s: float | None = None
-        self._cpu_ns = 0  # of handling events; neither reading ahead nor the transport
         self._reads = _Reads(IdleDetector(job.config.time.idle_timeout_us))
         self._late: LateSink | None = None
         self._spill = open_spill(job)
@@ -235,7 +236,7 @@ class GatewayHost(Host):
         return input_splits(config, self.sources)
 
     def summary(self) -> dict[str, Any]:
-        return {**self.role.summary(), "endpoint": self.location or None, "cpu_s": self._cpu_ns / 1e9}
+        return {**self.role.summary(), "endpoint": self.location or None, "cpu_s": self._reads.handled_ns / 1e9}
 
     def close(self, error: BaseException | None, *, complete: bool) -> None:
         """complete: the run has ended, and is not to be resumed."""
@@ -310,12 +311,12 @@ class GatewayHost(Host):
     def deliver(self, event: Event) -> None:
         if self._watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
             self._watcher.reported(slave_of(event.sender), event.message.occupancy_ratio)
-        begun_ns = time.thread_time_ns()
+        before_ns = time.thread_time_ns()
         try:
             effects = self.role.handle(event, self.clock.now_us())
         except LateRowError as error:
             raise error.at(row_place(self.sources, error.stream, error.row_id, self.names)) from None
-        self._cpu_ns += time.thread_time_ns() - begun_ns
+        self._reads.handled_ns += time.thread_time_ns() - before_ns
         self.perform(effects)
 
     def work(self) -> bool:

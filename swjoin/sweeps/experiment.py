@@ -75,14 +75,22 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """How points are simulated, with runner `simulate`. profile: of queries, settings of short runs that measure costs, over
+    those of all points. saturate: of these, whether a point is simulated at the highest rate that is sustained, and `balanced`,
+    with as many of the slaves as gateways as is best."""
+
+    costs: str = "modern"
+    profile: tuple[Settings, ...] = ()
+    saturate: str = "no"
+
+
+@dataclass(frozen=True)
 class Design:
     """The runs of an experiment: a base configuration, what is set over it, and the axes that are varied.
 
     name, path: of the experiment that owns the runs.
     settings: over the base, for all points. products: the axes of each cross product; all products have the same axes.
-    profile: of simulated queries, settings of the short runs that measure costs, over those of all points. saturate: of these,
-    whether a point is simulated at the highest rate that is sustained, and `balanced`, with as many of the slaves as gateways
-    as is best.
     """
 
     name: str
@@ -93,14 +101,12 @@ class Design:
     settings: Settings = ()
     slaves: int = 1
     runner: str = "mpi"
-    costs: str = "modern"
+    simulated: Simulated = Simulated()
     measured_us: int | None = None
     prefill: bool = True
     repeat: int = 1
     products: tuple[tuple[Axis, ...], ...] = ()
     search: Search | None = None
-    profile: tuple[Settings, ...] = ()
-    saturate: str = "no"
 
     @property
     def time_scale(self) -> int:
@@ -213,6 +219,10 @@ class _Parser:
             if key == "slaves":
                 self.whole(f"{what}: slaves", value)
         return flat
+
+    def simulated(self, plain: dict[str, Any]) -> Simulated:
+        costs = self.text("costs", plain.get("costs") or "modern")
+        return Simulated(costs, self.profile(plain.get("profile") or []), self.saturate(plain.get("saturate", False)))
 
     def profile(self, given: Any) -> tuple[Settings, ...]:
         if not isinstance(given, list) or len(given) > 2:
@@ -397,14 +407,12 @@ def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Desig
         settings=parser.settings("set", plain.get("set") or {}),
         slaves=parser.whole("slaves", plain.get("slaves", 1)),
         runner=parser.choice("runner", plain.get("runner") or "mpi", RUNNERS),
-        costs=parser.text("costs", plain.get("costs") or "modern"),
+        simulated=parser.simulated(plain),
         measured_us=measured_us,
         prefill=prefill,
         repeat=parser.whole("repeat", plain.get("repeat", 1)),
         products=products,
         search=parser.search(plain["search"], axes) if plain.get("search") else None,
-        profile=parser.profile(plain.get("profile") or []),
-        saturate=parser.saturate(plain.get("saturate", False)),
     )
 
 

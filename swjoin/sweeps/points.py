@@ -24,7 +24,7 @@ from swjoin.config.option_keys import bare
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.core.errors import UserError
 from swjoin.frontends.configured import has_query, job_of_query
-from swjoin.sweeps.experiment import KEYS, Design, Experiment, Settings, load_experiment
+from swjoin.sweeps.experiment import KEYS, Design, Experiment, Settings, Simulated, load_experiment
 from swjoin.sweeps.presets import scaled
 
 __all__ = [
@@ -146,10 +146,10 @@ def _build(design: Design, settings: Settings, node_speed: float | None) -> tupl
         config = _measured(config, design, own)
     if design.runner == "simulate" and config.measure.prefill_us:
         raise UserError("runner simulate: a simulated run has no prefill; write prefill: false")
-    if design.runner == "simulate" and bool(query) != bool(design.profile):
+    if design.runner == "simulate" and bool(query) != bool(design.simulated.profile):
         remedy = "a query needs profile: the settings of one or two short runs of it" if query else "profile: is for queries"
         raise UserError(f"runner simulate: {remedy}")
-    if design.saturate != "no" and (design.runner != "simulate" or not query):
+    if design.simulated.saturate != "no" and (design.runner != "simulate" or not query):
         raise UserError("saturate: is for simulated queries; real runs search: for the highest rate")
     if design.search is not None and config.pace != "realtime":
         raise UserError("search: asks for a delay that stays flat, which needs pace realtime")
@@ -177,9 +177,9 @@ def profile_points(design: Design, point: Point) -> list[Point]:
     """The short runs that tell what the query of a simulated point costs: with the settings of all points and their own, on
     full cores, as fast as they can. Stages are those of the point's strategy; `query` and `subquery` have the same."""
     strategy = "operator" if point.config.cluster.strategy == "operator" else "query"
-    real = dataclasses.replace(design, runner="local", measured_us=None, search=None, profile=(), saturate="no")
+    real = dataclasses.replace(design, runner="local", measured_us=None, search=None, simulated=Simulated())
     out = []
-    for i, own in enumerate(design.profile):
+    for i, own in enumerate(design.simulated.profile):
         settings = (("slaves", 1), *own, ("pace", "asap"), ("cluster.strategy", strategy), ("nodes.node_speed", 1.0))
         try:
             slaves, config, query = _build(real, settings, None)
@@ -216,7 +216,7 @@ def points(experiment: Experiment, node_speed: float | None = None) -> list[Poin
 
 def design_digest(experiment: Experiment) -> str:
     """16 hex digits that identify a design without the values of its axes and the number of repeats."""
-    source = experiment.source
+    source, simulated = experiment.source, experiment.source.simulated
     labels = {
         axis.name: {str(c.shown): list(c.settings) for c in axis.choices} if axis.name not in {*KEYS, "slaves"} else None
         for product in source.products
@@ -227,10 +227,10 @@ def design_digest(experiment: Experiment) -> str:
         "settings": source.settings,
         "preset": source.preset,
         "runner": source.runner,
-        "costs": source.costs if source.runner == "simulate" else None,
+        "costs": source.simulated.costs if source.runner == "simulate" else None,
         "measured_us": source.measured_us,
         "prefill": source.prefill,
-        **({"profile": source.profile, "saturate": source.saturate} if source.profile else {}),
+        **({"profile": simulated.profile, "saturate": simulated.saturate} if simulated.profile else {}),
         "slaves": source.slaves,
         "axes": labels,
         "search": None if source.search is None else dataclasses.asdict(source.search),

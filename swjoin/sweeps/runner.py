@@ -69,9 +69,9 @@ def point_command(design: Design, config: Path, slaves: int, out: Path, profiles
     start = [sys.executable, "-m", "swjoin"]
     match design.runner:
         case "simulate":
-            rate = {"no": [], "yes": ["--saturate"], "balanced": ["--saturate", "--balance"]}[design.saturate]
+            rate = {"no": [], "yes": ["--saturate"], "balanced": ["--saturate", "--balance"]}[design.simulated.saturate]
             more = [*(f"--profile={profile}" for profile in profiles), *rate]
-            command = [*start, "simulate", str(config), "--slaves", str(slaves), "--costs", design.costs]
+            command = [*start, "simulate", str(config), "--slaves", str(slaves), "--costs", design.simulated.costs]
             return [*command, *more, "--out", str(out)]
         case "local":
             return [*start, "run", str(config), "--threads", str(slaves), "--out", str(out)]
