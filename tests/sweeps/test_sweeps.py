@@ -406,7 +406,7 @@ class Fake:
         self.script.write_text(FAKE)
         self.lines: list[str] = []
 
-    def command(self, _experiment: Any, config: Path, _slaves: int, out: Path) -> list[str]:
+    def command(self, _design: Any, config: Path, _slaves: int, out: Path, _profiles: Any = ()) -> list[str]:
         return [sys.executable, str(self.script), str(config), str(out), str(self.log)]
 
     def begin(self, total: int, ended: int, estimate_s: float) -> None:
