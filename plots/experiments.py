@@ -24,9 +24,14 @@ FIGURE_METRICS: dict[int | str, tuple[str, ...]] = {
     12: ("communication_s",),
     13: ("delay_mean_s", "busy_ratio"),
     14: ("communication_s",),
+    "StreamCloud 7a": ("saturation_tuples_per_s",),
+    "StreamCloud 7a, queues": ("delay_mean_s", "delay_growth", "utilisation_slaves"),
     "StreamCloud 7b": ("sustainable_workload.rate",),
     "StreamCloud 7c": ("sustainable_workload.rate",),
     "StreamCloud 7f": ("sustainable_workload.rate",),
+    "StreamCloud 8": ("saturation_tuples_per_s",),
+    "StreamCloud 9": ("operator_ratio", "exchange_ratio", "waiting_ratio"),
+    "StreamCloud claim 20": ("saturation_per_node", "exchange_ratio", "waiting_ratio"),
 }
 
 

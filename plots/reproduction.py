@@ -161,13 +161,14 @@ def _plain_reason(error: UserError, experiment: Experiment) -> str:
 
 
 def _heading(experiment: Experiment) -> str:
-    if isinstance(experiment.figure, str):
-        return " figure ".join(experiment.figure.rsplit(" ", 1))
+    if isinstance(experiment.figure, str):  # paper and figure, or paper and claim
+        paper, what = experiment.figure.split(" ", 1)
+        return experiment.figure if what.startswith("claim") else f"{paper} figure {what}"
     return experiment.name.replace("_", " ") if experiment.figure is None else f"Figure {experiment.figure}"
 
 
 def _anchor(heading: str) -> str:
-    return heading.lower().replace(" ", "-")
+    return heading.lower().replace(" ", "-").replace(",", "")
 
 
 def _about(experiment: Experiment) -> str:

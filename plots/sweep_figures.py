@@ -299,7 +299,7 @@ def wrapped(text: str, columns: int = 28) -> str:
 
 def _y_axis(axis: Axes, panel: Panel, values: np.ndarray) -> None:
     known = values[np.isfinite(values)]
-    if panel.metric in ("idle_ratio", "busy_ratio"):
+    if panel.metric.endswith("_ratio"):
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     elif len(known) and known.min() > 0 and known.max() >= known.min() * (WIDE if panel.metric.startswith(STEEP) else WIDEST):
         _log(axis.set_yscale, axis.yaxis, known)

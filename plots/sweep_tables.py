@@ -69,6 +69,12 @@ METRICS = {
     "utilisation_slaves": "utilisation of the slaves",
     "utilisation_master": "utilisation of the master",
     "utilisation_collector": "utilisation of the collector",
+    "saturation_tuples_per_s": "highest sustained rate",
+    "saturation_per_node": "highest sustained rate of a node",
+    "gateway_count": "gateways",
+    "operator_ratio": "time in operators",
+    "exchange_ratio": "time of communication",
+    "waiting_ratio": "idle time of all processors",
     "late_s_master_p99": "master late for its slots, 99th percentile",
 }
 _UNIT_OF = {"s/s": "s per s", "s/min": "s per minute"}
@@ -313,7 +319,7 @@ def quantity(value: float) -> str:
 
 def amount(metric: str, value: float) -> str:
     """A metric's value in a sentence or a table, without its unit, which the metric's label has."""
-    return f"{100 * value:.3g}%" if metric in ("busy_ratio", "idle_ratio") and np.isfinite(value) else quantity(value)
+    return f"{100 * value:.3g}%" if metric.endswith("_ratio") and np.isfinite(value) else quantity(value)
 
 
 def bounded(text: str, censored: str) -> str:
@@ -364,7 +370,7 @@ def metric_label(metric: str, unit: str, over: str = "run") -> str:
     else:
         words = METRICS.get(metric, metric.replace("_", " "))
     how = {"min": "least of the slaves", "mean": "mean of the slaves", "max": "most of the slaves", "sum": "sum of the slaves"}
-    if metric in ("busy_ratio", "idle_ratio"):
+    if metric.endswith("_ratio"):
         unit = "% of the time"
     elif metric.startswith(("occupancy_", "utilisation_")):
         unit = "ratio"

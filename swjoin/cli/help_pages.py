@@ -53,8 +53,8 @@ GROUPS: dict[str, dict[str, str]] = {
     "events": {"filters": "--kind --slave --group"},
     "sweep": {"points": "--preset --repeat --only --set", "output": "--out --fresh --dry-run"},
     "simulate": {
-        "run": "--slaves -n --set --search --limit",
-        "cost model": "--costs --cost --host-cores",
+        "run": "--slaves -n --set --search --limit --saturate --balance",
+        "cost model": "--costs --cost --host-cores --profile",
         "output": "--out",
     },
     "plan": {

@@ -352,7 +352,7 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
     size.add_argument("-n", dest="ranks", metavar="RANKS", type=int, help="how many MPI ranks the run has, with all roles")
     p.set_defaults(threads=None)
     _add_overrides(p)
-    p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
+    p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, streamcloud, or a file")
     p.add_argument(
         "--cost", dest="changes", metavar="NAME=VALUE", action="append", default=[], help="change one cost; NAME=*2 doubles it"
     )
@@ -363,6 +363,16 @@ def _add_simulate(p: argparse.ArgumentParser) -> None:
         "--search", action="store_true", help="how many slaves the gateways can feed: 1, 2, 4, ... up to --slaves, asap"
     )
     p.add_argument("--limit", metavar="60s", help="end after so much virtual time")
+    p.add_argument(
+        "--profile",
+        dest="profiles",
+        metavar="RUN",
+        action="append",
+        default=[],
+        help="of a query: a run of it, which tells its costs; given twice, two runs at different rates tell more",
+    )
+    p.add_argument("--saturate", action="store_true", help="of a query: at the highest rate that is sustained, with more keys")
+    p.add_argument("--balance", action="store_true", help="with --saturate: as many of the N slaves are gateways as is best")
     p.add_argument("--out", metavar="DIR", help="write simulation.json and metrics there")
 
 
@@ -381,7 +391,7 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
         "--rate", metavar="R|L,R", help="tuples per second of each stream of files, or of each source of an earlier run's plan"
     )
     p.add_argument("--row", metavar="48B", help="payload of a row of files (default: by the schema and the first rows)")
-    p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, or a file of calibrate")
+    p.add_argument("--costs", metavar="NAME|FILE", default="modern", help="modern, modern-10g, paper, streamcloud, or a file")
     p.add_argument(
         "--host-cores", metavar="N", type=int, help="all ranks share so many cores (default: this machine's; 0: each has one)"
     )

@@ -1,6 +1,6 @@
 """The command `plan` for an earlier run of a plan of several stages: rates, windows, loads and saturation at some width.
 
-What: `StagesForecast`, lines and JSON; `capacity_of`, what `plan` and `simulate` read of the run.
+What: `StagesForecast`, lines and JSON; `capacity_of`, what `plan` and `simulate` read of the run; `configured_rates`.
 Why: an earlier run tells selectivities and costs, so that no model of the data is needed.
 Stays out: arithmetic (`forecast.stages`), runs without a plan (`cli.plan`, `cli.plan_forecast`), parsing (`cli.main`).
 """
@@ -8,7 +8,9 @@ Stays out: arithmetic (`forecast.stages`), runs without a plan (`cli.plan`, `cli
 from __future__ import annotations
 
 import argparse
+import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,20 +29,42 @@ from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 
 
-def capacity_of(job: Job, path: Path, width: int, costs: CostModel, host_cores: int, ranks: RankMap | None = None) -> Capacity:
-    """Of a run of a plan. ranks: as of `Capacity`. UserError when its report tells too little."""
+def capacity_of(
+    job: Job,
+    path: Path,
+    width: int,
+    costs: CostModel,
+    host_cores: int = 0,
+    ranks: RankMap | None = None,
+    profiles: Sequence[Path] = (),
+) -> Capacity:
+    """Of a run of a plan. path: that run, or a configuration of its query beside `profiles`, one run of it or two at different
+    rates. ranks: as of `Capacity`. UserError when their reports tell too little."""
     assert job.plan is not None, "a run without a plan"
-    if path.is_file() and path.suffix != ".json":
-        raise UserError(f"{path}: what a query costs is known from a run of it", remedy="run it, and give the run's directory")
-    report = read_report(path)
-    if "stages" not in report:
-        raise UserError(f"{path}: the run tells no stages; give one that has ended")
+    if not profiles and path.is_file() and path.suffix != ".json":
+        remedy = "run it, and give the run's directory; simulate also takes it as --profile"
+        raise UserError(f"{path}: what a query costs is known from a run of it", remedy=remedy)
+    if len(profiles) > 2:
+        raise UserError(f"--profile {profiles[2]}: at most two runs are compared; leave it out")
+    places = list(profiles) or [path]
+    reports = [read_report(place) for place in places]
+    for place, report in zip(places, reports, strict=True):
+        if "stages" not in report:
+            raise UserError(f"{place}: the run tells no stages; give one that has ended")
+        if profiles and json.dumps(report.get("plan")) != json.dumps(job.plan):
+            raise UserError(f"--profile {place}: is a run of another query than that of {path}")
     job.config.check_slaves(width)
     try:
-        profile = PlanProfile.of(report, cut(plan_from_plain(job.plan), job.config.cluster.strategy))
+        profile = PlanProfile.of(reports[0], cut(plan_from_plain(job.plan), job.config.cluster.strategy), *reports[1:])
     except UserError as error:
-        raise error.prefixed(str(path)) from None
-    return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores, ranks)
+        raise error.prefixed(" and ".join(map(str, places))) from None
+    return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores, ranks, sized=bool(profiles))
+
+
+def configured_rates(job: Job, measured: Mapping[str, float]) -> dict[str, float]:
+    """Tuples per second of every source: of a generated one by the configuration, of others as measured."""
+    generated = any(stream.generate is not None for stream in job.config.inputs)
+    return {name: job.config.workload.rate_per_s if generated else rate for name, rate in measured.items()}
 
 
 def _rates(text: str | None, measured: dict[str, float]) -> dict[str, float]:
@@ -80,7 +104,7 @@ class StagesForecast:
 
     def to_plain(self) -> dict[str, Any]:
         capacity, profile = self.capacity, self.capacity.profile
-        flow = profile.flow(self.rates)
+        flow = capacity.flow(self.rates)
         windows, stage_loads = capacity.window_bytes(flow), capacity.stage_loads(self.rates)
         factor, resource = capacity.saturation(self.rates)
         target = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swjoin.cli.common_args import check_slave_count, duration_of, given_ranks
-from swjoin.cli.plan_stages import capacity_of
+from swjoin.cli.plan_stages import capacity_of, configured_rates
 from swjoin.cli.summary import size_text
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.run import RunConfig
@@ -77,7 +77,13 @@ def forecast_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if "host" in used:
         rows.append(("host's cores", f"busy {_percent(used['host'])}"))
     rows.append(("saturates first", f"{first['resource']}, at {_percent(first['utilisation'])}"))
-    if "keeps_up" in report:
+    if "causes" in report:
+        shares = (f"{name} {_percent(share)}" for name, share in report["causes"].items())
+        rows.append(("gateways, slaves", ", ".join(shares)))
+    if report.get("saturation_tuples_per_s") is not None:
+        text = f"{report['saturation_tuples_per_s']:,.0f} tuples/s of all sources, with as many more keys, are sustained"
+        rows.append(("saturation", text))
+    elif "keeps_up" in report:
         kept = "keeps up" if report["keeps_up"] else f"falls behind: {report['behind_s']:,.1f} s at the end"
         rows.append(
             ("rate", f"{kept}; about {report['largest_rate_per_s']:,.0f} tuples/s and stream at most, if a tuple costs no more")
@@ -130,7 +136,13 @@ def run_simulate(args: argparse.Namespace) -> int:
     ranks = None if args.ranks is None else RankMap.of(config, args.ranks)
     slave_count = args.slaves if ranks is None else ranks.slave_ranks
     if job.plan is not None:
-        return _simulate_plan(args, capacity_of(job, path, slave_count, costs, args.host_cores, ranks))
+        profiles = [Path(profile) for profile in args.profiles]
+        capacity = capacity_of(job, path, slave_count, costs, args.host_cores, ranks, profiles)
+        rates = configured_rates(job, capacity.profile.rates) if profiles else None
+        return _simulate_plan(args, capacity, rates)
+    for option, wrong in (("--profile", args.profiles), ("--saturate", args.saturate), ("--balance", args.balance)):
+        if wrong:
+            raise UserError(f"{option}: of queries alone; the costs of a join of two streams are those of --costs")
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
     if config.query.how != "inner" or config.query.where is not None:
@@ -172,16 +184,24 @@ def _search(config: RunConfig, most_slaves: int, costs: CostModel, host_cores: i
     return 0
 
 
-def _simulate_plan(args: argparse.Namespace, capacity: Capacity) -> int:
-    from swjoin.forecast.summary import forecast_plan, store
+def _simulate_plan(args: argparse.Namespace, capacity: Capacity, rates: dict[str, float] | None) -> int:
+    """rates: of the sources; None: those of the measured run."""
+    from swjoin.forecast.summary import forecast_plan, saturated, simulate_plan, store
 
     for option, given in (("--search", args.search), ("--limit", args.limit is not None)):
         if given:
             raise UserError(f"{option}: not of a run of a plan; leave it out")
-    report = forecast_plan(capacity, " ".join(["swjoin", *sys.argv[1:]]))
+    if args.balance and not args.saturate:
+        raise UserError("--balance: finds the gateways of the highest rate; give --saturate too")
+    command = " ".join(["swjoin", *sys.argv[1:]])
+    if args.saturate:
+        report, run = saturated(capacity, command, balance=args.balance)
+    else:
+        run = simulate_plan(capacity, rates)
+        report = forecast_plan(capacity, command, rates, run)
     _print_rows(forecast_rows(report))
     if args.out is not None:
-        store(report, None, Path(args.out))
+        store(report, run, Path(args.out))
         print(f"{'simulation':<17} {args.out}")
     return 0
 

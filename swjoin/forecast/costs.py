@@ -98,12 +98,16 @@ class HostCosts:
     sleep_extra_us: by how much a sleep between two polls exceeds its length.
     look_ns: CPU time of one poll.
     shared_capacity: work of all cores of a host when all are busy / their number; below 1 with hyperthreads.
+    row_ratio, epoch_ratio: time of a row, and of an epoch without rows, of a plan on such a node / on the machine of the run
+    that has measured them.
     """
 
     poll_longest_us: float
     sleep_extra_us: float
     look_ns: float
     shared_capacity: float
+    row_ratio: float = 1.0
+    epoch_ratio: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +121,8 @@ class CostModel(HostCosts, NetworkCosts, CollectorCosts, MasterCosts, SlaveCosts
             value = getattr(self, field.name)
             if field.name != "name" and not 0 <= value < math.inf:
                 raise UserError(f"costs: {field.name} is {value:g}; it must not be negative, infinite or NaN")
-        if 0 in (self.link_bytes_per_s, self.shared_capacity, self.slave_realtime_ratio):
-            raise UserError("costs: link_bytes_per_s, shared_capacity and slave_realtime_ratio must be positive")
+        if 0 in (self.link_bytes_per_s, self.shared_capacity, self.slave_realtime_ratio, self.row_ratio):
+            raise UserError("costs: link_bytes_per_s, shared_capacity, slave_realtime_ratio and row_ratio must be positive")
 
 
 _MODERN = CostModel(
@@ -150,39 +154,42 @@ _MODERN = CostModel(
     shared_capacity=0.95,
 )
 
+_PAPER = CostModel(
+    name="paper",
+    slave_delivery_ns=5_000_000,
+    slave_tuple_ns=219_000,
+    slave_visit_ns=0,
+    slave_comparison_ns=6.8,
+    slave_pair_ns=1_000,
+    slave_byte_ns=0,
+    slave_growth_ns=0,
+    slave_result_byte_ns=20,
+    extract_byte_ns=50,
+    install_byte_ns=100,
+    source_tuple_ns=0,
+    source_byte_ns=0,
+    master_tuple_ns=5_000,
+    master_byte_ns=20,
+    message_ns=500_000,
+    number_ns=0,
+    link_latency_us=100,
+    link_bytes_per_s=80e6,
+    eager_bytes=65_536,
+    collector_chunk_ns=500_000,
+    collector_byte_ns=20,
+    poll_longest_us=0,
+    sleep_extra_us=0,
+    look_ns=0,
+    shared_capacity=1,
+)
+
 PRESETS = {
     "modern": _MODERN,
     "modern-10g": dataclasses.replace(
         _MODERN, name="modern-10g", link_latency_us=30, link_bytes_per_s=1.1e9, eager_bytes=65_536
     ),
-    "paper": CostModel(
-        name="paper",
-        slave_delivery_ns=5_000_000,
-        slave_tuple_ns=219_000,
-        slave_visit_ns=0,
-        slave_comparison_ns=6.8,
-        slave_pair_ns=1_000,
-        slave_byte_ns=0,
-        slave_growth_ns=0,
-        slave_result_byte_ns=20,
-        extract_byte_ns=50,
-        install_byte_ns=100,
-        source_tuple_ns=0,
-        source_byte_ns=0,
-        master_tuple_ns=5_000,
-        master_byte_ns=20,
-        message_ns=500_000,
-        number_ns=0,
-        link_latency_us=100,
-        link_bytes_per_s=80e6,
-        eager_bytes=65_536,
-        collector_chunk_ns=500_000,
-        collector_byte_ns=20,
-        poll_longest_us=0,
-        sleep_extra_us=0,
-        look_ns=0,
-        shared_capacity=1,
-    ),
+    "paper": _PAPER,
+    "streamcloud": dataclasses.replace(_PAPER, name="streamcloud", row_ratio=5_000, epoch_ratio=3),
 }
 
 

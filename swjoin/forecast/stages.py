@@ -1,24 +1,27 @@
 """The forecast of a plan of several stages at other rates and widths, from the run.json of an earlier run of the plan.
 
-What: `PlanProfile.of(report, plan)`, what the run tells of stages and edges; `flow(rates)`, rows and bytes at other rates;
-`EpochWork`, the time that a distribution epoch takes of gateway, instances and collector; `Capacity`, loads and saturation.
+What: `PlanProfile.of(report, plan, other)`, what the run tells of stages and edges; `flow(rates)`, rows and bytes at other
+rates; `EpochWork`, the time that a distribution epoch takes of gateway, instances and collector; `Capacity`, loads and
+saturation.
 Why: selectivities and costs of a row depend on data and predicates; a sample measures them, and no model of the data is needed.
 Stays out: files (`cli`), virtual time (`forecast.model.stages`), runs without a plan (`forecast.capacity`).
 
 A row that comes out of a stage is assumed to take as long as one that goes in, and the rows of an instance are those of its
-partition-groups, which are equal. Selectivities are those of the measured run.
+partition-groups, which are equal. Selectivities are those of the measured run. Two runs at different rates tell apart what an
+epoch costs an instance and what a row costs; with one run all of the work is that of rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from swjoin.cluster.exchange import PART_ROWS
 from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import gateway_role, sink_role
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError
@@ -29,13 +32,15 @@ from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate
 from swjoin.plan.subclusters import Subclusters
 
 Sides = tuple[float, float]  # left, right
+_SPLITS = 20  # that `balanced` tries
 SAME_DATA = "selectivities and costs of a row are those of the measured run"
 
 
 @dataclass(frozen=True)
 class StageProfile:
     """A stage in the measured run: rows that came to its ports, rows out, and `matches`: pairs of these (semi and anti joins:
-    matched left rows). kept_bytes, kept_rows: sum of its instances' peaks. work_s: CPU time for work_rows rows, in and out."""
+    matched left rows). kept_bytes, kept_rows: sum of its instances' peaks. work_s: CPU time for work_rows rows, in and out.
+    epoch_s: CPU time of an instance for an epoch, whatever its rows."""
 
     stage: Stage
     received: Sides
@@ -45,6 +50,7 @@ class StageProfile:
     kept_rows: float
     work_s: float
     work_rows: float
+    epoch_s: float = 0.0
 
     @property
     def rows_out_per_row(self) -> float:
@@ -131,7 +137,9 @@ class Flow:
 
 @dataclass(frozen=True)
 class PlanProfile:
-    """What an earlier run tells. sources: rows read. span_s: of the rows' times. epochs: distribution epochs."""
+    """What an earlier run tells. sources: rows read. span_s: of the rows' times. epochs: distribution epochs. gateway_row_s,
+    gateway_epoch_s: CPU time of a gateway for a row and for an epoch, with filters and projections before the first stages;
+    None where the run does not tell it, and the cost model has it."""
 
     plan: StagePlan
     sources: dict[str, float]
@@ -139,10 +147,17 @@ class PlanProfile:
     stages: tuple[StageProfile, ...]
     edges: tuple[EdgeProfile, ...]
     epochs: int
+    gateway_row_s: float | None = None
+    gateway_epoch_s: float = 0.0
 
     @staticmethod
-    def of(report: Mapping[str, Any], plan: StagePlan) -> PlanProfile:
-        """UserError for a run that tells too little."""
+    def of(report: Mapping[str, Any], plan: StagePlan, other: Mapping[str, Any] | None = None) -> PlanProfile:
+        """other: report of a run at another rate. UserError for runs that tell too little."""
+        profile = PlanProfile._of(report, plan)
+        return profile if other is None else profile.fitted(report, other, PlanProfile._of(other, plan))
+
+    @staticmethod
+    def _of(report: Mapping[str, Any], plan: StagePlan) -> PlanProfile:
         keys = ("work_s", "work_rows", "peak_window_bytes", "peak_window_tuples")
         if not report.get("complete") or any(stage.get(key) is None for stage in report["stages"] for key in keys):
             raise UserError("the run tells no rows and times of whole stages; give one that has ended")
@@ -166,15 +181,38 @@ class PlanProfile:
         if not known or max(known) == min(known):
             raise UserError("its rows span no time, so they have no rate")
         span_s = (max(known) - min(known)) / 1e6
-        return PlanProfile(plan, sources, span_s, stages, tuple(edges), report.get("epochs") or 1)
+        cpu_s = [gateway.get("cpu_s") for gateway in report.get("gateways") or ()]
+        row_s = _ratio(sum(cpu_s), sum(sources.values())) if cpu_s and None not in cpu_s else None
+        return PlanProfile(plan, sources, span_s, stages, tuple(edges), report.get("epochs") or 1, row_s)
+
+    def fitted(self, report: Mapping[str, Any], other: Mapping[str, Any], beside: PlanProfile) -> PlanProfile:
+        """With costs of an epoch and of a row that explain both runs. UserError for runs of the same rate."""
+        if _alike(sum(self.rates.values()) / self.epochs, sum(beside.rates.values()) / beside.epochs):
+            raise UserError("both runs have as many rows in an epoch; give runs of different rates")
+        stages = []
+        for s, (mine, its) in enumerate(zip(self.stages, beside.stages, strict=True)):
+            counts = [epochs * len(r["stages"][s]["work_s"]) for epochs, r in ((self.epochs, report), (beside.epochs, other))]
+            runs = [(count, p.work_rows, p.work_s) for count, p in zip(counts, (mine, its), strict=True)]
+            epoch_s, row_s = _fit(*runs)
+            stages.append(replace(mine, work_s=row_s * mine.work_rows, epoch_s=epoch_s))
+        found = replace(self, stages=tuple(stages))
+        if self.gateway_row_s is None or beside.gateway_row_s is None:
+            return found
+        rows = [sum(p.sources.values()) for p in (self, beside)]
+        epochs = [p.epochs * len(r["gateways"]) for p, r in ((self, report), (beside, other))]
+        epoch_s, row_s = _fit(
+            (epochs[0], rows[0], self.gateway_row_s * rows[0]), (epochs[1], rows[1], beside.gateway_row_s * rows[1])
+        )
+        return replace(found, gateway_row_s=row_s, gateway_epoch_s=epoch_s)
 
     @cached_property
     def rates(self) -> dict[str, float]:
         """Rows per second of event time that each source gave."""
         return {name: rows / self.span_s for name, rows in self.sources.items()}
 
-    def flow(self, rates: Mapping[str, float]) -> Flow:
-        """At these rates of the sources, per second of event time."""
+    def flow(self, rates: Mapping[str, float], keys_grow: bool = False) -> Flow:
+        """At these rates of the sources, per second of event time. keys_grow: with so many more keys, that each key has as many
+        rows as in the measured run; the rates must be one multiple of the measured ones."""
         given, span_s = dict(rates), self.span_s
         edge_rows: dict[int, float] = {}  # by `EdgeId`
         came, factors, out = [], [], []
@@ -188,7 +226,8 @@ class PlanProfile:
             grown = [now / then if then else 1.0 for now, then in zip(ports, before, strict=True)]
             came.append((ports[LEFT], ports[RIGHT]))
             factors.append((grown[LEFT], grown[RIGHT]))
-            out.append(profile.rows_out(factors[-1]) / span_s)
+            rows_out = profile.produced * grown[LEFT] if keys_grow else profile.rows_out(factors[-1])
+            out.append(rows_out / span_s)
             given[profile.stage.name] = out[-1]
         nbytes: dict[int, float] = {edge.edge.id: edge_rows[edge.edge.id] * edge.bytes_per_row for edge in self.edges}
         return Flow(dict(rates), edge_rows, nbytes, tuple(came), tuple(factors), tuple(out))
@@ -202,6 +241,23 @@ class PlanProfile:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def _alike(first: float, second: float) -> bool:
+    return abs(first - second) < 0.2 * max(first, second)
+
+
+def _fit(first: tuple[float, float, float], second: tuple[float, float, float]) -> tuple[float, float]:
+    """Costs (of an epoch, of a row), none below 0, of two runs (epochs, rows, seconds): exact where both are positive."""
+    (a, b, s), (c, d, t) = first, second
+    determinant = a * d - b * c
+    if determinant:
+        epoch_s, row_s = (s * d - b * t) / determinant, (a * t - s * c) / determinant
+        if epoch_s >= 0 and row_s >= 0:
+            return epoch_s, row_s
+        if row_s < 0:
+            return (s + t) / (a + c), 0.0
+    return 0.0, _ratio(s + t, b + d)
 
 
 def _stage(plain: Mapping[str, Any], stage: Stage) -> StageProfile:
@@ -220,29 +276,40 @@ def _stage(plain: Mapping[str, Any], stage: Stage) -> StageProfile:
 
 @dataclass(frozen=True)
 class StageWork:
-    """A stage's time for a distribution epoch, seconds. rows_s: joining all of its rows. link_s: sending all of its rows.
-    messages_s: deliveries that one instance takes and sends. shares: of its rows, by instance."""
+    """A stage's time for a distribution epoch, seconds. rows_s: joining all of its rows. link_s: packing and sending all of its
+    rows. messages_s: deliveries that one instance takes and sends. epoch_s: what an epoch costs an instance, whatever its rows.
+    shares, speeds: of the rows, and of a core, by instance."""
 
     rows_s: float
     link_s: float
     messages_s: float
+    epoch_s: float
     shares: tuple[float, ...]
+    speeds: tuple[float, ...]
 
-    def of(self, share: float) -> float:
-        """Time of an instance with this share of the rows."""
-        return share * (self.rows_s + self.link_s) + self.messages_s
+    def operator_s(self, index: int) -> float:
+        """Time of an instance inside its operator, on its node."""
+        return (self.shares[index] * self.rows_s + self.epoch_s) / self.speeds[index]
+
+    def communication_s(self, index: int) -> float:
+        return self.shares[index] * self.link_s + self.messages_s
+
+    def of(self, index: int) -> float:
+        """Time of an instance."""
+        return self.operator_s(index) + self.communication_s(index)
 
     @property
     def busiest_s(self) -> float:
         """Time of its busiest instance."""
-        return self.of(max(self.shares))
+        return max(map(self.of, range(len(self.shares))))
 
 
 @dataclass(frozen=True)
 class EpochWork:
     """Time that a distribution epoch takes, seconds, of each gateway and of each sink. A send blocks: link time is its
-    sender's."""
+    sender's. gateway_operator_s: of the CPU time, reading, admitting, and operators before the first stages."""
 
+    gateway_operator_s: float
     gateway_cpu_s: float
     gateway_link_s: float
     stages: tuple[StageWork, ...]
@@ -256,13 +323,16 @@ class EpochWork:
         """flow: per second. epoch_s: event time of the distribution epoch."""
         groups, most = config.cluster.partition_count, config.reorganization.active_slaves
 
-        def shares(count: int) -> tuple[float, ...]:
+        def shares(stage: Stage, count: int) -> tuple[float, ...]:
+            if stage.gathers:  # rows go to its instances in turn, whatever their partition-group
+                return (1 / count,) * count
             active = min(count, most) or count
             return tuple((groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(count))
 
         def sent(sender: object, count: int) -> tuple[float, float, float]:
-            """Messages of one of so many senders, bytes of all, bytes beyond a tuple's fixed part."""
-            mine = [e.edge.id for e in profile.edges if e.edge.sender == sender]
+            """Messages of one of so many senders, bytes of all, bytes beyond the fixed part of a tuple. Rows of stages that
+            partition alike stay on their rank."""
+            mine = [e.edge.id for e in profile.edges if e.edge.sender == sender and e.edge.origin is None]
             nbytes = epoch_s * sum(flow.edge_bytes[i] for i in mine)
             rows = epoch_s * sum(flow.edge_rows[i] for i in mine)
             receivers = [e.edge.receiver for e in profile.edges if e.edge.sender == sender]
@@ -272,7 +342,9 @@ class EpochWork:
         gateways, sinks = config.gateway_count, config.sink_count
         found, rows_in = [sent(source, gateways) for source in profile.plan.sources], epoch_s * flow.total / gateways
         messages, nbytes, more = (sum(each) for each in zip(*found, strict=True))
-        cpu_ns = rows_in * (costs.source_tuple_ns + costs.master_tuple_ns)
+        row_s = profile.gateway_row_s
+        row_ns = costs.master_tuple_ns if row_s is None else 1e9 * costs.row_ratio * row_s
+        cpu_ns = operator_ns = rows_in * (costs.source_tuple_ns + row_ns) + 1e9 * costs.epoch_ratio * profile.gateway_epoch_s
         cpu_ns += (more * costs.source_byte_ns + nbytes * costs.master_byte_ns) / gateways + messages * costs.message_ns
         stages, chunks = [], 0.0
         for s, (stage, count) in enumerate(zip(profile.stages, subclusters.counts, strict=True)):
@@ -282,15 +354,18 @@ class EpochWork:
             taken = sum(subclusters.counts[sender.id] if isinstance(sender, Stage) else gateways for sender in before)
             rows = epoch_s * (sum(flow.came[s]) + flow.out[s])
             of_messages = (taken + out + 1) * costs.message_ns / 1e9
-            times = rows * stage.ns_per_row / 1e9, nbytes / costs.link_bytes_per_s, of_messages
-            stages.append(StageWork(*times, shares(count)))
+            rows_s = costs.row_ratio * rows * stage.ns_per_row / 1e9
+            link_s = nbytes / costs.link_bytes_per_s + nbytes * costs.master_byte_ns / 1e9
+            times = rows_s, link_s, of_messages, costs.epoch_ratio * stage.epoch_s
+            speeds = tuple(config.nodes.speed_of(rank, 0) for rank in subclusters.ranks[s])
+            stages.append(StageWork(*times, shares(stage.stage, count), speeds))
             chunks += count
         results = epoch_s * flow.out[-1]
         chunks += results / PART_ROWS
         result_bytes = 0.0 if config.sink.kind == "count" else results * _result_bytes(profile) / sinks
         collector_ns = chunks * (costs.collector_chunk_ns + costs.message_ns) + result_bytes * costs.collector_byte_ns
         link_s = sum(nbytes for _, nbytes, _ in found) / costs.link_bytes_per_s / gateways
-        return EpochWork(cpu_ns / 1e9, link_s, tuple(stages), collector_ns / 1e9, subclusters)
+        return EpochWork(operator_ns / 1e9, cpu_ns / 1e9, link_s, tuple(stages), collector_ns / 1e9, subclusters)
 
     @property
     def gateway_s(self) -> float:
@@ -301,12 +376,12 @@ class EpochWork:
         of, found = self.subclusters, 0.0
         for slave in of.slaves_on(rank):
             stage = self.stages[of.stage_of(slave)]
-            found += stage.of(stage.shares[of.index_of(slave)])
+            found += stage.of(of.index_of(slave))
         return found
 
     def all_s(self, gateways: int, sinks: int) -> float:
-        """Time of all ranks, without their links."""
-        slaves = sum(stage.rows_s + len(stage.shares) * stage.messages_s for stage in self.stages)
+        """Time of all ranks, without their links, at full speed."""
+        slaves = sum(stage.rows_s + len(stage.shares) * (stage.epoch_s + stage.messages_s) for stage in self.stages)
         return gateways * self.gateway_cpu_s + sinks * self.collector_s + slaves
 
 
@@ -320,7 +395,9 @@ def _result_bytes(profile: PlanProfile) -> float:
 @dataclass(frozen=True)
 class Capacity:
     """A plan on slaves of this width, each rank with a core of its own, or on `host_cores` that all ranks share. ranks: which
-    rank plays which roles; None: every gateway and sink has a rank of its own, as far as `RankMap` gives it one."""
+    rank plays which roles; None: every gateway and sink has a rank of its own, as far as `RankMap` gives it one. keys_grow: see
+    `PlanProfile.flow`. sized: where the configuration gives stages no shares of the ranks, they are those of the measured
+    work."""
 
     profile: PlanProfile
     config: RunConfig
@@ -328,24 +405,49 @@ class Capacity:
     costs: CostModel
     host_cores: int = 0
     ranks: RankMap | None = None
+    keys_grow: bool = False
+    sized: bool = False
 
     @cached_property
     def rank_map(self) -> RankMap:
         return self.ranks or ranks_of(self.config, self.width)
 
+    @cached_property
+    def _roles_by_rank(self) -> list[tuple[int | None, int, int]]:
+        """Of every rank, its slave, and the number of its gateways and of its sinks."""
+        ranks = self.rank_map
+        gateways, sinks = [0] * ranks.size, [0] * ranks.size
+        for number in range(ranks.gateways):
+            gateways[ranks.rank_of(gateway_role(number))] += 1
+        for number in range(ranks.sinks):
+            sinks[ranks.rank_of(sink_role(number))] += 1
+        return [(ranks.slave_of(rank), gateways[rank], sinks[rank]) for rank in range(ranks.size)]
+
     def work(self, rates: Mapping[str, float]) -> EpochWork:
-        flow, epoch_s = self.profile.flow(rates), self.profile.epoch_s(self.config, rates)
-        return EpochWork.of(self.profile, flow, epoch_s, self.config, self.subclusters, self.costs)
+        return self._work_on(self.subclusters, rates)
+
+    def _work_on(self, subclusters: Subclusters, rates: Mapping[str, float]) -> EpochWork:
+        flow, epoch_s = self.flow(rates), self.profile.epoch_s(self.config, rates)
+        return EpochWork.of(self.profile, flow, epoch_s, self.config, subclusters, self.costs)
+
+    def flow(self, rates: Mapping[str, float]) -> Flow:
+        return self.profile.flow(rates, self.keys_grow)
 
     @cached_property
     def subclusters(self) -> Subclusters:
-        cluster = self.config.cluster
-        return Subclusters.of(self.profile.plan, self.width, cluster.strategy, cluster.instances)
+        cluster, plan = self.config.cluster, self.profile.plan
+        found = Subclusters.of(plan, self.width, cluster.strategy, cluster.instances)
+        if not self.sized or cluster.instances or not found.apart:
+            return found
+        work = self._work_on(found, self.profile.rates)
+        shares = [stage.rows_s + stage.link_s for stage in work.stages]
+        return Subclusters.of(plan, self.width, cluster.strategy, shares)
 
     def window_bytes(self, flow: Flow) -> list[float]:
         """Windows of each stage's heaviest instance."""
-        works = self.work(flow.sources).stages
-        return [max(w.shares) * s.kept(f) for w, s, f in zip(works, self.profile.stages, flow.factors, strict=True)]
+        works, stages = self.work(flow.sources).stages, self.profile.stages
+        kept = [s.kept_bytes * f[LEFT] if self.keys_grow else s.kept(f) for s, f in zip(stages, flow.factors, strict=True)]
+        return [max(work.shares) * nbytes for work, nbytes in zip(works, kept, strict=True)]
 
     def stage_loads(self, rates: Mapping[str, float]) -> list[float]:
         """Share of a core that each stage takes of the busiest slave."""
@@ -358,18 +460,17 @@ class Capacity:
         work, epoch_s = self.work(rates), self.profile.epoch_s(self.config, rates)
         gateways, sinks = self.config.gateway_count, self.config.sink_count
         gateway = f"{'master' if gateways == 1 else 'gateway'} {'CPU' if work.gateway_cpu_s >= work.gateway_link_s else 'link'}"
-        sink, ranks = "collector" if sinks == 1 else "sinks", self.rank_map
+        sink = "collector" if sinks == 1 else "sinks"
         found = {"slaves": 0.0, gateway: 0.0, sink: 0.0}
-        for rank in range(ranks.size):
-            slave = ranks.slave_of(rank)
+        for slave, gateway_count, sink_count in self._roles_by_rank:
             parts = {
                 "slaves": 0.0 if slave is None else work.slave_s(slave),
-                gateway: len(ranks.gateways_of(rank)) * work.gateway_s,
-                sink: len(ranks.sinks_of(rank)) * work.collector_s,
+                gateway: gateway_count * work.gateway_s,
+                sink: sink_count * work.collector_s,
             }
             name = max(parts, key=lambda part: parts[part])
             found[name] = max(found[name], sum(parts.values()) / epoch_s)
-        found["module.window"] = max(self.window_bytes(self.profile.flow(rates))) / self.config.module.window_bytes
+        found["module.window"] = max(self.window_bytes(self.flow(rates))) / self.config.module.window_bytes
         if self.host_cores:
             found["host"] = work.all_s(gateways, sinks) / epoch_s / self.host_cores / self.costs.shared_capacity
         return found
@@ -398,6 +499,17 @@ class Capacity:
             middle = (low + high) / 2
             low, high = (middle, high) if most(middle)[0] < 1.0 else (low, middle)
         return low, most(high)[1]
+
+    def balanced(self) -> Capacity:
+        """So many of the slave ranks as gateways instead, that the highest multiple of the measured rates is sustained."""
+        tried = [self]
+        for part in range(1, _SPLITS):
+            count = round(part * self.width / _SPLITS)
+            if 0 < count < self.width and count != tried[-1].config.gateway_count:
+                cluster = replace(self.config.cluster, gateways=count)
+                tried.append(replace(self, config=replace(self.config, cluster=cluster), width=self.width - count))
+        rates = self.profile.rates
+        return max(tried[1:] or tried, key=lambda capacity: capacity.saturation(rates)[0])
 
     def least_width(self, rates: Mapping[str, float], most: int) -> int | None:
         """The least number of slaves that sustain these rates; None if no number up to `most` does."""

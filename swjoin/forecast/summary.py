@@ -1,7 +1,7 @@
 """Results of a modelled run: throughput, delay, utilisation, and the resource that saturates first.
 
-What: `forecast(run) -> dict`, `forecast_plan` of a plan of several stages; `store` (simulation.json, run.json, metrics), `feed`
-(how many slaves the gateways can feed).
+What: `forecast(run) -> dict`; of a plan of several stages `simulate_plan`, `forecast_plan`, and `saturated`, at the highest
+rate; `store` (simulation.json, run.json, metrics), `feed` (how many slaves the gateways can feed).
 Why: one resource limits a cluster; its name says what to buy or to change.
 Stays out: running the model (`forecast.model.run`), printing (`cli.simulate`).
 
@@ -14,7 +14,7 @@ resource. Where ranks share the cores of one host, these are a resource of their
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,13 @@ from swjoin.forecast.model.discrete_event import Usage
 from swjoin.forecast.model.run import SimulatedRun, simulate
 from swjoin.forecast.model.stages import PlanSimulation
 from swjoin.forecast.stages import SAME_DATA, Capacity
+from swjoin.monitor.sustainability import GROWTH, growth
 from swjoin.runtime.run_report import RunOutcome, build_report, check_ledger, input_names
 
 SIMULATION_FILES = ("simulation.json", *RUN_FILES)  # written by `store`
+LEAST_EPOCHS = 40  # of a plan at given rates
+SATURATED = 0.99  # of the rate at which some resource has no time left
+LEAST_FACTOR = 1e-6  # of the measured rates
 
 
 def _spread(shares: list[float]) -> dict[str, float]:
@@ -167,13 +171,25 @@ def _plan_utilisation(run: PlanSimulation, cpu: float) -> tuple[dict[str, Any], 
     return used, candidates
 
 
-def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
-    """The same of a plan of several stages: as many distribution epochs as in the measured run, at its rates."""
-    profile, config, rates = capacity.profile, capacity.config, capacity.profile.rates
-    flow, work, epoch_s = profile.flow(rates), capacity.work(rates), profile.epoch_s(config, rates)
-    epochs = max(1, round(profile.span_s / epoch_s))
-    run = PlanSimulation(capacity, epochs)
+def simulate_plan(capacity: Capacity, rates: Mapping[str, float] | None = None) -> PlanSimulation:
+    """Run a plan of several stages in virtual time, for as long as the rows of the measured run span, but at least for
+    `LEAST_EPOCHS`. rates: of the sources; None: those of the measured run."""
+    epoch_s = capacity.profile.epoch_s(capacity.config, capacity.profile.rates if rates is None else rates)
+    least = 1 if rates is None else LEAST_EPOCHS
+    run = PlanSimulation(capacity, max(least, round(capacity.profile.span_s / epoch_s)), rates)
     run.run()
+    return run
+
+
+def forecast_plan(
+    capacity: Capacity, command: str, rates: Mapping[str, float] | None = None, run: PlanSimulation | None = None
+) -> dict[str, Any]:
+    """The same of a plan of several stages. rates: as of `simulate_plan`. run: one that has been simulated at these rates."""
+    profile, config, given = capacity.profile, capacity.config, rates
+    rates = profile.rates if given is None else given
+    flow, work, epoch_s = capacity.flow(rates), capacity.work(rates), profile.epoch_s(config, rates)
+    run = simulate_plan(capacity, given) if run is None else run
+    epochs = run.epochs
     elapsed_us = max(1.0, run.time.now_us)
     used, candidates = _plan_utilisation(run, work.gateway_cpu_s / work.gateway_s if work.gateway_s else 0.0)
     if run.cores.most:
@@ -197,6 +213,7 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
         "epochs": epochs,
         "delay_s": {"mean": float(delays_s.mean()), **{n: float(np.quantile(delays_s, q)) for n, q in quantiles.items()}},
         "utilisation": used,
+        "causes": _causes(run, elapsed_us, 1e6 * epoch_s if config.pace == "realtime" else 0.0),
         "saturates_first": {"resource": resource, "utilisation": most},
         "stages": [
             {
@@ -215,7 +232,8 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
             }
             for edge in profile.edges
         ],
-        **{"moves": 0, "declustering": []},
+        "moves": 0,
+        "declustering": [{"time_s": 0.0, "active_slaves": sum(len(team.roles) for team in run.stages)}],
         "notes": [
             SAME_DATA,
             "delays are of whole distribution epochs, from their end at the gateway until the collector has them",
@@ -223,26 +241,59 @@ def forecast_plan(capacity: Capacity, command: str) -> dict[str, Any]:
     }
     if config.pace == "realtime":
         behind_s = elapsed_us / 1e6 - whole_s
-        report |= {"behind_s": max(0.0, behind_s), "keeps_up": behind_s <= 2 * epoch_s + 0.02 * whole_s}
+        report["measured"] = {"from_s": min(4 * epoch_s, whole_s / 2), "to_s": whole_s}
+        later = slice(epochs // 2, None)
+        ends_us, ones = np.arange(epochs)[later] * 1e6 * epoch_s, np.ones(epochs)[later]
+        grows = growth(ends_us, 1e6 * delays_s[later], ones) >= GROWTH
+        report |= {"behind_s": max(0.0, behind_s), "keeps_up": behind_s <= 2 * epoch_s + 0.02 * whole_s or not grows}
         report["largest_rate_per_s"] = capacity.saturation(rates)[0] * flow.total / len(rates)
     if config.reorganization.policy != "none" or config.checkpoint.enabled:
         report["notes"].append("moves of partition-groups and checkpoints are left out")
     return report
 
 
-def store(report: dict[str, Any], run: SimulatedRun | None, run_dir: Path) -> None:
-    """Write simulation.json; of a run also run.json, the same for readers of runs, and the metrics of slaves and events."""
+def saturated(capacity: Capacity, command: str, *, balance: bool = False) -> tuple[dict[str, Any], PlanSimulation]:
+    """The forecast of a plan at the highest multiple of the measured rates that is sustained, with as many more keys: weak
+    scaling, in realtime pace. The arithmetic of loads gives the multiple, and the simulation must keep up with it. balance:
+    see `Capacity.balanced`. Nothing is sustained where messages and epochs alone take all of the time."""
+    config = dataclasses.replace(capacity.config, pace="realtime")
+    capacity = dataclasses.replace(capacity, config=config, keys_grow=True)
+    capacity = capacity.balanced() if balance else capacity
+    factor = SATURATED * capacity.saturation(capacity.profile.rates)[0]
+    while True:
+        rates = {name: rate * factor for name, rate in capacity.profile.rates.items()}
+        run = simulate_plan(capacity, rates)
+        report = forecast_plan(capacity, command, rates, run)
+        if report["keeps_up"] or factor < LEAST_FACTOR:
+            break
+        factor *= SATURATED
+    report["saturation_tuples_per_s"] = sum(rates.values()) if report["keeps_up"] else 0.0
+    return report, run
+
+
+def _causes(run: PlanSimulation, elapsed_us: float, slot_us: float) -> dict[str, float]:
+    """Shares of the time of gateways and slaves in steady state, by what takes it."""
+    roles = [role for team in (run.gateway, *run.stages) for role in team.roles]
+    whole_us = max(slot_us, elapsed_us / run.epochs if not slot_us else 0.0) * (run.roles.slave_ranks + run.roles.gateways)
+    inside, all_us = sum(role.operator_us for role in roles), sum(role.work_us for role in roles)
+    shares = {"operators": inside / whole_us, "communication": (all_us - inside) / whole_us}
+    return shares | {"idle": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def store(report: dict[str, Any], run: SimulatedRun | PlanSimulation, run_dir: Path) -> None:
+    """Write simulation.json, run.json, the same for readers of runs, and the metrics of slaves; of a run without a plan also
+    events."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / "simulation.json", report)
-        if run is None:
-            return
-        metrics, events = MetricsFile(run_dir), EventsFile(run_dir)
+        metrics = MetricsFile(run_dir)
         metrics.add([(0, row) for row in run.metrics])
         metrics.close()
-        for event in run.events:
-            events.add(event)
-        events.close()
+        if isinstance(run, SimulatedRun):
+            events = EventsFile(run_dir)
+            for event in run.events:
+                events.add(event)
+            events.close()
         write_json(run_dir / "run.json", report)
     except OSError as error:
         raise UserError(f"--out {run_dir}: cannot be written ({error.strerror})") from None

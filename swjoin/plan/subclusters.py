@@ -84,9 +84,16 @@ class Subclusters:
         """By slave, the number of its rank."""
         return tuple(rank for ranks in self.ranks for rank in ranks)
 
+    @cached_property
+    def _by_rank(self) -> tuple[list[int], ...]:
+        found: tuple[list[int], ...] = tuple([] for _ in range(self.width))
+        for slave, place in enumerate(self.places):
+            found[place].append(slave)
+        return found
+
     def slaves_on(self, rank: int) -> list[int]:
         """Those that a slave rank plays. rank: its number, from 0 on."""
-        return [slave for slave, place in enumerate(self.places) if place == rank]
+        return self._by_rank[rank]
 
 
 def estimated_work(stages: StagePlan) -> tuple[float, ...]:

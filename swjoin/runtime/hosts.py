@@ -129,12 +129,14 @@ def _progress_of(job: Job, sources: tuple[Source, ...], wanted: Wanted) -> Progr
 @dataclass
 class _Reads:
     """What a gateway's host is to read. wanted: a stream, and those that may be read instead. to_open: splits. missing_rows: of
-    the open split of each stream, where their number is known."""
+    the open split of each stream, where their number is known. handled_ns: CPU time of its events, of what was read above
+    all; neither reading ahead nor the transport are in it."""
 
     idle_detector: IdleDetector
     wanted: tuple[int, tuple[int, ...]] | None = None
     to_open: deque[OpenSplit] = field(default_factory=deque)
     missing_rows: dict[int, int] = field(default_factory=dict)
+    handled_ns: int = 0
 
 
 class GatewayHost(Host):
@@ -234,7 +236,7 @@ class GatewayHost(Host):
         return input_splits(config, self.sources)
 
     def summary(self) -> dict[str, Any]:
-        return {**self.role.summary(), "endpoint": self.location or None}
+        return {**self.role.summary(), "endpoint": self.location or None, "cpu_s": self._reads.handled_ns / 1e9}
 
     def close(self, error: BaseException | None, *, complete: bool) -> None:
         """complete: the run has ended, and is not to be resumed."""
@@ -309,10 +311,12 @@ class GatewayHost(Host):
     def deliver(self, event: Event) -> None:
         if self._watcher is not None and isinstance(event, Received) and isinstance(event.message, Report):
             self._watcher.reported(slave_of(event.sender), event.message.occupancy_ratio)
+        before_ns = time.thread_time_ns()
         try:
             effects = self.role.handle(event, self.clock.now_us())
         except LateRowError as error:
             raise error.at(row_place(self.sources, error.stream, error.row_id, self.names)) from None
+        self._reads.handled_ns += time.thread_time_ns() - before_ns
         self.perform(effects)
 
     def work(self) -> bool:

@@ -285,7 +285,8 @@ def proof_of(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gateway(part: dict[str, Any]) -> dict[str, Any]:
-    return {"gateway": part["gateway"], "tuples": part["counts"]["tuples"], "endpoint": part.get("endpoint")}
+    measured = {"endpoint": part.get("endpoint"), "cpu_s": part.get("cpu_s")}
+    return {"gateway": part["gateway"], "tuples": part["counts"]["tuples"], **measured}
 
 
 def check_ledger(report: dict[str, Any]) -> None:

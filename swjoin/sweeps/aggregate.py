@@ -32,7 +32,8 @@ from swjoin.sweeps.table_files import write_table
 
 _STATISTICS = ("mean", "sd", "ci_low", "ci_high", "min", "max")
 _UNKNOWN_OF_BOUNDS = ("sd", "ci_low", "ci_high")
-_SIMULATED = "utilisation_"
+_SIMULATED = ("utilisation_", "saturation_")
+_CAUSES = {"operator_ratio": "operators", "exchange_ratio": "communication", "waiting_ratio": "idle"}
 
 
 @dataclass
@@ -62,6 +63,10 @@ def _mean_active(run: Run) -> float | None:
     return slave_s / (to_s - from_s) if to_s > from_s else None
 
 
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _dig(report: Mapping[str, Any], *path: str) -> Any:
     """The value at the end of the path; None when a part of the path is missing."""
     value: Any = report
@@ -83,6 +88,10 @@ def _reported(run: Run) -> dict[str, float | None]:
         **{f"utilisation_slaves_{over}": _dig(report, "utilisation", "slaves", over) for over in SPREAD},
         "utilisation_master": _dig(report, "utilisation", "master"),
         "utilisation_collector": _dig(report, "utilisation", "collector"),
+        "saturation_tuples_per_s": (saturation := report.get("saturation_tuples_per_s")),
+        "saturation_per_node": None if saturation is None else saturation / run.done["slaves"],
+        "gateway_count": len(report["gateways"]) if report.get("gateways") else None,
+        **{column: _dig(report, "causes", cause) for column, cause in _CAUSES.items()},
         "late_s_master_p99": _dig(report, "machine", "late_s", "master", "p99"),
     }
     return {name: float(value) if run.ended_well and value is not None else None for name, value in values.items()}
@@ -105,7 +114,9 @@ def write_sweep(tables: Tables, sweep: Sweep) -> list[Path]:
     order = sweep.order()
     index = {axes: i for i, axes in enumerate(order)}
     measurements = measured(tables, sweep.runs)
-    by_run = {run.name: {**dict.fromkeys(COLUMNS), **_reported(run), **measurements.get(run.name, {})} for run in sweep.runs}
+    by_run = {
+        run.name: {**dict.fromkeys(COLUMNS), **_reported(run), **_known(measurements.get(run.name, {}))} for run in sweep.runs
+    }
     if sweep.searched is None:
         counted = [run for run in sweep.runs if run.counts and not run.is_probe and run.axes in index]
         values = [(index[run.axes], column, by_run[run.name][column]) for run in counted for column in COLUMNS]

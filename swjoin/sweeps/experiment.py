@@ -29,9 +29,13 @@ from swjoin.sweeps.metrics import METRICS, SUSTAINABLE, is_metric
 from swjoin.sweeps.presets import PRESETS
 
 RUNNERS = ("mpi", "simulate", "local")
+SATURATE = ("no", "yes", "balanced")
 _LONGEST = 1000  # characters of an error message, which may quote a value
 _ABOUT = ("question", "figure", "claim", "expected", "plot", "metrics")  # keys also of an experiment with `runs`
-_RUNS = ("base", "preset", "set", "slaves", "runner", "costs", "measured", "prefill", "repeat", "axes", "search")
+_RUNS = (
+    *("base", "preset", "set", "slaves", "runner", "costs", "measured", "prefill", "repeat", "axes", "search"),
+    *("profile", "saturate"),
+)
 _COLUMNS = frozenset(("metric", "unit", "over", "runs", "mean", "sd", "ci_low", "ci_high", "min", "max", "invalid", "failed"))
 _RUN_COLUMNS = frozenset(("point", "repeat", "status", "valid", "reasons"))
 
@@ -71,6 +75,17 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """How points are simulated, with runner `simulate`. profile: of queries, settings of short runs that measure costs, over
+    those of all points. saturate: of these, whether a point is simulated at the highest rate that is sustained, and `balanced`,
+    with as many of the slaves as gateways as is best."""
+
+    costs: str = "modern"
+    profile: tuple[Settings, ...] = ()
+    saturate: str = "no"
+
+
+@dataclass(frozen=True)
 class Design:
     """The runs of an experiment: a base configuration, what is set over it, and the axes that are varied.
 
@@ -86,7 +101,7 @@ class Design:
     settings: Settings = ()
     slaves: int = 1
     runner: str = "mpi"
-    costs: str = "modern"
+    simulated: Simulated = Simulated()
     measured_us: int | None = None
     prefill: bool = True
     repeat: int = 1
@@ -204,6 +219,19 @@ class _Parser:
             if key == "slaves":
                 self.whole(f"{what}: slaves", value)
         return flat
+
+    def simulated(self, plain: dict[str, Any]) -> Simulated:
+        costs = self.text("costs", plain.get("costs") or "modern")
+        return Simulated(costs, self.profile(plain.get("profile") or []), self.saturate(plain.get("saturate", False)))
+
+    def profile(self, given: Any) -> tuple[Settings, ...]:
+        if not isinstance(given, list) or len(given) > 2:
+            self.fail(f"profile: expected the settings of one or two runs as a list, got {given!r}")
+        return tuple(self.settings(f"profile {i}", part) for i, part in enumerate(given))
+
+    def saturate(self, given: Any) -> str:
+        plain = {True: "yes", False: "no"}.get(as_bool(given), given) if not isinstance(given, list | dict) else given
+        return self.choice("saturate", plain, SATURATE)
 
     def shown(self, name: str, value: Any) -> Any:
         """A value as tables show it: seconds, bytes, numbers; text for anything else."""
@@ -379,7 +407,7 @@ def _design(parser: _Parser, plain: dict[str, Any], preset: str | None) -> Desig
         settings=parser.settings("set", plain.get("set") or {}),
         slaves=parser.whole("slaves", plain.get("slaves", 1)),
         runner=parser.choice("runner", plain.get("runner") or "mpi", RUNNERS),
-        costs=parser.text("costs", plain.get("costs") or "modern"),
+        simulated=parser.simulated(plain),
         measured_us=measured_us,
         prefill=prefill,
         repeat=parser.whole("repeat", plain.get("repeat", 1)),

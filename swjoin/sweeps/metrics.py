@@ -90,6 +90,21 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "utilisation_slaves": Metric("", SPREAD, "simulated: busy share of the time, over the slaves"),
         "utilisation_master": Metric("", RUN, "simulated: busy share of the master, CPU and link together"),
         "utilisation_collector": Metric("", RUN, "simulated: busy share of the collector"),
+        "saturation_tuples_per_s": Metric(
+            "tuples/s", RUN, "simulated query: highest rate of all sources together that is sustained, with as many more keys"
+        ),
+        "saturation_per_node": Metric("tuples/s", RUN, "the same / slaves of the point"),
+        "gateway_count": Metric("gateways", RUN, "run.json: gateways"),
+        "operator_ratio": Metric(
+            "",
+            RUN,
+            "of a query, share of the time of all slave ranks that goes into operators: sum of process_us over the rows / "
+            "ranks and measured seconds; with what slow nodes sleep. Simulated: of slaves and gateways, in steady state",
+        ),
+        "exchange_ratio": Metric(
+            "", RUN, "the same of communication: sum of communication_us; simulated: packing, links, messages"
+        ),
+        "waiting_ratio": Metric("", RUN, "the same of idle time: sum of idle_us; simulated: what the other two leave"),
         "late_s_master_p99": Metric("s", RUN, "how late the master woke for its slots, 99th percentile"),
     }
 )

@@ -1,7 +1,7 @@
 """The points of an experiment: one configuration per run.
 
-What: `load_experiment`, `points(experiment) -> [Point]`, `probe_at` (a point of a search), `needs_calibration`,
-`design_digest`.
+What: `load_experiment`, `points(experiment) -> [Point]`, `probe_at` (a point of a search), `profile_points` (the short runs
+that measure the costs of a simulated query), `needs_calibration`, `design_digest`.
 Why: every error of a sweep that may take hours is found before its first run.
 Stays out: the YAML file (`sweeps.experiment`), faster presets (`sweeps.presets`), running (`sweeps.runner`).
 
@@ -24,10 +24,19 @@ from swjoin.config.option_keys import bare
 from swjoin.config.run import RunConfig, digest, to_plain
 from swjoin.core.errors import UserError
 from swjoin.frontends.configured import has_query, job_of_query
-from swjoin.sweeps.experiment import KEYS, Design, Experiment, Settings, load_experiment
+from swjoin.sweeps.experiment import KEYS, Design, Experiment, Settings, Simulated, load_experiment
 from swjoin.sweeps.presets import scaled
 
-__all__ = ["Experiment", "Point", "design_digest", "load_experiment", "needs_calibration", "points", "probe_at"]
+__all__ = [
+    "Experiment",
+    "Point",
+    "design_digest",
+    "load_experiment",
+    "needs_calibration",
+    "points",
+    "probe_at",
+    "profile_points",
+]
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,11 @@ def _build(design: Design, settings: Settings, node_speed: float | None) -> tupl
         config = _measured(config, design, own)
     if design.runner == "simulate" and config.measure.prefill_us:
         raise UserError("runner simulate: a simulated run has no prefill; write prefill: false")
+    if design.runner == "simulate" and bool(query) != bool(design.simulated.profile):
+        remedy = "a query needs profile: the settings of one or two short runs of it" if query else "profile: is for queries"
+        raise UserError(f"runner simulate: {remedy}")
+    if design.simulated.saturate != "no" and (design.runner != "simulate" or not query):
+        raise UserError("saturate: is for simulated queries; real runs search: for the highest rate")
     if design.search is not None and config.pace != "realtime":
         raise UserError("search: asks for a delay that stays flat, which needs pace realtime")
     if design.time_scale != 1 and design.runner == "simulate":
@@ -159,6 +173,22 @@ def probe_at(design: Design, point: Point, value: float, node_speed: float | Non
     return Point(point.axes, slaves, config, point.settings, value, query)
 
 
+def profile_points(design: Design, point: Point) -> list[Point]:
+    """The short runs that tell what the query of a simulated point costs: with the settings of all points and their own, on
+    full cores, as fast as they can. Stages are those of the point's strategy; `query` and `subquery` have the same."""
+    strategy = "operator" if point.config.cluster.strategy == "operator" else "query"
+    real = dataclasses.replace(design, runner="local", measured_us=None, search=None, simulated=Simulated())
+    out = []
+    for i, own in enumerate(design.simulated.profile):
+        settings = (("slaves", 1), *own, ("pace", "asap"), ("cluster.strategy", strategy), ("nodes.node_speed", 1.0))
+        try:
+            slaves, config, query = _build(real, settings, None)
+        except UserError as error:
+            raise UserError(f"{design.path}: profile {i}: {error}") from None
+        out.append(Point({}, slaves, config, settings, None, query))
+    return out
+
+
 def points(experiment: Experiment, node_speed: float | None = None) -> list[Point]:
     """All points in order of the axes, each checked. node_speed: of the calibration.
 
@@ -177,6 +207,7 @@ def points(experiment: Experiment, node_speed: float | None = None) -> list[Poin
         except UserError as error:
             raise UserError(f"{design.path}: {f'{where}: ' if where else ''}{error}") from None
         point = Point(axes, slaves, config, settings, None if search is None else search.low, query)
+        profile_points(design, point)
         if (other := named.setdefault(point.name(1), where)) != where:
             raise UserError(f"{design.path}: {where} and {other} are the same run; leave one out")
         out.append(point)
@@ -185,7 +216,7 @@ def points(experiment: Experiment, node_speed: float | None = None) -> list[Poin
 
 def design_digest(experiment: Experiment) -> str:
     """16 hex digits that identify a design without the values of its axes and the number of repeats."""
-    source = experiment.source
+    source, simulated = experiment.source, experiment.source.simulated
     labels = {
         axis.name: {str(c.shown): list(c.settings) for c in axis.choices} if axis.name not in {*KEYS, "slaves"} else None
         for product in source.products
@@ -196,9 +227,10 @@ def design_digest(experiment: Experiment) -> str:
         "settings": source.settings,
         "preset": source.preset,
         "runner": source.runner,
-        "costs": source.costs if source.runner == "simulate" else None,
+        "costs": source.simulated.costs if source.runner == "simulate" else None,
         "measured_us": source.measured_us,
         "prefill": source.prefill,
+        **({"profile": simulated.profile, "saturate": simulated.saturate} if simulated.profile else {}),
         "slaves": source.slaves,
         "axes": labels,
         "search": None if source.search is None else dataclasses.asdict(source.search),

@@ -45,6 +45,12 @@ class Run:
         return self.done.get("searched") is not None
 
     @property
+    def query_ranks(self) -> float | None:
+        """Slave ranks of a real run of a query, each of which may have several rows in an epoch; None of other runs."""
+        real = "stages" in self.report and not self.report.get("simulated")
+        return float(self.done["slaves"]) if real else None
+
+    @property
     def phase_s(self) -> tuple[float, float | None]:
         """The measured interval; its end is None where run.json has none."""
         measured = self.report.get("measured") or {}

@@ -37,6 +37,7 @@ _PER_SLAVE = {
     "delivered_bytes_per_s": "sum(delivered_bytes) / max(measured_s)",
     "comparisons_per_s": "sum(comparisons) / max(measured_s)",
 }
+_CAUSES = {"operator_ratio": "process_us", "exchange_ratio": "communication_us", "waiting_ratio": "idle_us"}
 _HOW = {"min": "min", "mean": "avg", "max": "max", "sum": "sum"}
 
 
@@ -53,7 +54,7 @@ def _rows(columns: Sequence[str]) -> str:
     return f"""
         WITH typed AS (SELECT {point} AS point, {", ".join(present)} FROM metrics),
         joined AS (
-            SELECT typed.*, phases.from_us,
+            SELECT typed.*, phases.from_us, phases.rank_count,
                 coalesce(phases.to_us, max(typed.epoch_end_us) OVER (PARTITION BY typed.point)) AS to_us
             FROM typed JOIN phases ON typed.point = phases.point
         ),
@@ -98,6 +99,7 @@ def _by_run() -> str:
         "delay_last_third_s": f"{last(delays)} / nullif({last('pairs')}, 0)",
         "pairs_per_s": "sum(pairs) / max(measured_s)",
         "joined_tuples_per_s": "sum(left_tuples + right_tuples) / max(measured_s)",
+        **{name: f"sum({column}) / 1e6 / max(measured_s) / nullif(max(rank_count), 0)" for name, column in _CAUSES.items()},
         "mini_group_count_sum": "sum(mini_group_count) / count(DISTINCT epoch)",
         "block_count_sum": "sum(block_count) / count(DISTINCT epoch)",
     }
@@ -115,6 +117,7 @@ def measured(tables: Tables, runs: Sequence[Run]) -> dict[str, dict[str, float |
         "point": pa.array([run.name for run in runs], pa.string()),
         "from_us": pa.array([run.phase_s[0] * 1e6 for run in runs], pa.float64()),
         "to_us": pa.array(to_us, pa.float64()),
+        "rank_count": pa.array([run.query_ranks for run in runs], pa.float64()),
     }
     tables.add_table("phases", pa.table(phases))
     tables.add_table("measured_rows", tables.query(_rows(columns)))

@@ -10,11 +10,12 @@ Runs go by repeats, so that an interrupted sweep has all points, with fewer repe
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.monitor.sustainability import read_rows, sustained
 from swjoin.sweeps.experiment import Design, Experiment
 from swjoin.sweeps.node_speed import calibrated_speed
-from swjoin.sweeps.points import Point, design_digest, needs_calibration, points, probe_at
+from swjoin.sweeps.points import Point, design_digest, needs_calibration, points, probe_at, profile_points
 from swjoin.sweeps.run_process import run_to_end
 from swjoin.sweeps.search import Found, bisect
 from swjoin.sweeps.store import SweepStore, commit, describe, read_json
@@ -63,12 +64,15 @@ class SweepInterruptedError(SwjoinError):
 # ---------------------------------------------------------------- the command and duration of a run
 
 
-def point_command(design: Design, config: Path, slaves: int, out: Path) -> list[str]:
-    """The command line of one run."""
+def point_command(design: Design, config: Path, slaves: int, out: Path, profiles: Sequence[Path] = ()) -> list[str]:
+    """The command line of one run. profiles: of a simulated query, the runs that tell its costs."""
     start = [sys.executable, "-m", "swjoin"]
     match design.runner:
         case "simulate":
-            return [*start, "simulate", str(config), "--slaves", str(slaves), "--costs", design.costs, "--out", str(out)]
+            rate = {"no": [], "yes": ["--saturate"], "balanced": ["--saturate", "--balance"]}[design.simulated.saturate]
+            more = [*(f"--profile={profile}" for profile in profiles), *rate]
+            command = [*start, "simulate", str(config), "--slaves", str(slaves), "--costs", design.simulated.costs]
+            return [*command, *more, "--out", str(out)]
         case "local":
             return [*start, "run", str(config), "--threads", str(slaves), "--out", str(out)]
         case _:
@@ -140,16 +144,39 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _execute(design: Design, store: SweepStore, point: Point, repeat: int) -> dict[str, Any]:
-    """Run a point in a directory of its own; returns its done.json."""
+def _write_config(point: Point, repeat: int, folder: Path) -> Path:
     import yaml
 
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(point.plain(repeat), sort_keys=False))
+    return path
+
+
+def _profiles(design: Design, store: SweepStore, point: Point, repeat: int) -> tuple[list[Path], str | None]:
+    """Directories of the short runs that tell the costs of a simulated query, each run once for all points of a repeat, and
+    why one has failed. CPU times of threads are told, so other work on the machine makes them less exact, not invalid."""
+    folders, real = [], dataclasses.replace(design, runner="local")
+    for run in profile_points(design, point):
+        folder = store.profile(run.name(repeat))
+        folders.append(folder)
+        if not (folder / "run.json").is_file():
+            command = point_command(real, _write_config(run, repeat, folder), run.slaves, folder)
+            failure = run_to_end(command, folder / "stderr.txt", limit_s(run.config, "local"))
+            if failure is not None:
+                return folders, f"profile: {failure}"
+    return folders, None
+
+
+def _execute(design: Design, store: SweepStore, point: Point, repeat: int) -> dict[str, Any]:
+    """Run a point in a directory of its own; returns its done.json."""
     config, name = point.repeated(repeat), point.name(repeat)
     folder = store.renew(name)
-    (folder / "config.yaml").write_text(yaml.safe_dump(point.plain(repeat), sort_keys=False))
+    path = _write_config(point, repeat, folder)
     start_s = time.monotonic()
-    command = point_command(design, folder / "config.yaml", point.slaves, folder)
-    failure = run_to_end(command, folder / "stderr.txt", limit_s(config, design.runner))
+    profiles, failure = _profiles(design, store, point, repeat)
+    if failure is None:
+        command = point_command(design, path, point.slaves, folder, profiles)
+        failure = run_to_end(command, folder / "stderr.txt", limit_s(config, design.runner))
     report = read_json(folder / "run.json") or {}
     if failure is None:
         if not report:

@@ -111,7 +111,7 @@ class SweepStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.points, self.searches = directory / "points", directory / "searches"
+        self.points, self.searches, self.profiles = (directory / name for name in ("points", "searches", "profiles"))
 
     # ------------------------------------------------------------ opening
 
@@ -131,13 +131,13 @@ class SweepStore:
         """Remove all points, searches and tables (`--fresh`). experiment.json, calibrations and other files stay."""
         if self._description() is None:
             return
-        for path in self.points.glob("*"):
+        for path in (*self.points.glob("*"), *self.profiles.glob("*")):
             if _POINT.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
         for path in self.searches.glob("*.json"):
             if _POINT.fullmatch(path.stem):
                 path.unlink()
-        for folder in (self.points, self.searches):
+        for folder in (self.points, self.searches, self.profiles):
             with suppress(OSError):  # not there, or not empty
                 folder.rmdir()
         for name in _TABLES:
@@ -209,6 +209,14 @@ class SweepStore:
         folder = self.points / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        return folder
+
+    def profile(self, name: str) -> Path:
+        """The directory of a short run that measures costs; made anew unless the run there is complete."""
+        folder = self.profiles / name
+        if not (read_json(folder / "run.json") or {}).get("complete"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         return folder
 
     def finish(self, name: str, done: dict[str, Any]) -> None:

@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from swjoin.cli.main import main
+from swjoin.cli.plan_stages import capacity_of
 from swjoin.cluster.exchange import EPOCHS_AHEAD
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import load_job
 from swjoin.config.sections import QueryConfig
+from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import How
 from swjoin.forecast.costs import PRESETS, with_changes
 from swjoin.forecast.model.stages import PlanSimulation
-from swjoin.forecast.stages import Capacity, PlanProfile, StageProfile
-from swjoin.forecast.summary import forecast_plan
+from swjoin.forecast.stages import Capacity, PlanProfile, StageProfile, _fit
+from swjoin.forecast.summary import forecast_plan, saturated
+from swjoin.frontends.configured import job_of
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
@@ -216,13 +221,13 @@ def test_a_run_that_tells_too_little_is_refused_with_one_line(
 
 
 def _slowed(capacity: Capacity, *ns_per_row: float) -> Capacity:
-    """The same with other costs of the stages' rows."""
+    """The same with other costs of the stages' rows; those of the gateway are the cost model's."""
     profile = capacity.profile
     stages = tuple(
         dataclasses.replace(stage, work_s=ns * stage.work_rows / 1e9)
         for stage, ns in zip(profile.stages, ns_per_row, strict=True)
     )
-    return dataclasses.replace(capacity, profile=dataclasses.replace(profile, stages=stages))
+    return dataclasses.replace(capacity, profile=dataclasses.replace(profile, stages=stages, gateway_row_s=None))
 
 
 @pytest.mark.parametrize("slowest", [(5000.0, 1.0), (1.0, 5000.0), (500.0, 500.0)])
@@ -312,3 +317,115 @@ def test_simulate_prints_stages_and_edges_of_a_run(
     assert "keeps up" in capsys.readouterr().out
     assert main(["simulate", str(measured.path), "--slaves", "1", "--search"]) == 2
     assert "--search: not of a run of a plan; leave it out" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- a query from short runs of it, at the highest rate
+
+_TUMBLE = "TUMBLE(cdr, ts, INTERVAL '1' SECOND)"
+QUERY: dict[str, Any] = {
+    "queries": [{"sql": f"SELECT calling, count(*) AS n FROM {_TUMBLE} WHERE x < 0.5 GROUP BY calling, window_end"}],
+    "inputs": {"cdr": {"generate": "calls"}},
+    "workload": {"domain": 300, "duration": "4s", "rate": 3000},
+    "cluster": {"distribution_epoch": "200ms"},
+    "pace": "asap",
+    "sink": {"kind": "count"},
+}
+
+
+@pytest.fixture(scope="module")
+def query(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with query.yaml and two runs of it, `low` and `high`, the latter with four times the rate."""
+    folder = tmp_path_factory.mktemp("query")
+    (folder / "query.yaml").write_text(yaml.safe_dump(QUERY))
+    for name, rate in (("low", 3000), ("high", 12_000)):
+        config = ["--set", f"workload.rate={rate}", "--out", str(folder / name)]
+        assert main(["run", str(folder / "query.yaml"), "--threads", "1", *config]) == 0
+    return folder
+
+
+def _of_query(folder: Path, width: int, *settings: str, costs: Any = FREE) -> Capacity:
+    job = job_of(folder / "query.yaml", list(settings), "simulate")
+    return capacity_of(job, folder / "query.yaml", width, costs, profiles=[folder / "low", folder / "high"])
+
+
+def test_two_runs_tell_apart_what_an_epoch_and_what_a_row_costs() -> None:
+    assert _fit((10, 100, 10 * 3 + 100 * 2), (10, 1000, 10 * 3 + 1000 * 2)) == pytest.approx((3, 2))
+    assert _fit((10, 100, 5.0), (10, 1000, 50.0)) == pytest.approx((0, 0.05)), "no cost of an epoch"
+    assert _fit((10, 100, 9.0), (10, 1000, 6.0)) == pytest.approx((0.75, 0)), "the slower one has fewer rows: noise"
+    assert _fit((10, 100, 1.0), (10, 1000, 100.0)) == pytest.approx((0, 101 / 1100)), "an epoch never costs less than nothing"
+
+
+def test_costs_of_two_runs_explain_both(query: Path) -> None:
+    reports = [json.loads((query / name / "run.json").read_text()) for name in ("low", "high")]
+    profile = _of_query(query, 1).profile
+    assert profile.gateway_row_s is not None
+    (stage,) = profile.stages
+    assert stage.epoch_s > 0 or stage.ns_per_row > 0
+    if stage.epoch_s > 0 and stage.ns_per_row > 0:
+        for report in reports:
+            (plain,) = report["stages"]
+            told = report["epochs"] * stage.epoch_s + 1e-9 * stage.ns_per_row * plain["work_rows"][0]
+            assert told == pytest.approx(plain["work_s"][0])
+    with pytest.raises(UserError, match="both runs have as many rows in an epoch"):
+        PlanProfile.of(reports[0], profile.plan, reports[0])
+
+
+def test_more_input_of_the_same_kind_has_the_same_selectivities(query: Path) -> None:
+    capacity = dataclasses.replace(_of_query(query, 2), keys_grow=True)
+    rates = capacity.profile.rates
+    once, thrice = capacity.flow(rates), capacity.flow({name: 3 * rate for name, rate in rates.items()})
+    assert thrice.out == pytest.approx([3 * rows for rows in once.out])
+    assert capacity.window_bytes(thrice) == pytest.approx([3 * nbytes for nbytes in capacity.window_bytes(once)])
+
+
+@pytest.mark.parametrize("width", [4, 24])
+def test_the_highest_rate_is_sustained_and_little_more_is_not(query: Path, width: int) -> None:
+    capacity = _of_query(query, width, "cluster.partition_count=240", costs=with_changes(FREE, ["message_ns=20000"]))
+    report, run = saturated(capacity, "", balance=True)
+    assert report["keeps_up"]
+    assert run.roles.slave_ranks + run.roles.gateways == width, "gateways take the place of slaves"
+    assert sum(report["causes"].values()) == pytest.approx(1)
+    assert min(report["causes"].values()) > 0
+    alone, _ = saturated(capacity, "")
+    assert report["saturation_tuples_per_s"] >= alone["saturation_tuples_per_s"] * (0.99 if width > 4 else 0.5)
+    paced = dataclasses.replace(capacity.config, pace="realtime")
+    more = {"cdr": 1.2 * alone["saturation_tuples_per_s"]}
+    assert not forecast_plan(dataclasses.replace(capacity, config=paced, keys_grow=True), "", more)["keeps_up"]
+
+
+def test_nothing_is_sustained_where_messages_take_all_of_the_time(query: Path) -> None:
+    report, _ = saturated(_of_query(query, 4, costs=with_changes(FREE, ["message_ns=1e9"])), "")
+    assert report["saturation_tuples_per_s"] == 0
+
+
+def test_costs_of_a_slower_node(query: Path) -> None:
+    fast, slow, imitated = (
+        _of_query(query, 2, *settings, costs=with_changes(FREE, changes))
+        for settings, changes in (((), []), ((), ["row_ratio=10", "epoch_ratio=10"]), (("nodes.node_speed=0.1",), []))
+    )
+    rates = fast.profile.rates
+    works = [capacity.work(rates).stages[0] for capacity in (fast, slow, imitated)]
+    assert works[1].operator_s(0) == pytest.approx(10 * works[0].operator_s(0))
+    assert works[2].operator_s(0) == pytest.approx(10 * works[0].operator_s(0))
+    assert works[0].communication_s(0) == works[1].communication_s(0) == works[2].communication_s(0)
+
+
+def test_simulate_takes_a_query_with_runs_of_it(query: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["simulate", str(query / "query.yaml"), "--slaves", "3"]
+    assert main(command) == 2
+    assert "simulate also takes it as --profile" in capsys.readouterr().err
+    profiles = ["--profile", str(query / "low"), "--profile", str(query / "high")]
+    assert main([*command, *profiles, "--set", "workload.rate=6000", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    report = json.loads((tmp_path / "run.json").read_text())
+    assert report["input"]["cdr"]["tuples"] == pytest.approx(6000 * 0.2 * report["epochs"], rel=1e-3)
+    rows = pq.read_table(tmp_path / "metrics" / "slaves.parquet").to_pylist()
+    assert len(rows) == 3 * report["epochs"]
+    assert sum(row["left_tuples"] for row in rows) == pytest.approx(report["stages"][0]["received"]["left"], rel=0.01)
+    assert main([*command, *profiles, "--balance"]) == 2
+    assert "give --saturate too" in capsys.readouterr().err
+    other = yaml.safe_load((query / "query.yaml").read_text())
+    other["queries"][0]["sql"] = other["queries"][0]["sql"].replace("0.5", "0.6")
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
+    assert main(["simulate", str(tmp_path / "other.yaml"), "--slaves", "3", *profiles]) == 2
+    assert "is a run of another query than that of" in capsys.readouterr().err

@@ -166,11 +166,55 @@ def by_strategy(**rates: float) -> tuple[dict[str, list[Any]], Metrics]:
     return {"cluster.strategy": list(rates)}, {"sustainable_workload.rate": ("1/s", lambda p: rates[p["cluster.strategy"]])}
 
 
+def by_nodes_simulated(rates: dict[int, float]) -> tuple[dict[str, list[Any]], Metrics]:
+    """StreamCloud's figure 7a and claim 20."""
+    metrics: Metrics = {
+        name: ("tuples/s", lambda p: rates[p["slaves"]]) for name in ("saturation_tuples_per_s", "saturation_per_node")
+    }
+    return {"slaves": list(rates)}, metrics | {name: ("", lambda p: 0.1) for name in ("exchange_ratio", "waiting_ratio")}
+
+
+def by_strategy_and_epoch(**rates: float) -> tuple[dict[str, list[Any]], Metrics]:
+    """StreamCloud's figure 8: at 200 ms these rates, at 1 s all strategies carry the same."""
+    metrics: Metrics = {
+        "saturation_tuples_per_s": (
+            "tuples/s",
+            lambda p: rates[p["cluster.strategy"]] if p["cluster.distribution_epoch"] == "200ms" else 1000.0,
+        )
+    }
+    return {"cluster.distribution_epoch": ["200ms", "1s"], "cluster.strategy": list(rates)}, metrics
+
+
+def by_cause(**shares: tuple[float, float]) -> tuple[dict[str, list[Any]], Metrics]:
+    """StreamCloud's figure 9: of each strategy, shares of communication and of idle time."""
+    metrics: Metrics = {
+        "exchange_ratio": ("", lambda p: shares[p["cluster.strategy"]][0]),
+        "waiting_ratio": ("", lambda p: shares[p["cluster.strategy"]][1]),
+        "operator_ratio": ("", lambda p: 1 - sum(shares[p["cluster.strategy"]])),
+    }
+    return {"cluster.strategy": list(shares)}, metrics
+
+
+def by_rate(knee: float, busy: float = 1.0) -> tuple[dict[str, list[Any]], Metrics]:
+    """StreamCloud's queues of figure 7a."""
+    metrics: Metrics = {
+        "delay_mean_s": ("s", lambda p: 0.4 if p["workload.rate"] < knee else 5.0),
+        "delay_growth": ("s/s", lambda p: 0.0 if p["workload.rate"] < knee else 0.3),
+        "utilisation_slaves:mean": ("", lambda p: busy if p["workload.rate"] >= knee else 0.5),
+    }
+    return {"workload.rate": [100, 200, 400]}, metrics
+
+
 GOOD: dict[int | str, Callable[[], tuple[dict[str, list[Any]], Metrics]]] = {
     5: by_slaves, 6: by_slaves, 7: by_tuning, 8: by_tuning, 9: by_tuning, 10: by_tuning, 11: by_declustering, 12: by_tuning,
     13: by_epoch, 14: by_epoch, "StreamCloud 7b": lambda: by_nodes({2: 100, 4: 190}),
     "StreamCloud 7c": lambda: by_nodes({1: 100, 2: 190, 4: 350}),
     "StreamCloud 7f": lambda: by_strategy(subquery=500, operator=200, query=100),
+    "StreamCloud 7a": lambda: by_nodes_simulated({2: 100, 20: 980}),
+    "StreamCloud 7a, queues": lambda: by_rate(400),
+    "StreamCloud 8": lambda: by_strategy_and_epoch(subquery=500, operator=200, query=100),
+    "StreamCloud 9": lambda: by_cause(query=(0.5, 0.1), subquery=(0.1, 0.05), operator=(0.3, 0.35)),
+    "StreamCloud claim 20": lambda: by_nodes_simulated({4: 100, 16: 98, 60: 92, 1024: 80}),
 }  # fmt: skip
 
 
@@ -501,6 +545,43 @@ def test_streamcloud_strategies(tmp_path: Path) -> None:
     assert check(subquery=500, operator=100, query=510) == claims.FAILS
     assert check(subquery=500, query=10) == claims.SHAPE, "operators were not measured"
     assert check(subquery=500, operator=100) == claims.UNKNOWN
+
+
+def test_streamcloud_on_many_processors(tmp_path: Path) -> None:
+    def sixty(**rates: float) -> str:
+        return verdict(tmp_path, "StreamCloud 8", by_strategy_and_epoch(**rates))
+
+    assert sixty(subquery=500, operator=200, query=100) == claims.HOLDS
+    assert sixty(subquery=500, operator=200, query=0) == claims.HOLDS, "nothing is carried"
+    assert sixty(subquery=500, operator=300, query=100) == claims.SHAPE
+    assert sixty(subquery=500, operator=600, query=100) == claims.FAILS
+    assert sixty(subquery=500, operator=200) == claims.UNKNOWN
+
+    def causes(**shares: tuple[float, float]) -> str:
+        return verdict(tmp_path, "StreamCloud 9", by_cause(**shares), "query communicates")
+
+    assert causes(query=(0.5, 0.1), subquery=(0.1, 0.05), operator=(0.3, 0.35)) == claims.HOLDS
+    assert causes(query=(0.5, 0.1), subquery=(0.1, 0.05), operator=(0.3, 0.5)) == claims.SHAPE
+    assert causes(query=(0.2, 0.1), subquery=(0.1, 0.05), operator=(0.3, 0.35)) == claims.FAILS
+
+    def efficiency(**rates: float) -> str:
+        found = by_nodes_simulated({int(name[1:]): rate for name, rate in rates.items()})
+        return verdict(tmp_path, "StreamCloud claim 20", found)
+
+    assert efficiency(n4=100, n16=98, n60=92, n1024=80) == claims.HOLDS
+    assert efficiency(n4=100, n16=98, n60=92, n1024=70) == claims.SHAPE
+    assert efficiency(n4=100, n16=120, n60=92, n1024=70) == claims.FAILS, "the best of small clusters counts"
+    assert efficiency(n4=100, n60=92) == claims.UNKNOWN
+
+    def queues(knee: float, busy: float = 1.0) -> str:
+        return verdict(tmp_path, "StreamCloud 7a, queues", by_rate(knee, busy))
+
+    assert (queues(400), queues(200, 0.8), queues(50), queues(500)) == (
+        claims.HOLDS,
+        claims.SHAPE,
+        claims.UNKNOWN,
+        claims.UNKNOWN,
+    )
 
 
 def flat_to(**knees: tuple[list[int], int | None]) -> tuple[dict[str, list[Any]], Metrics]:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.quiet
 EXPERIMENTS = {path.stem: path for path in sorted((ROOT / "experiments").glob("*.yaml"))}
 OWNERS = {name: path for name, path in EXPERIMENTS.items() if load_experiment(path).source.name == name}
 _TINY = ["measured=4s", "measure.warm_up=1s", "nodes.node_speed=0.05"]  # preset quick: 0.4 s
+_SHORT_RUNS = "profile=[{workload.rate: 20000, workload.duration: 2s, cluster.gateways: 1}]"
 SMALLER: dict[str, list[str]] = {
     "communication": [
         "measured=400ms",
@@ -40,13 +41,12 @@ SMALLER: dict[str, list[str]] = {
     "streamcloud_aggregate": ["measured=2s", "search.high=20000"],
     "streamcloud_join": ["measured=2s", "search.high=2000"],
     "streamcloud_strategies": ["measured=3s", "search.high=2000"],
+    **{f"streamcloud_{name}": [_SHORT_RUNS] for name in ("causes", "efficiency", "map", "map_delay", "sixty", "today")},
     "full_speed_settings": ["measured=600ms", "measure.warm_up=250ms", "search.high=100000"],
 }
 WINDOWS = {
     "communication",
-    "streamcloud_aggregate",
-    "streamcloud_join",
-    "streamcloud_strategies",
+    *(name for name in SMALLER if name.startswith("streamcloud_")),
     "sustainable_window",
     "sustainable_skew",
     "full_speed",
@@ -57,7 +57,8 @@ WINDOWS = {
 
 
 # Starting ranks takes as long as all the rest: enough that some do.
-LOCAL = {name for name in OWNERS if name.startswith(("sustainable", "full", "streamcloud"))} | {
+REAL = {name for name, path in OWNERS.items() if load_experiment(path).source.runner != "simulate"}
+LOCAL = {name for name in REAL if name.startswith(("sustainable", "full", "streamcloud"))} | {
     "adaptive",
     "policies",
     "fig06",
@@ -67,8 +68,8 @@ LOCAL = {name for name in OWNERS if name.startswith(("sustainable", "full", "str
 
 
 # Of each kind one in every run of the suite: a sweep over rates on ranks, in one process, a search, one of a query, one of the
-# simulator.
-OFTEN = {"adaptive", "fig11", "fig14", "main", "streamcloud_aggregate", "sustainable_theta", "thousand"}
+# simulator, of a join and of a query.
+OFTEN = {"adaptive", "fig11", "fig14", "main", "streamcloud_aggregate", "streamcloud_map", "sustainable_theta", "thousand"}
 
 
 def settings(name: str) -> list[str]:

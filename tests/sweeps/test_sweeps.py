@@ -22,7 +22,7 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.monitor.sustainability import growth, sustained
 from swjoin.sweeps import runner, store
 from swjoin.sweeps.experiment import KEYS, Search
-from swjoin.sweeps.points import Point, design_digest, load_experiment, needs_calibration, points, probe_at
+from swjoin.sweeps.points import Point, design_digest, load_experiment, needs_calibration, points, probe_at, profile_points
 from swjoin.sweeps.presets import scaled
 from swjoin.sweeps.search import bisect
 from swjoin.sweeps.store import SweepStore, sweep_directory
@@ -34,6 +34,14 @@ BASE: dict[str, Any] = {
     "pace": "realtime",
     "join": {"within": "10s"},
     "cluster": {"distribution_epoch": "400ms"},
+    "workload": {"rate": 100, "duration": "5s"},
+    "sink": {"kind": "count"},
+}
+
+
+QUERY: dict[str, Any] = {
+    "queries": [{"sql": "SELECT calling, ts FROM cdr WHERE x < 0.5"}],
+    "inputs": {"cdr": {"generate": "calls"}},
     "workload": {"rate": 100, "duration": "5s"},
     "sink": {"kind": "count"},
 }
@@ -172,6 +180,12 @@ def test_runs_of_another_experiment(write: Any) -> None:
         ({"preset": "quick", "runner": "simulate"}, r"runner simulate: virtual time needs no faster preset"),
         ({"preset": "quick", "set": {"join.within": "15us"}}, r"queries.lower_us: -15 us cannot be divided by 10"),
         ({"preset": "quick", "set": {"nodes.node_speed": 0.2}}, r"nodes.node_speed: 0.2 times 10 is faster than a core"),
+        ({"base": QUERY, "runner": "simulate"}, r"runner simulate: a query needs profile: the settings of one or two"),
+        ({"runner": "simulate", "profile": [{"seed": 1}]}, r"runner simulate: profile: is for queries"),
+        ({"base": QUERY, "saturate": True}, r"saturate: is for simulated queries; real runs search: for the highest rate"),
+        ({"saturate": "full"}, r"one.yaml: saturate: 'full' is not known"),
+        ({"profile": {"seed": 1}}, r"one.yaml: profile: expected the settings of one or two runs as a list"),
+        ({"profile": [{"sed": 1}]}, r"one.yaml: profile 0: sed: no such configuration key; did you mean seed\?"),
         ({"metrics": ["delay_mean"]}, r"metrics: 'delay_mean' is no metric; did you mean delay_mean_s\?"),
         ({"plot": {"panels": ["delay_mean_s:sum"]}}, r"plot.panels: delay_mean_s:sum: slaves become one number by run"),
         ({"axes": {"workload.rate": [1]}, "plot": {"x": "rate"}}, r"plot.x: 'rate' is no axis of one.yaml"),
@@ -392,7 +406,7 @@ class Fake:
         self.script.write_text(FAKE)
         self.lines: list[str] = []
 
-    def command(self, _experiment: Any, config: Path, _slaves: int, out: Path) -> list[str]:
+    def command(self, _design: Any, config: Path, _slaves: int, out: Path, _profiles: Any = ()) -> list[str]:
         return [sys.executable, str(self.script), str(config), str(out), str(self.log)]
 
     def begin(self, total: int, ended: int, estimate_s: float) -> None:
@@ -773,3 +787,23 @@ def test_point_commands(write: Any) -> None:
     assert typed("local") == ["run", "c.yaml", "--threads", "3", "--out", "out"]
     assert typed("simulate") == ["simulate", "c.yaml", "--slaves", "3", "--costs", "paper", "--out", "out"]
     assert isinstance(points(load_experiment(write()))[0], Point)
+    for saturate, words in ((False, []), (True, ["--saturate"]), ("balanced", ["--saturate", "--balance"])):
+        query = load_experiment(write(runner="simulate", base=QUERY, profile=[{"seed": 1}], saturate=saturate)).source
+        found = runner.point_command(query, Path("c.yaml"), 3, Path("out"), [Path("p"), Path("q")])[3:]
+        assert found[6:] == ["--profile=p", "--profile=q", *words, "--out", "out"]
+
+
+def test_a_simulated_query_has_short_runs_that_tell_its_costs(write: Any) -> None:
+    """The runs have the settings of all points, their own, and a strategy with the stages of the point's."""
+    profile = [{"workload.rate": 50}, {"workload.rate": 500, "slaves": 2}]
+    strategies = {"cluster.strategy": ["query", "subquery", "operator"]}
+    keys = {"base": QUERY, "slaves": 60, "set": {"nodes.node_speed": 0.1}, "axes": strategies | {"cluster.gateways": [1, 8]}}
+    design = load_experiment(write(runner="simulate", profile=profile, **keys)).source
+    found = {point.text(): profile_points(design, point) for point in points(load_experiment(design.path))}
+    assert len(found) == 6
+    for name, (low, high) in found.items():
+        assert (low.slaves, low.config.workload.rate_per_s, high.slaves, high.config.workload.rate_per_s) == (1, 50, 2, 500)
+        assert low.config.nodes.node_speed == 1, "as fast as they can"
+        assert (low.config.pace, low.config.cluster.gateways) == ("asap", 1)
+        assert low.config.cluster.strategy == ("operator" if "operator" in name else "query")
+    assert len({point.name(1) for runs in found.values() for point in runs}) == 4
