@@ -54,7 +54,7 @@ from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local
 
 PART = 16_384  # rows of a delivery to the operator
-PEERS = ("flink", "spark")
+PEERS = ("flink", "spark", "bytewax", "pathway")
 RATE_US = 10  # between two rows of the operator's input
 
 
