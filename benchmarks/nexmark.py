@@ -6,7 +6,7 @@ projection, and of the operator of aggregates alone, for a tumbling count and fo
 Why: joins are one operator; a query has filters, windows and several stages.
 Stays out: the input (`benchmarks.workloads.nexmark`), engines of streams (`benchmarks.peers.nexmark`, which `--peers` runs).
 
-Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--slaves N] [--peers flink spark] [--tiny]
+Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--slaves N] [--peers flink ...] [--tiny]
 """
 
 from __future__ import annotations

@@ -214,9 +214,7 @@ def q7(streams: Input) -> Any:
 
     keyed = streams.each(streams["bid"], lambda bids: [("", b) for b in bids])
     best = folded(streams, keyed, tumbling(10 * SECOND), list, highest)
-    return streams.each(
-        best, lambda rows: [(b.auction, b.price, b.bidder, b.date_time) for _, (_, bids) in rows for b in bids]
-    )
+    return streams.each(best, lambda rows: [(b.auction, b.price, b.bidder, b.date_time) for _, (_, bids) in rows for b in bids])
 
 
 def q8(streams: Input) -> Any:
@@ -401,9 +399,7 @@ def q20(streams: Input) -> Any:
     pairs = near(streams, auctions, bids, 10 * SECOND)
 
     def cells(rows: list[Any]) -> list[Any]:
-        return [
-            (*b, a.item_name, a.initial_bid, a.reserve, a.date_time, a.expires, a.seller, a.category) for _, (a, b) in rows
-        ]
+        return [(*b, a.item_name, a.initial_bid, a.reserve, a.date_time, a.expires, a.seller, a.category) for _, (a, b) in rows]
 
     return streams.each(pairs, cells)
 
@@ -419,7 +415,7 @@ def read(path: Path) -> list[Row]:
     for at, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
             table = table.set_column(at, column.name, table[column.name].cast(pa.timestamp("us", "UTC")))
-    make = namedtuple(path.stem, table.column_names)  # type: ignore[misc]  # noqa: PYI024
+    make = namedtuple(path.stem, table.column_names)  # type: ignore[misc]
     return list(map(make, *(column.to_pylist() for column in table.columns)))
 
 

@@ -5,11 +5,10 @@ Why: workloads of any size, on a cluster's file system as well, with the same ro
 partitions.
 Stays out: how rows are drawn (`connectors.generator`).
 
-`generate` writes OUT/left/*.parquet and OUT/right/*.parquet, whose name order is time order, so that a row's position is its id.
-Columns: ts (int64,
-microseconds from 0; integers say exactly what the join compares), key (int64), payload (binary). OUT/workload.json says how
-they were made. `generate_nexmark` writes OUT/person, OUT/auction, OUT/bid and OUT/side_input, whose name order is time order, too, and
-OUT/workload.json. Without Spark it writes the same rows in this process.
+`generate` writes OUT/left/*.parquet and OUT/right/*.parquet, whose name order is time order, so that a row's position is its
+id. Columns: ts (int64, microseconds from 0; integers say exactly what the join compares), key (int64), payload (binary).
+`generate_nexmark` writes OUT/person, OUT/auction, OUT/bid and OUT/side_input likewise; without Spark it writes the same rows in
+this process. OUT/workload.json says how they were made.
 """
 
 from __future__ import annotations

@@ -66,9 +66,7 @@ def _times(events: I64) -> pa.Array:
 
 def _persons(events: I64, seed: int) -> pa.Table:
     family = _random(events, seed, 2, len(_FAMILIES))
-    name = pc.binary_join_element_wise(
-        _named(_random(events, seed, 1, len(_NAMES)), _NAMES), _named(family, _FAMILIES), " "
-    )
+    name = pc.binary_join_element_wise(_named(_random(events, seed, 1, len(_NAMES)), _NAMES), _named(family, _FAMILIES), " ")
     city = _random(events, seed, 3, len(_CITIES))
     return pa.table(
         {
