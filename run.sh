@@ -36,7 +36,7 @@ usage() {
 ./run.sh flights             the flights example: New York departures of 2013, joined in-process and on 4 ranks
 ./run.sh bench               speed: join module, commands, links, memory, start-up, kernels; a table per target, answers checked
 ./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
-./run.sh bench nexmark       Nexmark's queries beside DuckDB, or with --peers flink spark beside those; the operator of aggregates alone
+./run.sh bench nexmark       Nexmark's queries beside DuckDB, or with --peers flink spark bytewax pathway beside those; the operator of aggregates alone
 ./run.sh bench kinds         what outer, semi and anti joins cost beside the inner one
 ./run.sh bench spark [WORKLOAD]  the join inside Spark against Spark's own
 ./run.sh bench api           what the Python API adds to the join module, and to taking the rows of the pairs
@@ -279,7 +279,7 @@ case $word in
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac
-    case "$part $*" in peers* | spark* | nexmark*--peers*) need_java ;; esac
+    case "$part $*" in peers* | spark* | nexmark*--peers*flink* | nexmark*--peers*spark*) need_java ;; esac
     case $part in kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; queries) part=query_costs ;; spark) part=spark_join ;; esac
     exec "$python" -m "benchmarks.$part" "$@" ;;
   figures)

@@ -6,7 +6,7 @@ projection, and of the operator of aggregates alone, for a tumbling count and fo
 Why: joins are one operator; a query has filters, windows and several stages.
 Stays out: the input (`benchmarks.workloads.nexmark`), engines of streams (`benchmarks.peers.nexmark`, which `--peers` runs).
 
-Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--slaves N] [--peers flink spark] [--tiny]
+Usage: python -m benchmarks.nexmark [--events N] [--repeat N] [--only Q ...] [--slaves N] [--peers flink ...] [--tiny]
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local
 
 PART = 16_384  # rows of a delivery to the operator
-PEERS = ("flink", "spark")
+PEERS = ("flink", "spark", "bytewax", "pathway")
 RATE_US = 10  # between two rows of the operator's input
 
 

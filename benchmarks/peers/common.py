@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +88,32 @@ def report(
     if right_count is not None and count != right_count:
         print(f"{system}: {count} pairs, expected {right_count}", file=sys.stderr)
         raise SystemExit(1)
+
+
+def answer_queries(
+    system: str, configuration: str, queries: Collection[str], run: Callable[[str, list[Any] | None], tuple[float, int]]
+) -> None:
+    """Answers "CHECK query rows" and "TIME query" on stdin with "RUN seconds count ..." or "FAILED reason", as
+    `benchmarks.peers.nexmark` wants it. run: from a query's name and a list for its rows, or None, to seconds and rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    print(f"READY\t{system}\t{configuration}", flush=True)
+    for line in sys.stdin:
+        word, text, *path = line.rstrip("\n").split("\t")
+        query = Path(text).stem
+        kept: list[Any] | None = [] if word == "CHECK" else None
+        try:
+            if query not in queries:
+                raise ValueError("it has no counterpart here")
+            seconds, count = run(query, kept)
+            if kept:
+                columns = [pa.array(column) for column in zip(*kept, strict=True)]
+                pq.write_table(pa.Table.from_arrays(columns, [str(at) for at in range(len(columns))]), f"{path[0]}.0.parquet")
+            print(f"RUN\t{seconds}\t{count}\t{'counted' if kept is None else 'wrote'}", flush=True)
+        except Exception as error:  # whatever an engine says, the next query may run
+            print(error, file=sys.stderr, flush=True)
+            print(f"FAILED\t{' '.join(str(error).split())}", flush=True)
 
 
 def same(counts: list[int]) -> int:

@@ -1,17 +1,18 @@
-"""Nexmark's queries in other engines of streams, beside ours on the same input: `./run.sh bench nexmark --peers flink spark`.
+"""Nexmark's queries in other engines of streams, beside ours on the same input: `./run.sh bench nexmark --peers flink ...`.
 
 What: a line per query: rows in and out, million events/s of swjoin and of every peer (median, range, turn by turn), and how
 many times faster swjoin is; then each peer's geometric mean and its worst query. A peer's text is that of `examples/nexmark`,
-or where its dialect differs the one in the folder of the peer's name there.
+or where its dialect differs the one in the folder of the peer's name there; Bytewax and Pathway have functions in Python.
 Why: a peer's figure counts only where its rows are the same. Before a query is timed, a peer writes its rows, whose count and
 digest are compared with ours, which are compared with DuckDB's. A query that a peer cannot run, that takes too long, or whose
 rows differ is named with the reason and left out of the mean.
-Stays out: how a peer is set up (`nexmark_flink`, `nexmark_spark`), the texts, joins alone (`benchmarks.peers.run`).
+Stays out: how a peer is set up (`nexmark_flink`, `nexmark_spark`, `nexmark_bytewax`, `nexmark_pathway`), the texts, joins
+alone (`benchmarks.peers.run`).
 
 All have the same input, with times in whole milliseconds: Flink has no finer ones as event time. swjoin runs in one process
-with as many slaves as cores, and reads what the peer reads: Parquet beside Spark, Arrow IPC beside Flink, which has columns in
-memory. All count and hash their rows. Planning and start-up are in nobody's seconds, and a peer has run the query twice before
-it is timed.
+with as many slaves as cores, and reads what the peer reads: Parquet beside Spark, Arrow IPC beside the others, which have their
+rows in memory. All count their rows; swjoin, Flink and Spark hash them as well. Planning and start-up are in nobody's seconds,
+and a peer has run the query twice before it is timed.
 """
 
 from __future__ import annotations
@@ -38,12 +39,17 @@ from benchmarks.nexmark import answer_of, connected, duckdb_answer, input_rows, 
 from benchmarks.peers.run import environment
 from benchmarks.workloads import nexmark
 
-FORMATS = {"flink": "Arrow IPC", "spark": "Parquet"}  # what swjoin reads beside a peer
+FORMATS = {
+    "flink": "Arrow IPC",
+    "spark": "Parquet",
+    "bytewax": "Arrow IPC",
+    "pathway": "Arrow IPC",
+}  # what swjoin reads beside a peer
 BATCH_ROWS = 1 << 16  # of an Arrow IPC file
 SETUP_S = 240  # until a peer is ready
 QUERY_S = 120  # for one run
 WROTE = "wrote"  # instead of a digest: the rows are in files
-OTHER_HASH = "hashed"  # rows were hashed in another way
+NO_DIGEST = ("hashed", "counted")  # rows were hashed in another way, or only counted
 # Queries that no input of whole milliseconds has one answer for.
 UNDETERMINED = {"q6": "auctions of one millisecond have no order, and the last 10 of a seller depend on it"}
 
@@ -240,7 +246,7 @@ def timed(peer: Peer, name: str, wanted: tuple[int, str]) -> float | None:
     """Seconds of a peer's run; None, and left out from now on, when there is none or its rows are others."""
     try:
         seconds, count, digest = peer.session.ask("TIME", str(text_of(peer.name, name)))
-        if count != wanted[0] or digest not in (wanted[1], OTHER_HASH):
+        if count != wanted[0] or digest not in (wanted[1], *NO_DIGEST):
             raise RefusedError(f"other rows in a later run: {count:,} of digest {digest}")
     except RefusedError as error:
         peer.left_out[name] = str(error)

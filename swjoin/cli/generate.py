@@ -1,4 +1,4 @@
-"""`swjoin generate`: two streams by Spark.
+"""`swjoin generate`: two streams, or Nexmark's tables, by Spark.
 
 What: `run_generate`.
 Why: workloads are made where they are joined.
@@ -27,19 +27,48 @@ def _schedule(text: str) -> dict[str, Any]:
 
 
 def run_generate(args: argparse.Namespace) -> int:
+    if not 0 <= args.seed < 1 << 63:
+        raise UserError(f"--seed {args.seed}: must be an integer from 0 on, below 2^63")
+    return _nexmark(args) if args.workload == "nexmark" else _streams(args)
+
+
+_OF_STREAMS = ("rate", "duration", "bias", "domain", "payload", "drift", "schedule")
+
+
+def _nexmark(args: argparse.Namespace) -> int:
+    from swjoin.spark.generate import generate_nexmark
+
+    for name in _OF_STREAMS:
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name}: is for --workload bmodel")
+    if args.events is None or args.events < 1:
+        raise UserError("--events N: --workload nexmark needs a number of events from 1 on")
+    if args.seed >= 1 << 53:
+        raise UserError(f"--seed {args.seed}: --workload nexmark takes one below 2^53")
+    counts = generate_nexmark(args.events, args.seed, Path(args.out), args.spark_master, spark=args.engine == "spark")
+    print(f"{args.out}: " + ", ".join(f"{count:,} rows of {name}" for name, count in counts.items()))
+    return 0
+
+
+def _streams(args: argparse.Namespace) -> int:
     from swjoin.config.loader import workload_from_plain
     from swjoin.spark.generate import generate
 
-    if not 0 <= args.seed < 1 << 63:
-        raise UserError(f"--seed {args.seed}: must be an integer from 0 on, below 2^63")
+    if args.events is not None:
+        raise UserError("--events: is for --workload nexmark")
+    if args.engine != "spark":
+        raise UserError(f"--engine {args.engine}: is for --workload nexmark; streams are made by Spark")
+    missing = [f"--{name}" for name in ("rate", "duration") if getattr(args, name) is None]
+    if missing:
+        raise UserError(f"{' and '.join(missing)}: missing; --workload bmodel needs both")
     plain = {
         "rate_per_s": args.rate,
         "duration": args.duration,
-        "bias": args.bias,
-        "domain": args.domain,
-        "payload": args.payload,
-        "drift": args.drift,
-        "schedule": _schedule(args.schedule),
+        "bias": 0.7 if args.bias is None else args.bias,
+        "domain": 10_000_000 if args.domain is None else args.domain,
+        "payload": "48B" if args.payload is None else args.payload,
+        "drift": "0s" if args.drift is None else args.drift,
+        "schedule": _schedule("constant" if args.schedule is None else args.schedule),
     }
     workload = workload_from_plain(plain)
     counts = generate(workload, args.seed, Path(args.out), args.spark_master)

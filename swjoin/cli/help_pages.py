@@ -46,9 +46,11 @@ GROUPS: dict[str, dict[str, str]] = {
     "tail": {"connection": f"{_CONNECTION} --retry", "results": "--from --final --format --count -o"},
     "top": {"connection": _CONNECTION, "output": "--once"},
     "generate": {
-        "streams": "--rate --duration --bias --domain --payload --drift --schedule --seed",
+        "workload": "--workload --seed",
+        "streams": "--rate --duration --bias --domain --payload --drift --schedule",
+        "events": "--events",
         "output": "-o",
-        "execution": "--spark-master",
+        "execution": "--engine --spark-master",
     },
     "events": {"filters": "--kind --slave --group"},
     "sweep": {"points": "--preset --repeat --only --set", "output": "--out --fresh --dry-run"},
@@ -98,6 +100,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "generate": (
         "swjoin generate --rate 1000 --duration 10s -o streams",
         "swjoin generate --rate 1000 --duration 1min --schedule burst,factor=4,period=10s,length=1s -o bursts",
+        "swjoin generate --workload nexmark --events 1000000 --engine local -o auction",
     ),
     "verify": ("swjoin verify runs/first",),
     "aggregate": ("swjoin aggregate runs/first",),

@@ -51,7 +51,7 @@ def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
     _add_serve(commands.add_parser("serve", help="join live streams, and give the results to whoever asks, over Arrow Flight"))
     _add_push(commands.add_parser("push", help="push a file's rows into a live run"))
     _add_tail(commands.add_parser("tail", help="follow the results of a live run"))
-    _add_generate(commands.add_parser("generate", help="write two b-model streams as Parquet, by Spark"))
+    _add_generate(commands.add_parser("generate", help="write two b-model streams, or Nexmark's tables, as Parquet"))
     verify = commands.add_parser("verify", help="recompute the result of a run with DuckDB or Spark and compare")
     verify.add_argument("dir", metavar="DIR", help="directory of a run")
     aggregate = commands.add_parser("aggregate", help="turn the metrics of runs and sweeps into tables")
@@ -298,20 +298,23 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
 
 
 def _add_generate(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--rate", metavar="R", type=positive, required=True, help="mean tuples per second and stream")
-    p.add_argument("--duration", metavar="60s", required=True, help="length of the streams")
-    p.add_argument("--bias", type=positive, default=0.7, help="b of the b-model, 0.5 to 1")
-    p.add_argument("--domain", type=int, default=10_000_000, help="keys are integers in [0, domain)")
-    p.add_argument("--payload", metavar="48B", default="48B", help="payload of a tuple")
-    p.add_argument("--drift", metavar="10s", default="0s", help="after every such time other keys are hot (default: never)")
+    p.description = "Write a workload as Parquet: two streams of the b-model, or Nexmark's person, auction, bid and side_input."
+    p.add_argument("--workload", choices=["bmodel", "nexmark"], default="bmodel", help="two streams (default), or four tables")
+    p.add_argument("--rate", metavar="R", type=positive, help="mean tuples per second and stream")
+    p.add_argument("--duration", metavar="60s", help="length of the streams")
+    p.add_argument("--bias", type=positive, help="b of the b-model, 0.5 to 1 (default 0.7)")
+    p.add_argument("--domain", type=int, help="keys are integers in [0, domain) (default 10000000)")
+    p.add_argument("--payload", metavar="48B", help="payload of a tuple (default 48B)")
+    p.add_argument("--drift", metavar="10s", help="after every such time other keys are hot (default: never)")
     p.add_argument("--seed", type=int, default=1, help="of the random numbers (default 1)")
     p.add_argument(
         "--schedule",
         metavar="KIND[,key=value...]",
-        default="constant",
-        help="constant | step,factor=2,at=30s | sine,amplitude=0.5,period=60s | burst,factor=4,period=10s,length=1s",
+        help="constant (default) | step,factor=2,at=30s | sine,amplitude=0.5,period=60s | burst,factor=4,period=10s,length=1s",
     )
-    p.add_argument("-o", dest="out", metavar="DIR", required=True, help="directory of both streams")
+    p.add_argument("--events", metavar="N", type=int, help="of Nexmark: of 50 one is a person, 3 are auctions, 46 bids")
+    p.add_argument("-o", dest="out", metavar="DIR", required=True, help="directory of the streams or tables, one folder each")
+    p.add_argument("--engine", choices=["spark", "local"], default="spark", help="local: Nexmark's tables in this process")
     p.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
 
 

@@ -1,14 +1,14 @@
-"""`generate`: the two b-model streams as Parquet, written by Spark.
+"""Workloads as Parquet, written by Spark: the two b-model streams, Nexmark's tables.
 
-What: `generate(workload, seed, out, master) -> (left rows, right rows)`.
+What: `generate(workload, seed, out, master) -> (left rows, right rows)`; `generate_nexmark(events, seed, out, master)`.
 Why: workloads of any size, on a cluster's file system as well, with the same rows for a seed whatever the number of Spark
 partitions.
-Stays out: how rows are drawn (`connectors.generator.bmodel`).
+Stays out: how rows are drawn (`connectors.generator`).
 
-Writes OUT/left/*.parquet and OUT/right/*.parquet, whose name order is time order, so that a row's position is its id.
-Columns: ts (int64,
-microseconds from 0; integers say exactly what the join compares), key (int64), payload (binary). OUT/workload.json says how
-they were made.
+`generate` writes OUT/left/*.parquet and OUT/right/*.parquet, whose name order is time order, so that a row's position is its
+id. Columns: ts (int64, microseconds from 0; integers say exactly what the join compares), key (int64), payload (binary).
+`generate_nexmark` writes OUT/person, OUT/auction, OUT/bid and OUT/side_input likewise; without Spark it writes the same rows in
+this process. OUT/workload.json says how they were made.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,9 @@ def stream_frame(
     return slots.mapInArrow(rows, schema), int(counts.sum())
 
 
-def generate(
-    workload: WorkloadConfig, seed: int, out: Path, master: str | None, partitions: int | None = None
-) -> tuple[int, int]:
-    """Write both streams; returns their numbers of rows. UserError when OUT is not empty or cannot be written."""
+@contextmanager
+def _building(out: Path) -> Iterator[Path]:
+    """A folder that becomes OUT when all is written. UserError when OUT is not empty or cannot be written."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a directory with -o")
     if out.exists() and any(out.iterdir()):
@@ -92,16 +92,70 @@ def generate(
         building.mkdir()
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
-    totals = []
-    with open_session(master, "swjoin generate") as spark:
-        for stream, name in enumerate(STREAM_NAMES):
-            parts = partitions or 2 * spark.sparkContext.defaultParallelism
-            frame, count = stream_frame(spark, workload, seed, stream, parts, payload=True)
-            frame.drop("id").write.option("compression", "lz4").parquet(str(building.resolve() / name))
-            totals.append(count)
-    counts = dict(zip(STREAM_NAMES, totals, strict=True))
-    write_json(building / "workload.json", {"workload": to_plain(workload), "seed": seed, "tuples": counts})
+    yield building
     if out.exists():
         out.rmdir()
     building.rename(out)
+
+
+def _parts(spark: SparkSession, partitions: int | None) -> int:
+    return partitions or 2 * spark.sparkContext.defaultParallelism
+
+
+def generate(
+    workload: WorkloadConfig, seed: int, out: Path, master: str | None, partitions: int | None = None
+) -> tuple[int, int]:
+    """Write both streams; returns their numbers of rows. UserError when OUT is not empty or cannot be written."""
+    totals = []
+    with _building(out) as building:
+        with open_session(master, "swjoin generate") as spark:
+            for stream, name in enumerate(STREAM_NAMES):
+                frame, count = stream_frame(spark, workload, seed, stream, _parts(spark, partitions), payload=True)
+                frame.drop("id").write.option("compression", "lz4").parquet(str(building.resolve() / name))
+                totals.append(count)
+        counts = dict(zip(STREAM_NAMES, totals, strict=True))
+        write_json(building / "workload.json", {"workload": to_plain(workload), "seed": seed, "tuples": counts})
     return totals[0], totals[1]
+
+
+def nexmark_frame(spark: SparkSession, name: str, events: int, seed: int, partitions: int) -> DataFrame:
+    """A table of Nexmark's first events, its partitions in time order."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from swjoin.connectors.generator.nexmark import EVENTS_AT_ONCE, table
+
+    partitions = max(1, min(partitions, events))
+
+    def rows(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                first, end = (events * at // partitions for at in (number, number + 1))
+                for at in range(first, end, EVENTS_AT_ONCE):
+                    yield from table(name, at, min(EVENTS_AT_ONCE, end - at), seed).combine_chunks().to_batches()
+
+    schema = from_arrow_schema(table(name, 0, 0).schema, prefer_timestamp_ntz=True)
+    return spark.range(0, partitions, 1, partitions).mapInArrow(rows, schema)
+
+
+def generate_nexmark(
+    events: int, seed: int, out: Path, master: str | None, partitions: int | None = None, *, spark: bool = True
+) -> dict[str, int]:
+    """Write Nexmark's tables; returns their numbers of rows. UserError as of `generate`."""
+    import pyarrow.parquet as pq
+
+    from swjoin.connectors.generator.nexmark import TIMES, write_tables
+
+    with _building(out) as building:
+        paths = {name: building / name / "part-00000.parquet" for name in TIMES}
+        by_spark = [name for name, time in TIMES.items() if spark and time]
+        for name in TIMES.keys() - by_spark:
+            paths[name].parent.mkdir()
+        write_tables({name: path for name, path in paths.items() if name not in by_spark}, events, seed)
+        if by_spark:
+            with open_session(master, "swjoin generate") as session:
+                for name in by_spark:
+                    frame = nexmark_frame(session, name, events, seed, _parts(session, partitions))
+                    frame.write.option("compression", "lz4").parquet(str(paths[name].parent.resolve()))
+        counts = {name: sum(pq.read_metadata(path).num_rows for path in (building / name).glob("*.parquet")) for name in TIMES}
+        write_json(building / "workload.json", {"workload": "nexmark", "events": events, "seed": seed, "tuples": counts})
+    return counts

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.workloads import nexmark
 from swjoin.config.connectors import StreamConfig
+from swjoin.connectors.generator import nexmark as generator
 from swjoin.duckdb.verify import verify
 from tests.support.limits import PROCESS_S
 from tests.support.plan_runs import duckdb_rows, report_of, rows_of
@@ -23,7 +24,7 @@ Inputs = dict[str, StreamConfig]
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(nexmark, "GAP_US", 3_000)  # a minute and a half: nine windows of 10 seconds
+        patched.setattr(generator, "GAP_US", 3_000)  # a minute and a half: nine windows of 10 seconds
         paths = nexmark.write(tmp_path_factory.mktemp("nexmark"), EVENTS, part=7_000)
     return {name: StreamConfig(str(path), (), nexmark.TIMES[name]) for name, path in paths.items()}
 
@@ -52,12 +53,12 @@ def test_ranks_have_the_same_digests(inputs: Inputs, tmp_path: Path) -> None:
 
 
 def test_any_part_is_made_by_itself() -> None:
-    whole = nexmark.tables(0, 3_000)
+    whole = generator.tables(0, 3_000)
     for name, table in whole.items():
-        parts = [nexmark.tables(first, min(700, 3_000 - first))[name] for first in range(0, 3_000, 700)]
+        parts = [generator.tables(first, min(700, 3_000 - first))[name] for first in range(0, 3_000, 700)]
         assert pa.concat_tables(parts).combine_chunks() == table.combine_chunks()
         assert table.num_rows == {"person": 60, "auction": 180, "bid": 2_760}[name]
-    assert nexmark.tables(0, 100, seed=2)["bid"] != nexmark.tables(0, 100)["bid"]
-    bids = nexmark.tables(0, 100_000)["bid"]["auction"].to_pylist()
-    hot = sum(count for auction, count in Counter(bids).items() if (auction - nexmark.FIRST_ID) % 100 == 0)
+    assert generator.tables(0, 100, seed=2)["bid"] != generator.tables(0, 100)["bid"]
+    bids = generator.tables(0, 100_000)["bid"]["auction"].to_pylist()
+    hot = sum(count for auction, count in Counter(bids).items() if (auction - generator.FIRST_ID) % 100 == 0)
     assert 0.98 < hot / len(bids) < 1.0

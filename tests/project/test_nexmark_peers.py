@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ import pytest
 from benchmarks.duckdb_text import in_duckdb
 from benchmarks.nexmark import duckdb_answer
 from benchmarks.peers import nexmark as peers
+from benchmarks.peers.common import answer_queries
 from benchmarks.peers.run import HERE, installed_here
 from benchmarks.workloads import nexmark
 from tests.conftest import ROOT
@@ -76,7 +78,7 @@ def test_a_query_counts_where_the_rows_are_the_same(inputs: peers.Inputs, tmp_pa
 def test_rows_that_a_peer_wrote_are_compared(inputs: peers.Inputs, tmp_path: Path) -> None:
     table = inputs.db.sql(in_duckdb(nexmark.QUERIES["q2"].read_text())).to_arrow_table()
     count = len(table)
-    answers: list[Answer | str] = [(1.0, count, peers.WROTE), (1.0, count, peers.OTHER_HASH), (1.0, count, peers.OTHER_HASH)]
+    answers: list[Answer | str] = [(1.0, count, word) for word in (peers.WROTE, *peers.NO_DIGEST)]
     written = table.rename_columns(["0", "1"])
     assert compared(inputs, tmp_path, list(answers), written)[0].ratios
     changed = written.set_column(1, "1", pa.array([0] * count))
@@ -94,14 +96,38 @@ def test_the_mean_is_of_counted_queries() -> None:
     assert lines[1:] == ["- flink, q6 is not counted: why"]
 
 
+def test_a_peer_in_python_answers_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def run(query: str, kept: list[Any] | None) -> tuple[float, int]:
+        if query == "q1":
+            raise ValueError("no such\noperator")
+        if kept is not None:
+            kept += [(1, "a"), (2, "b")]
+        return 0.5, 2
+
+    rows = tmp_path / "rows"
+    lines = [f"CHECK\tx/q0.sql\t{rows}", "TIME\tx/q0.sql", "TIME\tx/q1.sql", "TIME\tx/q6.sql"]
+    monkeypatch.setattr("sys.stdin", lines)
+    answer_queries("Made up 1", "none", ("q0", "q1"), run)
+    assert capsys.readouterr().out.splitlines() == [
+        "READY\tMade up 1\tnone",
+        "RUN\t0.5\t2\twrote",
+        "RUN\t0.5\t2\tcounted",
+        "FAILED\tno such operator",
+        "FAILED\tit has no counterpart here",
+    ]
+    assert pq.read_table(f"{rows}.0.parquet").to_pydict() == {"0": [1, 2], "1": ["a", "b"]}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(LONG_S)
-@pytest.mark.parametrize("name", ["flink", "spark"])
+@pytest.mark.parametrize("name", ["flink", "spark", "bytewax", "pathway"])
 def test_two_queries_have_the_same_rows(name: str) -> None:
     made = (ROOT / "runs" / "peers" / name / ".installed").exists()
     if not made and not installed_here((HERE / f"requirements-{name}.txt").read_text()):
         pytest.skip(f"`./run.sh bench peers --only {name}` makes an environment for it")
-    if shutil.which("javac") is None:
+    if name in ("flink", "spark") and shutil.which("javac") is None:
         pytest.skip("no JDK")
     command = [sys.executable, "-m", "benchmarks.nexmark", "--peers", name, "--tiny", "--only", "q5", "q13"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True, cwd=ROOT)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from swjoin.config.run import ScheduleConfig, WorkloadConfig
+from swjoin.connectors.generator import nexmark
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, payload_bytes, slot_count, slot_counts, slot_tuples
 from swjoin.connectors.generator.source import GeneratorSource
 
@@ -181,6 +184,39 @@ def test_generate_takes_a_drift(swjoin: Any, monkeypatch: pytest.MonkeyPatch) ->
     done = swjoin(*argv, "--drift=-1s")
     assert done.code == 2
     assert "drift must not be negative" in done.err[0]
+
+
+def test_generate_makes_nexmark_in_this_process(swjoin: Any, tmp_path: Path) -> None:
+    out = tmp_path / "auction"
+    argv = ["generate", "--workload", "nexmark", "--engine", "local", "-o", str(out)]
+    done = swjoin(*argv, "--events", 2_500, "--seed", 3)
+    assert done.code == 0
+    assert "2,300 rows of bid" in done.out
+    for name, table in (nexmark.tables(0, 2_500, 3) | {"side_input": nexmark.side_input()}).items():
+        assert pq.read_table(out / name) == table
+    query = "SELECT count(*) AS n, window_end FROM TUMBLE(bid, date_time, INTERVAL '1' DAY) GROUP BY window_start, window_end"
+    assert swjoin("query", query, "--table", f"bid={out / 'bid'}:date_time", "-o", str(tmp_path / "n.parquet")).code == 0
+    assert pq.read_table(tmp_path / "n.parquet")["n"].to_pylist() == [2_300]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workload", "nexmark"], "--workload nexmark needs a number of events"),
+        (["--workload", "nexmark", "--events", "0"], "needs a number of events from 1 on"),
+        (["--workload", "nexmark", "--events", "9", "--rate", "5"], "--rate: is for --workload bmodel"),
+        (["--workload", "nexmark", "--events", "9", "--seed", str(1 << 60)], "takes one below 2^53"),
+        (["--rate", "5", "--duration", "1s", "--events", "9"], "--events: is for --workload nexmark"),
+        (["--rate", "5", "--duration", "1s", "--engine", "local"], "--engine local: is for --workload nexmark"),
+        (["--rate", "5"], "--duration: missing; --workload bmodel needs both"),
+        ([], "--rate and --duration: missing"),
+    ],
+)
+def test_generate_refuses_options_of_the_other_workload(words: list[str], message: str, swjoin: Any, tmp_path: Path) -> None:
+    done = swjoin("generate", *words, "-o", str(tmp_path / "out"))
+    assert done.code == 2
+    assert message in done.err[0]
+    assert not (tmp_path / "out").exists()
 
 
 def test_payload_is_a_function_of_the_id() -> None:

@@ -25,13 +25,14 @@ from swjoin.config.loader import load_config
 from swjoin.config.run import WorkloadConfig
 from swjoin.connectors.files.run_files import EventsFile
 from swjoin.connectors.files.verification import VerifyResult
+from swjoin.connectors.generator import nexmark
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import How
 from swjoin.duckdb.verify import verify as verify_by_duckdb
 from swjoin.expressions.parser import Kind, parse_where, to_sql
 from swjoin.runtime.in_process import run_local
-from swjoin.spark.generate import generate
+from swjoin.spark.generate import generate, generate_nexmark
 from swjoin.spark.session import open_session
 from swjoin.spark.verify import verify as verify_by_spark
 from swjoin.sweeps.aggregate import aggregate
@@ -81,6 +82,21 @@ def test_generate_writes_the_same_rows(partitions: int, drift_us: int, spark: An
     assert json.loads((tmp_path / "out" / "workload.json").read_text())["tuples"] == {"left": counts[0], "right": counts[1]}
     with pytest.raises(UserError, match="is not empty"):
         generate(workload, 4, tmp_path / "out", None)
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_generate_nexmark_writes_the_rows_of_this_process(partitions: int, spark: Any, tmp_path: Path) -> None:
+    counts = generate_nexmark(7_000, 4, tmp_path / "out", None, partitions)
+    assert counts == {"person": 140, "auction": 420, "bid": 6_440, "side_input": 10_000}
+    for name, table in (nexmark.tables(0, 7_000, 4) | {"side_input": nexmark.side_input()}).items():
+        files = sorted((tmp_path / "out" / name).glob("*.parquet"))
+        assert len(files) == (1 if name == "side_input" else partitions)
+        written = pa.concat_tables(map(pq.read_table, files)).combine_chunks()
+        assert written.schema == table.schema
+        assert written == table.combine_chunks()
+    assert json.loads((tmp_path / "out" / "workload.json").read_text())["tuples"] == counts
+    with pytest.raises(UserError, match="is not empty"):
+        generate_nexmark(7_000, 4, tmp_path / "out", None)
 
 
 @pytest.fixture(scope="module")
