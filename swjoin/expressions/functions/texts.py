@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.functions.casts import cast
 from swjoin.expressions.functions.catalogue import Kernel, Options, Rule, Signature, Value, function
+from swjoin.expressions.text_parts import part_of
 from swjoin.expressions.tree import Expr
 from swjoin.expressions.types import BOOL, INT, TEXT, described, family
 
@@ -100,13 +101,9 @@ def _append(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value
 @function("split_part", _of_text("split_part"))
 def _split_part(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     """options: separator, number of the part from 1 on. A part that is not there is ''."""
-    separator, part = options
-    lists = pc.split_pattern(args[0], pattern=separator)
-    if isinstance(lists, pa.Scalar):
-        found = lists.as_py()
-        return pa.scalar(None if found is None else found[part - 1] if part <= len(found) else "", kind)
-    one = pc.list_slice(lists, start=part - 1, stop=part, return_fixed_size_list=False)
-    return pc.binary_join(one, pa.scalar("", kind))
+    if isinstance(args[0], pa.Scalar):
+        return part_of(pa.array([args[0].as_py()], kind), *options)[0]
+    return part_of(args[0], *options)
 
 
 @function("replace", _of_text("replace"))
