@@ -80,9 +80,11 @@ def test_a_live_configuration_with_names_of_options() -> None:
 
 def test_a_query_over_inputs() -> None:
     """Of the document on queries, which a test runs."""
-    (block,) = re.findall(r"(?s)```yaml\n(queries:.*?)```", (ROOT / "docs" / "queries.md").read_text())
-    plain = yaml.safe_load(block)
-    assert structure(plain) == []
+    blocks = re.findall(r"(?s)```yaml\n(queries:.*?)```", (ROOT / "docs" / "queries.md").read_text())
+    plain, with_function = map(yaml.safe_load, blocks)
+    assert structure(plain) == structure(with_function) == []
+    functions = with_function["queries"][0]["functions"]
+    assert structure({"queries": [{"sql": "SELECT", "functions": functions | {"other": {"call": "module:function"}}}]}) != []
     assert structure(plain | {"inputs": {"trips": {"path": "x", "key": "k"}}}) != []
     assert structure(plain | {"queries": [{"sqll": "SELECT"}]}) != []
 

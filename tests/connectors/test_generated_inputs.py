@@ -87,7 +87,8 @@ def test_a_query_over_calls_is_verified(gateways: int, tmp_path: Path, swjoin: A
     assert "section inputs" not in said.lower()
     assert swjoin("plan", tmp_path / "run", "-n", 4).code == 0
     assert swjoin("plan", tmp_path / "q.yaml", "-n", 4).err == [
-        f"swjoin: {tmp_path / 'q.yaml'}: what a query costs is known from a run of it; run it, and give the run's directory"
+        f"swjoin: {tmp_path / 'q.yaml'}: what a query costs is known from a run of it; run it, and give the run's directory; "
+        "simulate also takes it as --profile"
     ]
 
 

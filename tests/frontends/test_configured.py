@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -87,6 +88,10 @@ def test_a_configuration_with_a_query(swjoin: Any, tmp_path: Path) -> None:
 def doubled(batch: pa.RecordBatch) -> dict[str, Any]:
     """As `SELECT auction, price * 2 AS price, at`."""
     return {"auction": batch["auction"], "price": pc.multiply(batch["price"], 2), "at": batch["at"]}
+
+
+def scored(batch: pa.RecordBatch) -> dict[str, Any]:
+    return {"user": batch["user"], "started": batch["started"], "score": pc.sqrt(batch["km"])}
 
 
 _DOUBLED = {"call": f"{__name__}:doubled", "schema": "auction: string, price: int64, at: int64"}
@@ -181,12 +186,17 @@ def test_the_configuration_of_the_document(
     trips_csv: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(trips_csv.parent)
-    (block,) = re.findall(r"(?s)```yaml\n(queries:.*?)```", (ROOT / "docs" / "queries.md").read_text())
+    block, with_function = re.findall(r"(?s)```yaml\n(queries:.*?)```", (ROOT / "docs" / "queries.md").read_text())
     (tmp_path / "q.yaml").write_text(block)
     done = swjoin("run", tmp_path / "q.yaml", "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert _report(tmp_path / "out")["results"]["count"] == 4
     assert verify(tmp_path / "out").equal
+    plain = yaml.safe_load(with_function.replace("package.module:function", f"{__name__}:scored"))
+    path = _saved(tmp_path, plain | {"inputs": yaml.safe_load(block)["inputs"]}, "scored")
+    done = swjoin("run", path, "--out", tmp_path / "scored")
+    assert done.code == 0, done.err
+    assert 0 < _report(tmp_path / "scored")["results"]["count"] < len(csv.read_csv(trips_csv))
 
 
 @pytest.fixture

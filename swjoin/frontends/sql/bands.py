@@ -4,8 +4,8 @@ What: `Band`, of the conditions of a join; `band_of`, the first one; `Cells`, it
 Why: a join finds its partners, and its instance, by an equality. Cells are at least twice as wide as the band, so the partners
 of a value lie in one cell or in two neighbours: a row of one side is in one cell, a row of the other in one or two, and each
 pair meets in one. The conditions themselves are tested there, so a cell may be too wide, and never too narrow.
-Stays out: what else joins are made of (`frontends.sql.conditions`); conditions with one bound, decimals and unsigned integers
-of 64 bits, whose joins spread rows over the cells of a grid.
+Stays out: what else joins are made of (`frontends.sql.conditions`); conditions with one bound, whose joins spread rows over the
+cells of a grid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sqlglot import exp
 
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError, one_line
-from swjoin.expressions.tree import Expr, can_fail
+from swjoin.expressions.binder import Scope, bind
+from swjoin.expressions.tree import Expr, Literal, can_fail
 
 Meaning: TypeAlias = Callable[[exp.Expr], "tuple[int | None, Expr]"]  # the side that an expression reads, and what it means
 _FLIPPED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
@@ -40,8 +41,8 @@ class Cells:
 
 @dataclass(frozen=True)
 class Band:
-    """lower <= right - left <= upper of two expressions; of floats nearly. sums: absolute values of the constants that its
-    conditions add, which say how inexact sums of floats may be."""
+    """lower <= right - left <= upper of two numbers, nearly if they are no integers; of two times in microseconds. sums: of
+    absolute values of the constants in its conditions, which say how inexact sums of floats may be."""
 
     left: exp.Expr
     right: exp.Expr
@@ -50,16 +51,14 @@ class Band:
     sums: Fraction
     types: tuple[pa.DataType, pa.DataType]
 
-    @property
-    def is_exact(self) -> bool:
-        return all(map(pa.types.is_integer, self.types))
-
     def cells(self, left: str, right: str) -> Cells | None:
         """None for bounds that integers of 64 bits do not hold. left, right: texts of its expressions."""
-        return self._of_integers(left, right) if self.is_exact else self._of_floats(left, right)
+        if all(map(_is_time, self.types)):
+            return self._of_integers(f"EPOCH_US({left})", f"EPOCH_US({right})", 1)  # times of nanoseconds lie between
+        return self._of_integers(left, right, 0) if all(map(_is_whole, self.types)) else self._of_floats(left, right)
 
-    def _of_integers(self, left: str, right: str) -> Cells | None:
-        lower, upper = math.ceil(self.lower), math.floor(self.upper)
+    def _of_integers(self, left: str, right: str, error: int) -> Cells | None:
+        lower, upper = math.ceil(self.lower) - error, math.floor(self.upper) + error
         width = max(1, _CELL * (upper - lower))
         if max(abs(lower), abs(upper), width) >= 1 << 62:
             return None
@@ -90,6 +89,18 @@ class Band:
         return Cells(cell(f"CAST(({left}) AS DOUBLE)"), (cell(ends[0]), cell(ends[1])))
 
 
+def _is_whole(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
 def _is_short(kind: pa.DataType) -> bool:
     return pa.types.is_floating(kind) and not pa.types.is_float64(kind)
 
@@ -112,12 +123,12 @@ class _Half:
 
 
 def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
-    """The first difference of two numbers that conditions bound from below and from above; None if there is none. UserError for
-    bounds that no values satisfy."""
+    """The first difference of two numbers or times that conditions bound from below and from above; None if there is none.
+    UserError for bounds that no values satisfy."""
     halves = [half for condition in conditions for half in _halves(condition, meaning)]
     for left, right in dict.fromkeys((half.left, half.right) for half in halves):
         mine = [half for half in halves if (half.left, half.right) == (left, right)]
-        exact = all(map(pa.types.is_integer, mine[0].types))
+        exact = all(map(_is_whole, mine[0].types))
         lower = max((_inner(half, exact) for half in mine if half.lower), default=None)
         upper = min((_inner(half, exact) for half in mine if not half.lower), default=None)
         if lower is None or upper is None:
@@ -157,7 +168,7 @@ def _halves(condition: exp.Expr, meaning: Meaning) -> Iterator[_Half]:
 
 
 def _half(kind: type[exp.Expr], one: exp.Expr, two: exp.Expr, meaning: Meaning) -> Iterator[_Half]:
-    """one KIND two, if it says how a number of the right side differs from one of the left."""
+    """one KIND two, if it says how a number or time of the right side differs from one of the left."""
     terms = [*_terms(one, 1), *_terms(two, -1)]
     constants = [sign * value for sign, term in terms if (value := _number(term)) is not None]
     others = [(sign, term, *meaning(term)) for sign, term in terms if _number(term) is None]
@@ -165,17 +176,15 @@ def _half(kind: type[exp.Expr], one: exp.Expr, two: exp.Expr, meaning: Meaning) 
     if len(others) != 2 or set(sides) != {LEFT, RIGHT} or sides[LEFT][0] == sides[RIGHT][0]:
         return
     types = sides[LEFT][2].type, sides[RIGHT][2].type
-    if any(can_fail(sides[side][2]) or not _is_placed(types[side]) for side in (LEFT, RIGHT)):
+    spans = {isinstance(term, exp.Interval) for _, term in terms if _number(term) is not None}
+    alike = (all(map(_is_time, types)) and False not in spans) or (all(map(_is_number, types)) and True not in spans)
+    if not alike or any(can_fail(sides[side][2]) for side in (LEFT, RIGHT)):
         return
     bound = -sum(constants, Fraction(0))  # sign * (right - left) KIND bound
     if sides[RIGHT][0] < 0:
         bound, kind = -bound, _FLIPPED[kind]
     sums = sum(map(abs, constants), Fraction(0))
     yield _Half(sides[LEFT][1], sides[RIGHT][1], kind in (exp.GT, exp.GTE), bound, kind in (exp.LT, exp.GT), sums, types)
-
-
-def _is_placed(kind: pa.DataType) -> bool:
-    return pa.types.is_floating(kind) or (pa.types.is_integer(kind) and not pa.types.is_uint64(kind))
 
 
 def _terms(node: exp.Expr, sign: int) -> Iterator[tuple[int, exp.Expr]]:
@@ -191,4 +200,8 @@ def _terms(node: exp.Expr, sign: int) -> Iterator[tuple[int, exp.Expr]]:
 
 
 def _number(node: exp.Expr) -> Fraction | None:
+    """A constant; an interval in microseconds."""
+    if isinstance(node, exp.Interval):
+        length = bind(node, Scope({}))
+        return Fraction(length.scalar.cast(pa.int64()).as_py()) if isinstance(length, Literal) else None
     return Fraction(str(node.this)) if isinstance(node, exp.Literal) and not node.is_string else None
