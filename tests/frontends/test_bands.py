@@ -117,9 +117,10 @@ def test_rows_of_duckdb(text: str, streams: Inputs, tmp_path: Path) -> None:
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_join_by_bands(streams: Inputs, tmp_path: Path) -> None:
     cluster = {"epoch_tuples": 60, "gateways": 2, "partition_count": 13}
-    jobs = [query_job(text, streams, tmp_path / str(i), cluster=cluster) for i, text in enumerate(TEXTS)]
+    texts = TEXTS[::3]
+    jobs = [query_job(text, streams, tmp_path / str(i), cluster=cluster) for i, text in enumerate(texts)]
     run_jobs(6, jobs, tmp_path)
-    for job, text in zip(jobs, TEXTS, strict=True):
+    for job, text in zip(jobs, texts, strict=True):
         assert report_of(job)["ledger"]["balanced"]
         assert rows_of(job) == duckdb_rows(streams, text), text
 
