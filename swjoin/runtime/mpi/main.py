@@ -56,13 +56,11 @@ def run_rank(
     debug: bool = False,
     on_report: Callable[[dict[str, Any]], None] | None = None,
     complete_report: CompleteReport | None = None,
-    *,
     comm: MPI.Comm | None = None,
 ) -> None:
     """Run the role of this rank to its end. With fault tolerance it ends the process instead of returning.
 
-    tell: takes the content of run.json, on rank 0. complete_report: may add to it before. comm: the run's ranks; None: all that
-    mpirun started. A second run of the same processes needs another one: messages of the first may not have been received.
+    on_report: gets the content of run.json, on rank 0; complete_report adds to it. comm: one of its own for each further run.
 
     Bad input found before the run starts raises UserError on rank 0 and ends the other ranks quietly with the same exit code.
     A failure during the run logs one line with rank, role, host and epoch, and ends the whole job.
