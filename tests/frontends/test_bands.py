@@ -246,3 +246,12 @@ def test_what_is_a_band(condition: str, cells: int) -> None:
 def test_a_band_without_values(condition: str) -> None:
     with pytest.raises(UserError, match=r"no values of a\.x and b\.x satisfy the conditions of the join; exchange its bounds"):
         plan_query(_ON + condition, TABLES)
+
+
+@pytest.mark.parametrize(("bound", "cells"), [("1e-400", 3), ("1e200", 3), ("1e308", 4), ("1e400", 4), ("1e999999999", 4)])
+def test_bounds_at_the_ends_of_doubles(bound: str, cells: int) -> None:
+    """Where the width of a cell would be no double, rows go to the cells of the grid."""
+    tables = {name: Table((("y", "double"), ("ts", "timestamp[us]")), "ts") for name in "ab"}
+    text = f"{_ON.replace('a.x', 'a.y')} abs(a.y - b.y) <= {bound}"
+    nodes = plan_query(text, tables).plan.nodes
+    assert sum(isinstance(node, Project) and "cell" in dict(node.columns) for node in nodes) == cells

@@ -1,6 +1,7 @@
 """Joins by the difference of two values, as equalities of the cells in which the values lie.
 
-What: `Band`, of the conditions of a join; `band_of`, the first one; `Cells`, its expressions of either side.
+What: `Band`, of the conditions of a join; `band_of`, the first one; `Cells`, its expressions of either side; `number_of`, the
+value of a constant.
 Why: a join finds its partners, and its instance, by an equality. Cells are at least twice as wide as the band, so the partners
 of a value lie in one cell or in two neighbours: a row of one side is in one cell, a row of the other in one or two, and each
 pair meets in one. The conditions themselves are tested there, so a cell may be too wide, and never too narrow.
@@ -25,7 +26,7 @@ from swjoin.expressions.binder import Scope, bind
 from swjoin.expressions.tree import Expr, Literal, can_fail
 
 Meaning: TypeAlias = Callable[[exp.Expr], "tuple[int | None, Expr]"]  # the side that an expression reads, and what it means
-_FLIPPED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
+FLIPPED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 _CELL = 2  # times the width of the band: half of the rows of one side are in two cells
 _DOUBLE, _FLOAT = (2.0**-50, 2.0**46), (2.0**-21, 2.0**17)  # error of a sum of a few terms; most cells on either side of 0
@@ -52,7 +53,7 @@ class Band:
     types: tuple[pa.DataType, pa.DataType]
 
     def cells(self, left: str, right: str) -> Cells | None:
-        """None for bounds that integers of 64 bits do not hold. left, right: texts of its expressions."""
+        """None for bounds that its numbers can hardly hold. left, right: texts of its expressions."""
         if all(map(_is_time, self.types)):
             return self._of_integers(f"EPOCH_US({left})", f"EPOCH_US({right})", 1)  # times of nanoseconds lie between
         return self._of_integers(left, right, 0) if all(map(_is_whole, self.types)) else self._of_floats(left, right)
@@ -74,11 +75,11 @@ class Band:
 
     def _of_floats(self, left: str, right: str) -> Cells | None:
         error, most = _FLOAT if any(map(_is_short, self.types)) else _DOUBLE
+        if max(self.sums, abs(self.lower), abs(self.upper)) > 1e300:
+            return None
         slack = 4 * error * float(self.sums + abs(self.lower) + abs(self.upper))
         lower, upper = float(self.lower) - slack, float(self.upper) + slack
         width = max(_CELL * (upper - lower), 2.0**-20)
-        if not math.isfinite(width):
-            return None
         value = f"CAST(({right}) AS DOUBLE)"
 
         def cell(text: str) -> str:
@@ -154,15 +155,15 @@ def _halves(condition: exp.Expr, meaning: Meaning) -> Iterator[_Half]:
     if kind is exp.EQ:
         yield from _half(exp.LTE, condition.this, condition.expression, meaning)
         yield from _half(exp.GTE, condition.this, condition.expression, meaning)
-    if kind not in _FLIPPED:
+    if kind not in FLIPPED:
         return
     one, two = condition.this.unnest(), condition.expression.unnest()
     if isinstance(two, exp.Abs):
-        one, two, kind = two, one, _FLIPPED[kind]
+        one, two, kind = two, one, FLIPPED[kind]
     if isinstance(one, exp.Abs):  # |x| <= c: x <= c, and x >= -c
         if kind in (exp.LT, exp.LTE):
             yield from _half(kind, one.this, two, meaning)
-            yield from _half(_FLIPPED[kind], one.this, exp.Neg(this=two.copy()), meaning)
+            yield from _half(FLIPPED[kind], one.this, exp.Neg(this=two.copy()), meaning)
     else:
         yield from _half(kind, one, two, meaning)
 
@@ -170,19 +171,19 @@ def _halves(condition: exp.Expr, meaning: Meaning) -> Iterator[_Half]:
 def _half(kind: type[exp.Expr], one: exp.Expr, two: exp.Expr, meaning: Meaning) -> Iterator[_Half]:
     """one KIND two, if it says how a number or time of the right side differs from one of the left."""
     terms = [*_terms(one, 1), *_terms(two, -1)]
-    constants = [sign * value for sign, term in terms if (value := _number(term)) is not None]
-    others = [(sign, term, *meaning(term)) for sign, term in terms if _number(term) is None]
+    constants = [sign * value for sign, term in terms if (value := number_of(term)) is not None]
+    others = [(sign, term, *meaning(term)) for sign, term in terms if number_of(term) is None]
     sides = {side: (sign, term, expr) for sign, term, side, expr in others if side is not None}
     if len(others) != 2 or set(sides) != {LEFT, RIGHT} or sides[LEFT][0] == sides[RIGHT][0]:
         return
     types = sides[LEFT][2].type, sides[RIGHT][2].type
-    spans = {isinstance(term, exp.Interval) for _, term in terms if _number(term) is not None}
+    spans = {isinstance(term, exp.Interval) for _, term in terms if number_of(term) is not None}
     alike = (all(map(_is_time, types)) and False not in spans) or (all(map(_is_number, types)) and True not in spans)
     if not alike or any(can_fail(sides[side][2]) for side in (LEFT, RIGHT)):
         return
     bound = -sum(constants, Fraction(0))  # sign * (right - left) KIND bound
     if sides[RIGHT][0] < 0:
-        bound, kind = -bound, _FLIPPED[kind]
+        bound, kind = -bound, FLIPPED[kind]
     sums = sum(map(abs, constants), Fraction(0))
     yield _Half(sides[LEFT][1], sides[RIGHT][1], kind in (exp.GT, exp.GTE), bound, kind in (exp.LT, exp.GT), sums, types)
 
@@ -199,9 +200,12 @@ def _terms(node: exp.Expr, sign: int) -> Iterator[tuple[int, exp.Expr]]:
         yield sign, node
 
 
-def _number(node: exp.Expr) -> Fraction | None:
-    """A constant; an interval in microseconds."""
-    if isinstance(node, exp.Interval):
-        length = bind(node, Scope({}))
-        return Fraction(length.scalar.cast(pa.int64()).as_py()) if isinstance(length, Literal) else None
-    return Fraction(str(node.this)) if isinstance(node, exp.Literal) and not node.is_string else None
+def number_of(node: exp.Expr) -> Fraction | None:
+    """A finite constant; an interval in microseconds."""
+    if not isinstance(node, exp.Interval | exp.Literal) or node.is_string:
+        return None
+    constant = bind(node, Scope({}))
+    if not isinstance(constant, Literal):
+        return None
+    value = (constant.scalar.cast(pa.int64()) if isinstance(node, exp.Interval) else constant.scalar).as_py()
+    return Fraction(value) if math.isfinite(value) else None

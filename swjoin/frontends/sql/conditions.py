@@ -23,9 +23,9 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.binder import Scope, bind, parse_expression
-from swjoin.expressions.tree import Column, Expr, Literal, can_fail
+from swjoin.expressions.tree import Column, Expr, can_fail
 from swjoin.expressions.types import family, read_as
-from swjoin.frontends.sql.bands import Band, band_of
+from swjoin.frontends.sql.bands import FLIPPED, Band, band_of, number_of
 from swjoin.frontends.sql.relations import Field, Filtered, Joined, Relation, Side, column_of, filtered, instant_of
 from swjoin.frontends.sql.windows import window_columns
 from swjoin.plan.columns import columns_of
@@ -33,7 +33,7 @@ from swjoin.plan.logical import Column as PlanColumn
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.stages import cut
 
-_FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
+_FLIPPED = FLIPPED | {exp.EQ: exp.EQ}
 _SIDES = ("left", "right")
 _GRID = 2  # rows and columns of the cells of an inner join without an equality or a band
 
@@ -161,9 +161,9 @@ def _linear(node: exp.Expr, names: Names) -> tuple[dict[Field, int], Fraction] |
     if isinstance(node, exp.Column):
         return {names.field(node): 1}, Fraction(0)
     if isinstance(node, exp.Interval):
-        length = bind(node, Scope({}))
-        assert isinstance(length, Literal), "intervals are constants"
-        return {}, Fraction(length.scalar.cast(pa.int64()).as_py())
+        us = number_of(node)
+        assert us is not None, "intervals are constants"
+        return {}, us
     if isinstance(node, exp.Neg):
         inner = _linear(node.this, names)
         return None if inner is None else ({f: -factor for f, factor in inner[0].items()}, -inner[1])
