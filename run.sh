@@ -195,11 +195,11 @@ run_tests() {
 # As run_tests: those that measure come afterwards, alone. Exit code 5 of pytest: of the files given none has such tests.
 run_long() {
   local failed=0 code=0
-  "$python" -m pytest -n 2 --dist loadgroup -m "(long or newcomer) and not quiet" "$@" || code=$?
+  "$python" -m pytest -n 2 --dist loadgroup -m "(long or drawn or newcomer) and not quiet" "$@" || code=$?
   [ $code = 0 ] || [ $code = 5 ] || failed=$code
   say "pytest: tests that measure, with nothing beside them"
   code=0
-  "$python" -m pytest -n 0 -m "long and quiet" "$@" || code=$?
+  "$python" -m pytest -n 0 -m "(long or drawn) and quiet" "$@" || code=$?
   [ $code = 0 ] || [ $code = 5 ] || failed=$code
   return "$failed"
 }

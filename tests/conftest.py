@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 from swjoin.cli.main import main
+from tests.support.drawn import is_drawn
 from tests.support.limits import PROCESS_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,9 +45,11 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests run in one process, so that they share its fixtures, and files with Spark share its session; those of
-    long files that have none may be divided."""
+    long files that have none may be divided. Of the tests marked `drawn`, those not drawn are long."""
     with_spark = {item.path for item in items if item.get_closest_marker("spark")}
     for item in items:
+        if item.get_closest_marker("drawn") and not is_drawn(item.nodeid):
+            item.add_marker(pytest.mark.long)
         if item.path.name not in FREE:
             item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else item.path.name))
 

@@ -194,6 +194,7 @@ def test_answers(a: Stream, tmp_path: Path) -> None:
     assert _rows(counted) == _rows(a.group_by("k").window(tumble("100s")).agg(n=row_count()))
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_on_ranks(a: Stream, b: Stream) -> None:
     query = a.join(b, on="k", within="5s").group_by("k").window(tumble("1min")).agg(n=row_count())

@@ -143,6 +143,7 @@ def test_the_explanation_names_the_function(a: Stream) -> None:
     assert ", map_batches <lambda> (map" in a.map_batches(lambda b: b, SCHEMA).explain()
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_on_ranks(a: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks import the function from where this process has it."""

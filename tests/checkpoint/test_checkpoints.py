@@ -70,22 +70,26 @@ def test_runs_with_crashes_are_right() -> None:
     assert _caught(1, 12) == 0  # hundreds more in test_simulator.py
 
 
+@pytest.mark.drawn
 def test_a_delivery_missing_in_the_log_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     append = SegmentLog.append
     monkeypatch.setattr(SegmentLog, "append", lambda self, d, frame=None: None if d.epoch % 2 else append(self, d, frame))
     assert _caught(1) == 1
 
 
+@pytest.mark.drawn
 def test_windows_that_are_not_restored_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slave, "restore", lambda self, delivery: None)
     assert _caught(1) == 1
 
 
+@pytest.mark.drawn
 def test_segments_dropped_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Segment, "alive", lambda self, alive_us: False)
     assert _caught(1) == 1
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("held_bytes", [300, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 3_000))])
 def test_crashes_with_a_log_that_holds_back_less(held_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the simulator everything fits; here deliveries are written before a checkpoint asks for them."""
@@ -93,6 +97,7 @@ def test_crashes_with_a_log_that_holds_back_less(held_bytes: int, monkeypatch: p
     assert _caught(1, 12) == 0
 
 
+@pytest.mark.drawn
 def test_deliveries_forgotten_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what has been promised, instead of by what is needed then."""
     monkeypatch.setattr(
@@ -731,6 +736,7 @@ def test_sigterm_stops_a_process_which_another_resumes(tmp_path: Path) -> None:
     assert report["checkpoints"]["resumed_from"] is not None
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("kind", "seed"),
@@ -747,6 +753,7 @@ def test_ranks_that_die(kind: str, seed: int, tmp_path: Path) -> None:
     assert report["faults"]["resumed"] == (kind in ("everybody", "stop", "master"))
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_a_slave_that_stands_by_takes_the_place_of_one_that_dies(tmp_path: Path) -> None:
     """In a full join, so that who has matched must be found again."""

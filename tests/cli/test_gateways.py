@@ -40,6 +40,7 @@ def _told(swjoin: Any, *words: object) -> dict[str, Any]:
     return {**found, **{title: " ".join(said) for title, said in found["sections"].items()}}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("ranks", "slaves", "places"), [(3, 1, (2, 2)), (5, 2, (4, 3)), (7, 3, (5, 6))])
 def test_explain_and_plan_say_who_plays_the_gateways(
     ranks: int, slaves: int, places: tuple[int, int], path: Path, swjoin: Any
@@ -59,6 +60,7 @@ def test_explain_and_plan_say_who_plays_the_gateways(
     assert plan["saturation"]["rate_per_s"] > 0
 
 
+@pytest.mark.drawn
 def test_plan_counts_the_memory_of_gateways(path: Path, swjoin: Any) -> None:
     plan = json.loads(swjoin("plan", path, "-n", 5, "--gateways", 3, "--json").out)
     alone = json.loads(swjoin("plan", path, "-n", 3, "--json").out)["ranks"]["0"]["grows_by_bytes"]

@@ -255,6 +255,7 @@ def test_late_rows_have_to_be_allowed() -> None:
         config_from_plain({"join": {"within": "1s"}, "time": {"idle_timeout": "1s"}})
 
 
+@pytest.mark.drawn
 def test_a_promise_that_forgets_the_silence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamIntake, "become_active", lambda self: setattr(self, "idle", False))
     silent = [seed for seed in range(400) if random_runs.Scenario.draw(seed).config.time.idle_timeout_us]

@@ -210,6 +210,7 @@ def _ended(threads: list[threading.Thread], out: Path, sides: tuple[Rows, Rows])
     return report
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize("dies", ["gateway", pytest.param("slave", marks=pytest.mark.long)])
 def test_a_rank_dies_while_producers_send(dies: str, tmp_path: Path, free_port: int) -> None:

@@ -192,6 +192,7 @@ def _pieces(plain: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch, g
     return report
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("gateways", "key"),
     [([1, 2, 4, 1], "key"), ([1, 2, 4, 1], "name"), ([3, 1, 2, 2], "name"), ([2, 2, 2, 2], "name")],
@@ -230,6 +231,7 @@ def test_columns_may_have_any_names(cluster: MockCluster, tmp_path: Path) -> Non
     assert sorted(zip(*(table[f"left_{name}"].to_pylist() for name in names), strict=True)) == [(7, 0), (7, 0), (7, 1), (7, 1)]
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_partitions_are_shared_by_ranks(topics: Topics, tmp_path: Path) -> None:
     plain = topics.config("name", cluster={"gateways": 2, "sinks": 2, "distribution_epoch": "20ms"})
@@ -239,6 +241,7 @@ def test_partitions_are_shared_by_ranks(topics: Topics, tmp_path: Path) -> None:
     assert len(topics.check(tmp_path / "run")["gateways"]) == 2
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize("dies", ["gateway", pytest.param("slave", marks=pytest.mark.long)])
 def test_a_rank_dies_and_its_partitions_are_read_by_another(dies: str, many: Topics, tmp_path: Path) -> None:

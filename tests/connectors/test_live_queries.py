@@ -131,6 +131,7 @@ def test_from_topics_to_a_topic(cluster: MockCluster, tmp_path: Path, swjoin: An
     assert sent(cluster, name) == answer(streams)
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("victim", "gateways"), [(4, 2), pytest.param(1, 1, marks=pytest.mark.long), pytest.param(3, 1, marks=pytest.mark.long)]

@@ -177,6 +177,7 @@ def test_from_topics_to_a_topic(cluster: MockCluster, tmp_path: Path, swjoin: An
     assert sent(cluster, name) == (streams.answer(), 0)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("how", "sinks"),
     [

@@ -147,6 +147,7 @@ def files(folder: Path, rows: int, suffix: str = "parquet", *, text: bool = Fals
     return out
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_four_real_ranks(tmp_path: Path) -> None:
     """Windows within the contract; whole processes, which also hold what no plan counts, within a quarter."""

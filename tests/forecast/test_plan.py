@@ -314,6 +314,7 @@ def test_plan_says_all_of_it(config_file: Path, swjoin: Any) -> None:
     assert told["network"]["master_to_slaves_bytes_per_s"] > 5_000 * 2 * 32
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("known_start")
 def test_costs_and_cores_change_what_is_foretold(config_file: Path, swjoin: Any) -> None:
     def rate(*words: object) -> float:

@@ -136,6 +136,7 @@ def capacity(found: Model, known_per_s: float = 20_000.0) -> tuple[float, str]:
     return sustained.rate_per_s, sustained.resource
 
 
+@pytest.mark.drawn
 def test_capacity_grows_with_gateways_where_they_are_the_bottleneck() -> None:
     (one, first), (four, then) = (capacity(model(DEAR_READING, gateways, **FEW_PAIRS), 2e6) for gateways in (1, 4))
     assert (first, then) == ("master CPU", "gateway CPU")
@@ -194,6 +195,7 @@ def test_roles_that_share_a_rank_share_its_time() -> None:
     assert max(used) <= 1.001 * (shared.end_us - shared.begin_us)
 
 
+@pytest.mark.drawn
 def test_a_plan_on_few_ranks_sustains_less(tmp_path: Path, swjoin: Any) -> None:
     """With 4 ranks, four of five gateways share ranks with slaves."""
     plain = {
@@ -291,6 +293,7 @@ def test_simulate_takes_ranks_or_slaves(path: Path, tmp_path: Path, swjoin: Any)
         assert swjoin("simulate", path, *words).code == 2
 
 
+@pytest.mark.drawn
 def test_plan_has_the_ranks_of_a_target(path: Path, swjoin: Any) -> None:
     done = swjoin("plan", path, "-n", 6, "--target-rate", 3000, "--most-slaves", 3, "--json")
     assert done.code == 0, done.err

@@ -113,6 +113,7 @@ def test_rows_of_duckdb(text: str, streams: Inputs, tmp_path: Path) -> None:
     assert verify(tmp_path).equal
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_join_by_bands(streams: Inputs, tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_functions_that_a_configuration_cannot_have(functions: Any, said: str, s
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("policy", ["shed", "spill"])
 def test_more_than_the_mini_buffers_hold(policy: str, swjoin: Any, tmp_path: Path) -> None:
     """A slot has more rows than that: they are dropped, and the rest is right, or wait on the disk."""
@@ -235,6 +236,7 @@ def _same(folder: Path, swjoin: Any) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 @pytest.mark.parametrize("rank", [3, pytest.param(2, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.long)])

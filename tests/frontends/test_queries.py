@@ -219,6 +219,7 @@ def test_joins_without_an_equality(text: str, streams: Inputs, tmp_path: Path) -
     assert verify(tmp_path).equal
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_join_without_an_equality(streams: Inputs, tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_rows_are_those_of_duckdb(name: str, inputs: Inputs, tmp_path: Path) -> 
     assert verify(tmp_path).lines()[-1] == "equal"
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(2 * PROCESS_S)
 @pytest.mark.parametrize("ranks", [3, 4])
@@ -322,6 +323,7 @@ def test_frames_in_python() -> None:
             bid.join(side, on="item", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(2 * PROCESS_S)
 def test_frames_on_ranks() -> None:

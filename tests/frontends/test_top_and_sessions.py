@@ -91,6 +91,7 @@ def test_rows_are_those_of_duckdb(text: str, streams: Inputs, tmp_path: Path) ->
     assert verify(tmp_path).equal
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_have_the_same_rows(streams: Inputs, tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def _takes_part(gateway: dict[str, Any]) -> bool:
     return (gateway["share_ratio"] or 0) > 0.1 and all(arrived)
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_gateways_on_ranks_are_seen_while_they_run(tmp_path: Path, swjoin: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -285,6 +285,7 @@ def test_the_order_goes_on_where_it_was() -> None:
 # ---------------------------------------------------------------- through crashes, moves, overload, in virtual time
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("count", [6, pytest.param(40, marks=pytest.mark.long)])
 def test_simulated_runs_with_crashes(count: int) -> None:
     """The suite's seeds draw count windows, too; here are those that crash while something joins, of any kind."""
@@ -306,6 +307,7 @@ def test_simulated_runs_that_shed_keep_the_places_of_what_is_gone() -> None:
             shed += any(run_scenario(scenario).counts["shed"].values())
 
 
+@pytest.mark.drawn
 def test_places_given_per_slave_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a join does that counts on each slave what has come there."""
     from swjoin.operators import window_join

@@ -244,6 +244,7 @@ def test_results_are_not_written_into_a_watched_directory(swjoin: Any, tmp_path:
 # ---------------------------------------------------------------- earlier results
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
 def test_a_failing_join_leaves_earlier_results(ranks: int | None, swjoin: Any, tmp_path: Path) -> None:
     good, out, report = rows(tmp_path / "good.csv"), tmp_path / "o.parquet", tmp_path / "r.json"

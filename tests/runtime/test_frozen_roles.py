@@ -118,6 +118,7 @@ PLANTED = [*((_messages_are_taken, kind, 2.0) for kind in KINDS), (_results_are_
            (_silent_for_half_the_timeout, "slave", 0.9)]  # fmt: skip
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("plant", "kind", "ratio"), PLANTED, ids=lambda p: getattr(p, "__name__", str(p)))
 @pytest.mark.parametrize("enough", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_planted_bugs_are_caught(plant: Plant, kind: str, ratio: float, enough: int, monkeypatch: pytest.MonkeyPatch) -> None:

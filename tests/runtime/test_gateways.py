@@ -148,6 +148,7 @@ def test_codes_of_keys_go_on_at_several_gateways_on_ranks(
     assert _identity(report) == _identity(whole)
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize("dies", ["gateway", pytest.param("sink", marks=pytest.mark.long)])
 def test_a_rank_with_a_gateway_or_a_sink_dies(dies: str, inputs: Path, tmp_path: Path) -> None:

@@ -802,6 +802,7 @@ def test_void_generations_leave_a_tails_folder(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a whole session
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_a_session_with_kills(tmp_path: Path) -> None:
     """Four ranks; a producer, the consumer of final rows and a slave are killed; DuckDB knows the answer."""
@@ -812,6 +813,7 @@ def test_a_session_with_kills(tmp_path: Path) -> None:
     assert played.recoveries == 1
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_a_further_sink_dies(tmp_path: Path) -> None:
     """Two sinks on ranks of their own; the second one is killed. Both consumers go on: they are connected to the first."""

@@ -113,6 +113,7 @@ def test_slaves_as_threads(how: How, policy: str, texts: bool, seed: int, tmp_pa
     assert policy != "random" or moving.moves() > 20
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("kinds", [("left", "anti"), pytest.param(("full", "right", "inner"), marks=pytest.mark.long)])

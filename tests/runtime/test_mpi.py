@@ -25,7 +25,6 @@ from swjoin.runtime.preflight import find_mpirun
 from tests.conftest import ROOT
 from tests.support.cases import CASES, Case, by_name, moving
 from tests.support.commands import command
-from tests.support.drawn import drawn_marks
 from tests.support.limits import PROCESS_S
 from tests.support.ranks import run_jobs, run_mpirun
 
@@ -88,9 +87,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return of
 
 
-def _together(ranks: int, value: object, name: str, *more: pytest.MarkDecorator) -> Any:
+def _together(ranks: int, value: object, name: str) -> Any:
     """A test's parameter; those of so many ranks run in one process, which has started them once."""
-    return pytest.param(value, marks=[pytest.mark.xdist_group(f"{ranks} ranks"), *more], id=name)
+    return pytest.param(value, marks=pytest.mark.xdist_group(f"{ranks} ranks"), id=name)
 
 
 @pytest.mark.parametrize("index", [_together(_ranks_for(i), i, by_name(c)) for i, c in enumerate(CASES)])
@@ -98,9 +97,8 @@ def test_known_cases(index: int, played: Played) -> None:
     _check(index, played, 1)
 
 
-@pytest.mark.parametrize(
-    "index", [_together(_ranks_for(i), i, by_name(c), *drawn_marks(f"gateways {c.name}")) for i, c in enumerate(CASES)]
-)
+@pytest.mark.drawn
+@pytest.mark.parametrize("index", [_together(_ranks_for(i), i, by_name(c)) for i, c in enumerate(CASES)])
 def test_known_cases_with_two_gateways_and_sinks(index: int, played: Played) -> None:
     _check(index, played, 2)
 

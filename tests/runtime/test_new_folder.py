@@ -153,6 +153,7 @@ def test_a_run_is_resumed_where_it_was(config: Path, swjoin: Any) -> None:
     assert f"runs/{name}" in " ".join([done.out, *done.err])
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("own", [False, True], ids=["-n", "own mpirun"])

@@ -290,6 +290,7 @@ def test_nor_does_a_simulation(name: str, swjoin: Any, tmp_path: Path) -> None:
     assert state(out) == before
 
 
+@pytest.mark.drawn
 @IN_PROCESS_AND_ON_RANKS
 def test_a_run_that_was_killed_is_run_again_in_its_directory(ranks: int | None, swjoin: Any, tmp_path: Path) -> None:
     """At any moment: before its report, after it, and while the metrics got their names."""

@@ -390,6 +390,7 @@ def test_ranks_give_the_rows_of_duckdb(streams: Streams, tmp_path: Path) -> None
     assert _check_all(realtime, paced.expected(CASES["two joins"]))["epochs"] > 1
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 def test_ranks_give_the_same_rows_by_any_strategy(streams: Streams, tmp_path: Path) -> None:
@@ -414,6 +415,7 @@ def test_ranks_give_the_same_rows_by_any_strategy(streams: Streams, tmp_path: Pa
     assert moved["moves"] > 0 == unmoved["moves"]
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 def test_an_epoch_in_several_parts_on_one_slave(tmp_path: Path) -> None:
@@ -721,6 +723,7 @@ def test_a_slave_with_functions_dies(tmp_path: Path) -> None:
     _dies_and_recovers("functions", tmp_path, 5, [3])
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 def test_all_ranks_die_and_others_go_on(tmp_path: Path) -> None:
@@ -736,6 +739,7 @@ def test_slaves_and_the_collector_of_every_plan_die(name: str, ranks: list[int],
     _dies_and_recovers(name, tmp_path, 7, ranks)
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 def test_a_subcluster_loses_a_rank(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.logical import Node
 from swjoin.plan.watermarks import needed_below, watermark_out
 from swjoin.state.group_table import GroupTable
-from tests.support.drawn import drawn_marks
 from tests.support.planted import texts
 from tests.tools.random_plans import PlanScenario, simulate
 
@@ -173,7 +172,8 @@ AFTER_A_CRASH = ("windows that come out again after a restore", "rows of open wi
 RARE = ("null taken for zero", "windows that come out again after a restore")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=drawn_marks(name)) for name in BUGS])
+@pytest.mark.drawn
+@pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     plans, enough = (_restored() if name in AFTER_A_CRASH else _plans()), (1 if name in RARE else ENOUGH)
     BUGS[name](monkeypatch)

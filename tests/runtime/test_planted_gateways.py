@@ -128,6 +128,7 @@ PLANTED = [(_without_the_slowest, False), (_end_with_the_first, False), (_dealt_
            (_wishes_not_numbered, False)]  # fmt: skip
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("plant", "crashing"), PLANTED, ids=lambda p: getattr(p, "__name__", ""))
 @pytest.mark.parametrize("enough", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_planted_bugs_are_caught(plant: Plant, crashing: bool, enough: int, monkeypatch: pytest.MonkeyPatch) -> None:

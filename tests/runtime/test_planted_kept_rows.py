@@ -28,7 +28,6 @@ from swjoin.operators.sessions import Sessions
 from swjoin.plan import aggregates, kept_rows
 from swjoin.plan.logical import LogicalPlan, Node
 from swjoin.plan.watermarks import needed_below, watermark_out
-from tests.support.drawn import drawn_marks
 from tests.support.planted import texts
 from tests.tools.plan_oracle import evaluate
 from tests.tools.random_plans import PlanScenario, simulate
@@ -327,7 +326,8 @@ BUGS: dict[str, tuple[str, Callable[[Monkey], None]]] = {
 AFTER_A_CRASH = ("after a restore", "a checkpoint forgets")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=drawn_marks(name)) for name in BUGS])
+@pytest.mark.drawn
+@pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     kind, plant = BUGS[name]
     plans = _restored(kind) if name.endswith(AFTER_A_CRASH) else _plans(kind)

@@ -320,6 +320,7 @@ BUGS: dict[str, Callable[[Monkey], None]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("enough", [1, pytest.param(ENOUGH, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, enough: int, monkeypatch: Monkey) -> None:

@@ -156,6 +156,7 @@ WHAT = {"keys left behind by a move": "keys"} | {
 QUICK = ("a fence at all senders but one", "rows of the epoch after the fence")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("name", "enough"), [*((name, 1) for name in QUICK), *(pytest.param(name, ENOUGH, marks=pytest.mark.long) for name in BUGS)]
 )

@@ -106,6 +106,7 @@ PLANTED = [(_results_stay, True), (_tally_forgotten, True), (_end_for_some, Fals
            (_no_credit, False), (_commit_early, False)]  # fmt: skip
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("plant", "crashing"), PLANTED, ids=lambda p: getattr(p, "__name__", ""))
 @pytest.mark.parametrize("enough", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_planted_bugs_are_caught(plant: Plant, crashing: bool, enough: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -422,6 +422,7 @@ def test_live_streams_have_ranges_and_what_follows_from_them(tmp_path: Path) -> 
         assert report["input"]["right"]["latest_us"] == base + 300_000
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(120)
 def test_on_ranks(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_seeds_with_several_gateways(seed: int) -> None:
     run_scenario(shared_scenario(seed), LiveSimulation)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("seed", range(24))
 def test_seeds_of_plans(seed: int) -> None:
     run_live_plan(seed)
@@ -75,6 +76,7 @@ def _plan_complaints(seeds: Iterable[int]) -> int:
     return found
 
 
+@pytest.mark.drawn
 def test_a_plan_whose_silent_stream_is_passed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were idle: its watermark follows the others'."""
 

@@ -198,6 +198,7 @@ def test_verify_reads_the_input_its_own_way(case: Case, spark: Any, tmp_path: Pa
     assert (result.count, result.digest) == case.answer()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "how", ["full", *(pytest.param(how, marks=pytest.mark.long) for how in ("semi", "left", "right", "anti"))]
 )
@@ -533,6 +534,7 @@ def test_a_session_can_be_used_after_an_interruption(spark: Any) -> None:
     del held
 
 
+@pytest.mark.drawn
 def test_a_session_that_no_longer_answers_is_replaced(shared_spark: SharedSpark) -> None:
     old = shared_spark.session()
     old.sparkContext._gateway.proc.kill()
