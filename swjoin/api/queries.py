@@ -57,7 +57,8 @@ def sql(query: str, /, **given: Any) -> Any:
     max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever the order); late:
     "error" or "drop". memory: limit of the window state of a thread or rank, such as "4GB". threads: in this process (default:
     one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3. strategy: which of
-    them play which stage: "query", "subquery" or "operator" (docs/queries.md). progress: as of `swjoin.join`.
+    them play which stage: "query", "subquery" or "operator" (docs/queries.md). routing: of joins without an equality or a band:
+    "matrix:ROWS,COLUMNS" (default: by the threads or ranks). progress: as of `swjoin.join`.
     returns: "arrow", "pandas" or "polars"; "same": what the first table is. out: a file for the rows, .parquet,
     .csv or .csv.gz; returns its `Proof`.
 
@@ -157,11 +158,12 @@ def _config(options: Mapping[str, Any]) -> RunConfig:
     strategy = options["strategy"] or ClusterConfig.strategy
     one_of(strategy, get_args(Strategy), "strategy")
     on_ranks = options["ranks"] is not None
+    placed: dict[str, Any] = {"strategy": strategy, "routing": options["routing"] or ClusterConfig.routing}
     sort = bound is None and (late == "drop" or on_ranks)  # otherwise only if need be
     return RunConfig(
         queries=(QueryConfig(0, 0),),
         time=TimeConfig("event", 0 if bound is None else duration_us(bound, "max_out_of_order"), late, sort=sort),
-        cluster=ClusterConfig(partition_count=CLUSTER_PARTITIONS if on_ranks else JOIN_PARTITIONS, strategy=strategy),
+        cluster=ClusterConfig(partition_count=CLUSTER_PARTITIONS if on_ranks else JOIN_PARTITIONS, **placed),
         module=ModuleConfig() if memory is None else ModuleConfig(window_bytes=size_bytes(memory, "memory")),
     )
 

@@ -517,10 +517,11 @@ def result_columns(job: Job) -> tuple[list[tuple[str, str]] | None, str]:
 def setting_of(job: Job, slaves: int, ranks: RankMap | None, reading: tuple[str, ...] = ()) -> Setting:
     """What there is to explain. reading: as of `Setting`. UserError when the configuration needs more slaves, and for a plan
     that cannot be run."""
-    from swjoin.runtime.open import instances_of, open_plan_sources
+    from swjoin.runtime.open import instances_of, open_plan_sources, sized
 
     config = job.config
     config.check_slaves(slaves)
+    job = sized(job, slaves)
     plan = instances_of(job, slaves)
     if plan is None:
         columns, unknown = (None, "") if config.sink.kind == "count" else result_columns(job)

@@ -18,7 +18,7 @@ from swjoin.core.errors import SwjoinError
 
 def fitted(job: Job) -> tuple[Job, tuple[str, ...]]:
     """Reads footers of files. Nothing to say of one gateway, or of files that cannot be read yet."""
-    from swjoin.runtime.open import input_splits, instances_of, open_job_sources, open_plan_sources, usable_gateways
+    from swjoin.runtime.open import input_splits, instances_of, open_job_sources, open_plan_sources, sized, usable_gateways
 
     count, config, names = job.config.gateway_count, job.config, list(STREAM_NAMES)
     if count == 1:
@@ -35,7 +35,7 @@ def fitted(job: Job) -> tuple[Job, tuple[str, ...]]:
         return job, tuple(about)
     sources: tuple[Source, ...] = ()
     try:
-        instances = instances_of(job, 1)
+        instances = instances_of(sized(job, 1), 1)
         if instances is None:
             sources = open_job_sources(job)
         else:

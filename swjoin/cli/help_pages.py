@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "query": {
         "tables": "--table --assume-timezone --max-out-of-order --sort --late",
         "output": "-o --format --report",
-        "execution": "-n --threads --gateways --sinks --strategy --memory --epoch --partitions",
+        "execution": "-n --threads --gateways --sinks --strategy --routing --memory --epoch --partitions",
     },
     "run": {"configuration": "--set --resume", "execution": _RANKS, "output and monitoring": "--out --dashboard"},
     "serve": {

@@ -171,6 +171,11 @@ def _add_query(p: argparse.ArgumentParser) -> None:
         choices=["subquery", "query", "operator"],
         help="slaves play one stage each (subquery, the default), all stages (query), or one operator each (operator)",
     )
+    p.add_argument(
+        "--routing",
+        metavar="matrix:M,N",
+        help="rows and columns of the cells of joins without an equality or a band (default: auto, by the slaves)",
+    )
     _add_execution(p)
 
 

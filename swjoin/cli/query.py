@@ -21,6 +21,7 @@ from swjoin.connectors.files.inputs import split_paths
 from swjoin.core.errors import UserError
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.frontends.sql.tables import described
+from swjoin.plan.logical import check_routing
 from swjoin.plan.plain import plan_to_plain
 
 
@@ -72,12 +73,14 @@ def _text(given: str) -> str:
 
 def run_query(args: argparse.Namespace) -> int:
     ranks, text = given_ranks(args), _text(args.query)
-    cluster = {} if args.strategy is None else {"strategy": args.strategy}
+    given = {"strategy": args.strategy, "routing": args.routing}
+    cluster = {name: value for name, value in given.items() if value is not None}
     config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, cluster, {})), args)
     inputs = _inputs(args)
     tables = {name: _described(name, stream) for name, stream in inputs.items()}
     try:
         query = plan_query(text, tables)
+        check_routing(query.plan, config.cluster.routing)
     except UserError as error:
         raise (error.prefixed(args.query) if text is not args.query else error) from None
     config = replace(config, inputs=tuple(inputs[name] for name in query.tables))

@@ -27,6 +27,7 @@ OPTION_KEYS: dict[str, tuple[str, ...]] = {
     "gateways": ("cluster.gateways",),
     "sinks": ("cluster.sinks",),
     "strategy": ("cluster.strategy",),
+    "routing": ("cluster.routing",),
     "theta": ("module.theta",),
     "memory": ("module.window",),
 }

@@ -108,6 +108,7 @@ class SqlOptions(TimesOfTables, total=False):
     threads: int | None
     ranks: int | None
     strategy: Strategy | None
+    routing: str | None
     progress: bool | None
     returns: Literal["arrow", "same", "pandas", "polars"]
     out: str | os.PathLike[str] | None

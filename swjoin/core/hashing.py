@@ -2,7 +2,8 @@
 
 What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
 compares first; the directory uses the lowest 16, so the three are independent), `pair_hash`,
-`digest_pairs`, `digest_results` and `pair_ids` (docs/semantics.md, Row ids and the digest), `hash_words` (bytes of a file).
+`digest_pairs`, `digest_results` and `pair_ids` (docs/semantics.md, Row ids and the digest), `hash_lines` (a number by id),
+`hash_words` (bytes of a file).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`core.join_semantics`), which tests compare with this one.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import uint64
 
-from swjoin.core.batch import U64, Pairs, ResultRows
+from swjoin.core.batch import I64, U64, Pairs, ResultRows
 from swjoin.core.kernel_cache import kernel
 
 _C1 = np.uint64(0xFF51AFD7ED558CCD)
@@ -89,6 +90,19 @@ def pair_ids(left_id: U64, right_id: U64) -> U64:
     """Ids of the rows of a join, uint64 (n,): the digest of each pair of ids."""
     out = np.empty(len(left_id), np.uint64)
     _pair_ids(left_id, right_id, out)
+    return out
+
+
+@kernel
+def _hash_lines(ids: U64, count: int, out: I64) -> None:
+    for i in range(out.shape[0]):
+        out[i] = group_of(mix64_scalar(ids[i]), count)
+
+
+def hash_lines(ids: U64, count: int) -> I64:
+    """A number of 0 to count - 1 for each id, int64 (n,); ids: uint64 (n,)."""
+    out = np.empty(len(ids), np.int64)
+    _hash_lines(ids, count, out)
     return out
 
 

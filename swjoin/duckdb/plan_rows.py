@@ -28,7 +28,7 @@ from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, TupleWindows
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Union, join_columns
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Spread, Union, join_columns
 from swjoin.plan.lookups import Lookup, equality
 
 
@@ -66,6 +66,10 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _aligned_windows(plan, node, found[node.input])
         elif isinstance(node, Lookup):
             columns, rows = _lookup(plan, node, found)
+        elif isinstance(node, Spread):  # any two rows meet: in one cell, here
+            columns = {**found[node.input].columns, node.column: f"c{len(found[node.input].columns)}"}
+            values = "".join(f", {column}" for column in found[node.input].columns.values())
+            rows = f"SELECT id, ts{values}, 0 AS {columns[node.column]} FROM {found[node.input].table}"
         elif isinstance(node, Union):
             columns, rows = _union(plan, node, found)
         elif isinstance(node, Filter):

@@ -64,6 +64,7 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
     """Of a configuration with a query. where: it begins errors of other keys. UserError names the key of what is wrong."""
     from swjoin.frontends.sql.planner import plan_query
     from swjoin.frontends.sql.tables import described
+    from swjoin.plan.logical import check_routing
     from swjoin.plan.plain import plan_to_plain
 
     (text, functions), inputs = _query_of(plain.get("queries")), _inputs_of(plain.get("inputs"))
@@ -85,6 +86,7 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
         raise UserError("workload: no input is generated; leave it out, or write inputs: {NAME: {generate: calls}}")
     rest |= {"inputs": [to_plain(inputs[name]) for name in query.tables], "join": {"lower_us": 0, "upper_us": 0}}
     config = read_config(rest, [], where, served=served)
+    check_routing(query.plan, config.cluster.routing)
     return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan))
 
 

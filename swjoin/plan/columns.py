@@ -39,6 +39,7 @@ from swjoin.plan.logical import (
     Result,
     Schema,
     Source,
+    Spread,
     UnionInput,
     join_columns,
 )
@@ -48,7 +49,7 @@ from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
 
 if TYPE_CHECKING:
     from swjoin.expressions.batch_map import BatchMap
-    from swjoin.expressions.chain import Projection, Selection
+    from swjoin.expressions.chain import Projection, Selection, Spreading
     from swjoin.expressions.lookup import TableLookup
 
 _Types = list[tuple[str, Any]]
@@ -156,6 +157,9 @@ class _Binder:
             elif isinstance(step, Lookup):
                 bound_step, wanted = self._lookup(step, wanted)
                 found.append(bound_step)
+            elif isinstance(step, Spread):
+                found.append(_spreading(step))
+                wanted = wanted - {step.column}
             elif isinstance(step, MapBatches):
                 found.append(_batch_map(step, self.plan.schema(step.input), wanted))
                 wanted = set(self.plan.schema(step.input).types)
@@ -233,6 +237,12 @@ def _batch_map(node: MapBatches, schema: Schema, wanted: set[str]) -> BatchMap:
     return BatchMap(node.name, node.function, read, columns, time, shown)
 
 
+def _spreading(node: Spread) -> Spreading:
+    from swjoin.expressions.chain import Spreading
+
+    return Spreading(node.column, node.matrix.places(node.port, node.groups))
+
+
 def _given(kind: Any) -> Any:
     """The type in which functions get a column: its own, but of a dictionary that of its values."""
     return getattr(kind, "value_type", kind)
@@ -271,6 +281,8 @@ def _through(plan: LogicalPlan, node: Node, wanted: set[str], *, rows: bool) -> 
             return wanted | set(columns_read_by(node.condition, plan.schema(node.input).columns, node.name))
         case Project():
             return _read_by(node, plan.schema(node.input).columns, wanted)
+        case Spread():
+            return wanted - {node.column}
         case MapBatches():
             return set(plan.schema(node.input).types)
         case Lookup():

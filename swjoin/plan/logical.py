@@ -1,13 +1,13 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Union`, `Result`; `LogicalPlan`, of these, of `Aggregate`s
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Spread`, `Union`, `Result`; `LogicalPlan`, of these, of `Aggregate`s
 (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `Lookup`s (`plan.lookups`) and `MapBatches`
 (`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
-A node names its inputs. Row ids: a source's rows have their own, which filters, projections and functions of batches keep, as
-they keep times; a union's `union_row_ids`; a row of a join or a lookup has the digest of the pair of its inputs' ids
+A node names its inputs. Row ids: a source's rows have their own, which filters, projections, functions of batches and copies
+keep, as they keep times; a union's `union_row_ids`; a row of a join or a lookup has the digest of the pair of its inputs' ids
 (`core.hashing.pair_hash`), MISSING_ID for a missing side.
 """
 
@@ -33,6 +33,7 @@ from swjoin.plan.bound import is_column, type_of
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, kept_types
 from swjoin.plan.lookups import Lookup, lookup_columns
 from swjoin.plan.map_batches import MapBatches, keeps_time, mapped_columns
+from swjoin.routing.matrix import MOST_LINES, Matrix
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -142,6 +143,34 @@ class Union:
 
 
 @dataclass(frozen=True)
+class Spread(_OneInput):
+    """The rows of a node, each once for every cell of a matrix in which a join without an equality looks for its partners.
+
+    column: further one, of the cell's key, by which both sides are joined. port: LEFT for rows of the matrix, RIGHT for its
+    columns. one_place: left rows are in one cell each, as the join says which of them have no partner. lines: rows and columns
+    of the matrix, and groups: partition-groups; 0 until the number of instances is known, see `spread_over`.
+    """
+
+    name: str
+    input: str
+    column: str
+    port: int
+    one_place: bool = False
+    lines: tuple[int, int] = (0, 0)
+    groups: int = 0
+
+    @property
+    def matrix(self) -> Matrix:
+        assert min(*self.lines, self.groups) > 0, f"{self.name}: a matrix without a size"
+        return Matrix(*self.lines)
+
+    @property
+    def description(self) -> str:
+        of = "of as many cells as instances" if 0 in self.lines else f"{self.lines[0]} x {self.lines[1]}"
+        return f"a {('row', 'column')[self.port]} of a matrix {of}"
+
+
+@dataclass(frozen=True)
 class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
     (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids. order: of the rows in a
@@ -153,7 +182,7 @@ class Result(_OneInput):
     order: tuple[OrderKey, ...] = ()
 
 
-Node: TypeAlias = Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Union | Result
+Node: TypeAlias = Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -170,6 +199,33 @@ class UnionInput:
 
     def __call__(self, rows: TupleBatch) -> TupleBatch:
         return replace(rows, id=union_row_ids(self.index, rows.id))
+
+
+def check_routing(plan: LogicalPlan, routing: str) -> None:
+    """UserError for a routing that the plan cannot have. routing: as of `config.sections.ClusterConfig`."""
+    spread, matrix = [node for node in plan.nodes if isinstance(node, Spread)], Matrix.named(routing)
+    if routing != "auto" and not spread:
+        raise UserError(f"routing {routing}: no join of the query lacks both an equality and a band", remedy="leave it out")
+    if matrix is not None and matrix.columns > 1 and any(node.one_place for node in spread):
+        remedy = f"write matrix:{min(matrix.rows * matrix.columns, MOST_LINES)},1"
+        raise UserError(f"routing {routing}: left, semi and anti joins have one column of cells", remedy=remedy)
+
+
+def spread_over(plan: LogicalPlan, instances: int, groups: int, routing: str) -> LogicalPlan:
+    """The plan with matrices of a size: of `routing`, or for so many instances. groups: partition-groups. Those that have one
+    keep it, so a run goes on as it began. UserError as `check_routing`."""
+    check_routing(plan, routing)
+    given = Matrix.named(routing)
+    if all(node.groups for node in plan.nodes if isinstance(node, Spread)):
+        return plan
+
+    def of_size(node: Node) -> Node:
+        if not isinstance(node, Spread) or node.groups:
+            return node
+        matrix = given or Matrix.of_instances(instances, one_place=node.one_place)
+        return replace(node, lines=(matrix.rows, matrix.columns), groups=groups)
+
+    return LogicalPlan(tuple(map(of_size, plan.nodes)))
 
 
 # ---------------------------------------------------------------- columns of a join
@@ -357,6 +413,13 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
             return _keyed_schema(node, inputs[0])
         case Lookup():
             return _lookup_schema(node, *inputs)
+        case Spread():
+            known = ", ".join(inputs[0].types)
+            _check(node.column not in inputs[0].types, node.name, f"two columns are named {node.column}", "rename it")
+            _check(node.port in (LEFT, RIGHT), node.name, f"port {node.port}", "give 0 or 1")
+            ok = all(0 <= n <= MOST_LINES for n in node.lines) and (not node.one_place or node.lines[1] <= 1)
+            _check(ok, node.name, f"a matrix of {node.lines[0]} x {node.lines[1]}", f"give at most {MOST_LINES} lines")
+            return Schema((*inputs[0].columns, Column(node.column, "int64")), inputs[0].time)
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])

@@ -33,6 +33,7 @@ from swjoin.plan.logical import (
     Result,
     Schema,
     Source,
+    Spread,
     Union,
     UnionInput,
     join_columns,
@@ -47,9 +48,9 @@ EdgeId = NewType("EdgeId", int)
 _FAMILIES = ("integer", "string")  # whose hashes are those of the values, at every kind of stage
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
-Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup  # on the way of rows
+Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup | Spread  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
-Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Union
+Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Union
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def ways_to(
     sources and the nodes with state."""
     node = plan.node(name)
     if senders is not None and name in senders:
-        yield name, (node,) if isinstance(node, Filter | Project | MapBatches | Lookup) else ()
+        yield name, (node,) if isinstance(node, Filter | Project | MapBatches | Lookup | Spread) else ()
         return
     if not isinstance(node, Stateless):
         yield name, ()
@@ -387,7 +388,7 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
-    if isinstance(step, Lookup | MapBatches):
+    if isinstance(step, Lookup | MapBatches | Spread):
         return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 

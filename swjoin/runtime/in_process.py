@@ -38,6 +38,7 @@ from swjoin.runtime.disorder import advised
 from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
 from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
+from swjoin.runtime.open import sized
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
@@ -82,6 +83,7 @@ def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_rep
     slave_count = default_slave_count() if slave_count is None else slave_count
     if not job.resumes:
         job.config.check_slaves(slave_count)
+    job = sized(job, slave_count)
     cluster = job.config.cluster
     _LOG.debug(
         "in one process: %d slave(s), %d partition-groups, distribution epoch %s",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from swjoin.cluster.master.split_dealer import span_us
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.run import SORT_NEEDS_FILES, RunConfig
-from swjoin.config.sections import check
+from swjoin.config.sections import ClusterConfig, check
 from swjoin.connectors.files.static_tables import StaticInput, StaticTables
 from swjoin.connectors.source import is_split
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
@@ -32,7 +33,7 @@ from swjoin.plan import logical
 from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
-from swjoin.plan.plain import plan_from_plain
+from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.plan.stages import cut
 from swjoin.plan.subclusters import Subclusters
 
@@ -282,6 +283,19 @@ def _outline(plan: logical.LogicalPlan) -> str:
 def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequence[str] = STREAM_NAMES) -> str:
     """File and row of a row id, for error lines. names: of the streams."""
     return f"{names[stream]}: {sources[stream].locate(row_id)}"
+
+
+def sized(job: Job, slaves: int) -> Job:
+    """The job with matrices of a size, for a run that starts with so many slave ranks; one that goes on has them already.
+    UserError for a routing that its plan cannot have."""
+    if job.plan is None:
+        given = job.config.cluster.routing
+        if given != ClusterConfig.routing:
+            raise UserError(f"routing {given}: is for queries; the join of two streams has keys", remedy="leave it out")
+        return job
+    plan, cluster = plan_from_plain(job.plan), job.config.cluster
+    of_size = logical.spread_over(plan, slaves, cluster.partition_count, cluster.routing)
+    return job if of_size is plan else replace(job, plan=plan_to_plain(of_size))
 
 
 def places_of(job: Job, width: int) -> tuple[int, ...]:

@@ -74,10 +74,10 @@ def test_every_option_about_the_join_is_a_key() -> None:
     options = {a.dest for a in command._actions if a.option_strings}
     others = {"help", "ranks", "threads", "out", "format", "report", "pace"}  # of the command; pace is a key as it is
     others |= {"verbose", "quiet", "log_json", "debug"}
-    assert {*JOIN_KEYS, *OPTION_KEYS} == (options - others) | {"strategy"}  # of queries
+    assert {*JOIN_KEYS, *OPTION_KEYS} == (options - others) | {"strategy", "routing"}  # of queries
     assert {name for command in COMMANDS for name in given(command)} == options - others
     text = (ROOT / "mpi_configs" / "README.md").read_text()
-    assert all(f"`{name}`" in text for name in OPTION_KEYS if name != "strategy")
+    assert all(f"`{name}`" in text for name in OPTION_KEYS if name not in ("strategy", "routing"))
     example = config_from_plain(yaml.safe_load(re.findall(r"`(join: \{on: [^`]+)`", text)[0].replace("on:", "'on':")))
     assert (example.left.key, example.left.time, example.right.time) == (("user",), "started", "paid")
     assert example.time.late == "drop"

@@ -36,6 +36,12 @@ LEFT JOIN kind k ON k.number = s.seller % 100
 """
 
 
+OF_A_MATRIX = """
+SELECT b.price, b.auction, s.seller
+FROM bid b JOIN sale s ON s.at BETWEEN b.at AND b.at + INTERVAL '100' MILLISECOND AND b.price % 50 < s.seller % 60
+"""
+
+
 def _write(folder: Path, rows: int) -> dict[str, Any]:
     """Inputs of the query, and the configuration of a run of it."""
     random = np.random.default_rng(5)
@@ -209,10 +215,10 @@ def trips_csv(tmp_path: Path) -> Path:
     return path
 
 
-def _killed(folder: Path, ranks: int) -> LaunchedRun:
+def _killed(folder: Path, ranks: int, sql: str = SQL) -> LaunchedRun:
     """A run of the query on ranks, once it has made a checkpoint."""
     plain = _write(folder, 4000)  # 8 s of event time, in which files are read in realtime pace alone
-    plain |= {"pace": "realtime", "checkpoint": {"epochs": 2}}
+    plain |= {"pace": "realtime", "checkpoint": {"epochs": 2}, "queries": [{"sql": sql}]}
     plain |= {"cluster": {"distribution_epoch": "100ms", "partition_count": 12}}
     path = _saved(folder, plain)
     run = LaunchedRun([str(path), "-n", str(ranks), "--out", str(folder / "out")], folder / "log")
@@ -265,6 +271,21 @@ def test_a_run_that_ended_early_is_resumed(number: int, swjoin: Any, tmp_path: P
     _same(tmp_path, swjoin)
 
 
+@pytest.mark.drawn
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+def test_a_resumed_run_keeps_its_matrix(swjoin: Any, tmp_path: Path) -> None:
+    """With two slaves instead of three, where a new run would have another one."""
+    run = _killed(tmp_path, 5, OF_A_MATRIX)
+    run.kill_all()
+    run.process.wait()
+    again = LaunchedRun(["--resume", str(tmp_path / "out"), "-n", "4"], tmp_path / "again")
+    assert again.end(PROCESS_S) == 0, again.said()
+    report = _same(tmp_path, swjoin)
+    lines = [node["lines"] for node in report["plan"]["nodes"] if node["kind"] == "spread"]
+    assert lines == [[1, 3], [1, 3]]
+
+
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
 def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path) -> None:
@@ -313,6 +334,14 @@ def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path)
         ({"right_time": "at"}, "right_time: is for the join of two streams"),
         ({"join": {"within": "5s"}}, "join: is for the join of two streams; leave it out beside queries"),
         ({"left": {"path": "x"}}, "left: is for the join of two streams; leave it out beside queries"),
+        (
+            {"routing": "matrix:2,2"},
+            "routing matrix:2,2: no join of the query lacks both an equality",
+        ),
+        (
+            {"routing": "matrix:0,2"},
+            "cluster: routing matrix:0,2: must be auto, matrix, or matrix:M,N of 1 to 64 rows and columns",
+        ),
         ({"clustr": {}}, "clustr: unknown configuration key; did you mean cluster?"),
     ],
 )

@@ -194,54 +194,6 @@ def test_what_once_was_wrong(text: str, streams: Inputs, tmp_path: Path) -> None
     assert verify(tmp_path).equal
 
 
-NEAR = "b.ts BETWEEN a.ts - INTERVAL '4' MILLISECOND AND a.ts + INTERVAL '3' MILLISECOND"
-THETA = [
-    f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR}",
-    f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR} AND abs(a.k - b.k) <= 2",
-    f"SELECT a.v, b.v AS w FROM a, b WHERE {NEAR} AND a.x < b.x AND a.v % 3 = 1",
-    f"SELECT a.v, b.v AS w FROM a LEFT JOIN b ON {NEAR} AND a.k < b.k",
-    f"SELECT a.v, b.v AS w FROM a RIGHT JOIN b ON {NEAR} AND a.k < b.k AND b.x <> 'x3'",
-    f"SELECT a.v FROM a ANTI JOIN b ON {NEAR} AND a.k < b.k",
-    f"SELECT a.v FROM a SEMI JOIN b ON {NEAR} AND a.k + 1 < b.k",
-    f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR} AND a.v / 2 = b.v / 2 - 150",  # doubles are no keys
-    f"SELECT a.v, b.v AS w, c.v AS z FROM a JOIN b ON {NEAR} AND a.k <= b.k JOIN c ON c.k = b.k AND c.ts BETWEEN b.ts AND "
-    f"b.ts + {MS}",
-    f"SELECT q.e, count(*) AS n FROM (SELECT a.ts AS e, a.k FROM a JOIN b ON {NEAR} AND a.k > b.k) q GROUP BY q.e",
-]
-
-
-@pytest.mark.parametrize("text", THETA, ids=[text[:75] for text in THETA])
-def test_joins_without_an_equality(text: str, streams: Inputs, tmp_path: Path) -> None:
-    rows, report = run_query(text, streams, tmp_path)
-    assert rows == duckdb_rows(streams, text)
-    assert len(rows) > 10
-    assert report["ledger"]["balanced"]
-    assert verify(tmp_path).equal
-
-
-@pytest.mark.drawn
-@pytest.mark.mpi
-@pytest.mark.timeout(4 * PROCESS_S)
-def test_ranks_join_without_an_equality(streams: Inputs, tmp_path: Path) -> None:
-    jobs = [query_job(text, streams, tmp_path / str(i), cluster={"epoch_tuples": 60}) for i, text in enumerate(THETA)]
-    run_jobs(5, jobs, tmp_path)
-    for job, text in zip(jobs, THETA, strict=True):
-        assert report_of(job)["ledger"]["balanced"]
-        assert rows_of(job) == duckdb_rows(streams, text), text
-
-
-def test_rows_of_a_join_without_an_equality_are_spread_over_cells(tmp_path: Path) -> None:
-    """Also where all times are whole minutes, or whole days."""
-    for step in (1, 1_000, 1_000_000, 60_000_000, 86_400_000_000):
-        table = pa.table({"ts": pa.array(np.arange(200) * step, pa.timestamp("us")), "v": np.arange(200)})
-        path = tmp_path / f"{step}.parquet"
-        pq.write_table(table, path)
-        inputs = {name: StreamConfig(str(path), (), "ts") for name in "ab"}
-        text = f"SELECT a.v, b.v AS w FROM a JOIN b ON b.ts BETWEEN a.ts AND a.ts + INTERVAL '{step}' MICROSECOND"
-        rows, _ = run_query(text, inputs, tmp_path / f"run{step}")
-        assert set(rows) == {(v, w) for v in range(200) for w in (v, v + 1) if w < 200}
-
-
 def test_times_of_different_units_are_united_as_timestamps(tmp_path: Path) -> None:
     begin = 1_767_225_600
     tables = {"m": ("ms", [begin * 1000 + 5, begin * 1000 + 1500]), "s": ("s", [begin, begin + 1])}

@@ -18,7 +18,19 @@ from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union, join_columns
+from swjoin.plan.logical import (
+    Filter,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    Project,
+    Result,
+    Schema,
+    Source,
+    Spread,
+    Union,
+    join_columns,
+)
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
 from tests.tools.plan_expressions import function_of, merged
@@ -363,6 +375,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = tuple_window_rows(node, plan.schema(node.input), found[node.input])
             case AlignedWindows():
                 found[node.name] = aligned_window_rows(node, plan.schema(node.input), found[node.input])
+            case Spread():  # any two rows meet, in one cell
+                found[node.name] = [row._replace(values=(*row.values, 0)) for row in found[node.input]]
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
@@ -395,7 +409,7 @@ def emitted(
         promised[node.name] = rule(node, inputs)
         if isinstance(node, Lookup):
             out[node.name] = {row.id for row in rows[node.name] if row.parents[0] in out[node.input]}
-        elif isinstance(node, Result | Project | MapBatches):
+        elif isinstance(node, Result | Project | MapBatches | Spread):
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}

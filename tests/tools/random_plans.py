@@ -40,7 +40,7 @@ from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows
-from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Union
+from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Spread, Union
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.stages import cut
@@ -106,6 +106,9 @@ class PlanScenario:
         places = np.random.default_rng([seed, 32])
         if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and places.random() < 0.5:
             plan = _draw_places(places, plan)
+        spread = np.random.default_rng([seed, 33])
+        if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and spread.random() < 0.15:
+            plan = _draw_spread(spread, plan, span)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
@@ -473,6 +476,25 @@ def _draw_functions(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
         node = MapBatches(name, below, f"{_FUNCTIONS}:{function}", columns)
         nodes = [*(_reading(node, below, name) for node in nodes), node]
     return LogicalPlan(tuple(nodes))
+
+
+def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """With a join of its rows, or of a source's, and of a source's rows without an equality, on the cells of a matrix."""
+    nodes = [node for node in plan.ordered if not isinstance(node, Result)]
+    other = next(node for node in nodes if isinstance(node, Source) and node.time is not None).name
+    last = other if random.random() < 0.5 else _last(plan.nodes)
+    how = str(random.choice(["inner", "inner", "left", "semi", "anti"]))
+    one_place, lines = how != "inner", (int(random.integers(1, 5)), int(random.integers(1, 5)))
+    lines = (lines[0], 1) if one_place else lines
+    low, high = sorted(random.integers(-span // 20, span // 20 + 1, 2).tolist())
+    groups = int(random.choice([1, 3, 60]))  # not always those of the run: cells may be anywhere
+    for port, below in enumerate((last, other)):
+        nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups))
+    query = QueryConfig(low, high, how=how)  # type: ignore[arg-type]
+    nodes.append(IntervalJoin("meeting", "at left", "at right", ("cell",), ("cell",), query, str(random.choice(_OUTPUT_TIMES))))  # type: ignore[arg-type]
+    schema = _schema_with(nodes, "meeting")
+    nodes.append(Project("met", "meeting", tuple((c.name, f'"{c.name}"') for c in schema.columns if c.name != "cell")))
+    return _reaching(nodes, "met")
 
 
 def _last(nodes: Sequence[Node]) -> str:

@@ -35,7 +35,6 @@ from swjoin.plan.stages import cut
 
 _FLIPPED = FLIPPED | {exp.EQ: exp.EQ}
 _SIDES = ("left", "right")
-_GRID = 2  # rows and columns of the cells of an inner join without an equality or a band
 
 
 def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
@@ -386,16 +385,21 @@ def joined(conditions: Conditions) -> Relation:
             renamed[two] = name
     band = band_of(conditions.rest, conditions.meaning)
     copies: tuple[_Copies, _Copies] = ((), ())
+    spread = False
     if not conditions.keys:
-        cells = _cells(conditions, band, (left_time, right_time))
-        copies = cells[LEFT][1:], cells[RIGHT][1:]
+        cells = _cells(conditions, band)
+        spread = cells is None
+        of_matrix: _Copies = (("CAST(0 AS BIGINT)", None),)  # of a type alone: `Spread` makes the column
+        found = (of_matrix, of_matrix) if cells is None else cells
+        copies = found[LEFT][1:], found[RIGHT][1:]
         for side in (LEFT, RIGHT):
-            keys[side].append(("cell", cells[side][0][0]))
+            keys[side].append(("cell", found[side][0][0]))
     made = []
     for side, time in enumerate((left_time, right_time)):
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
-        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, copies[side]))
+        of_cells = (side, how != "inner") if spread else None
+        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, copies[side], of_cells))
 
     def inner_name(f: Field) -> str:
         return renamed.get(f) or column_of(f)
@@ -407,29 +411,18 @@ def joined(conditions: Conditions) -> Relation:
     return filtered(relation, [names.text(node)[0] for node in after])
 
 
-def _cells(conditions: Conditions, band: Band | None, times: tuple[str, str]) -> tuple[_Copies, _Copies]:
-    """Keys of a join without an equality: cells of a band, or of a grid, of which a left row is in all of its row, a right row
-    in all of its column, so that each pair meets in one (StreamCloud, the Cartesian product). Where left rows come out alone
-    each has one place: there is one column. UserError for a full join, of which no side has one."""
+def _cells(conditions: Conditions, band: Band | None) -> tuple[_Copies, _Copies] | None:
+    """Keys of a join without an equality: cells of a band; None for those of a matrix. UserError for a full join, of which no
+    side has one place."""
     if conditions.how == "full":
         raise UserError("a full join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
-    if band is not None:
-        cells = band.cells(conditions.names[LEFT].text(band.left)[0], conditions.names[RIGHT].text(band.right)[0])
-        if cells is not None:
-            first, last = cells.right
-            return ((cells.left, None),), ((first, None), (last, f"{first} <> {last}"))
-    rows, columns = (_GRID, _GRID) if conditions.how == "inner" else (_GRID * _GRID, 1)
-    spread = []
-    for side, time in zip(conditions.sides, times, strict=True):
-        f = next(f for f in side.fields if f.column == time)
-        parts = ["day"] if f.type.startswith("date") else ["hour", "minute", "microsecond"]
-        found = [f"EXTRACT({part} FROM {instant_text(f)})" for part in parts]
-        if len(parts) > 1:
-            found += [f"{found[-1]} // 1000", f"{found[-1]} // 1000000"]
-        spread.append(f"({' + '.join(found)})")
-    left = tuple((f"{spread[LEFT]} % {rows} * {columns} + {column}", None) for column in range(columns))
-    right = tuple((f"{spread[RIGHT]} % {columns} + {row * columns}", None) for row in range(rows))
-    return left, right
+    if band is None:
+        return None
+    cells = band.cells(conditions.names[LEFT].text(band.left)[0], conditions.names[RIGHT].text(band.right)[0])
+    if cells is None:
+        return None
+    first, last = cells.right
+    return ((cells.left, None),), ((first, None), (last, f"{first} <> {last}"))
 
 
 def _residual(

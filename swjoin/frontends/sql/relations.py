@@ -17,7 +17,19 @@ from sqlglot import exp
 from swjoin.config.sections import QueryConfig
 from swjoin.core.join_semantics import How
 from swjoin.core.kept_columns import OrderKey
-from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, OutputTime, Project, Result, Source, Union
+from swjoin.plan.logical import (
+    Column,
+    Filter,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    OutputTime,
+    Project,
+    Result,
+    Source,
+    Spread,
+    Union,
+)
 
 
 def quoted(name: str) -> str:
@@ -197,15 +209,22 @@ class Selected:
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
     equality. merged: its columns whose values are those of a key's column. copies: further expressions for the last key, for
-    each of which the rows are there once more, and the condition that these satisfy; None: all do."""
+    each of which the rows are there once more, and the condition that these satisfy; None: all do. spread: the last key is that
+    of the cells of a matrix, see `Spread`: (port, one_place)."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
     copies: tuple[tuple[str, str | None], ...] = ()
+    spread: tuple[int, bool] | None = None
 
     def make(self, nodes: Nodes) -> str:
+        if self.spread is not None:
+            spread, own, key = self.spread, self.columns[:-1], self.keys[-1][0]
+            below = self.of.make(nodes, self.time)
+            shown = nodes.add("select", lambda name: Project(name, below, own))
+            return nodes.add("spread", lambda name: Spread(name, shown, key, *spread))
         made = []
         for text, condition in ((self.keys[-1][1], None), *self.copies):
             below = filtered(self.of, [] if condition is None else [condition]).make(nodes, self.time)

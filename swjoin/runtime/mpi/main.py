@@ -39,6 +39,7 @@ from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError, open_heartbeats
 from swjoin.runtime.mpi.resilient_channel import ResilientChannel, library_survives
 from swjoin.runtime.mpi.worker_rank import WorkerRank
 from swjoin.runtime.new_folder import forget_worthless
+from swjoin.runtime.open import sized
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
@@ -77,6 +78,7 @@ def run_rank(
     rank = comm.rank
     if comm.size < 3:
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
+    job = sized(job, RankMap.of(job.config, comm.size).slave_ranks)
     label = [f"rank {rank} ({RankMap.of(job.config, comm.size).name_of(rank)}) on {platform.node()}"]
     _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
     role: MasterRank | WorkerRank

@@ -25,7 +25,7 @@ from swjoin.core.batch import SourceBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import SlaveId
 from swjoin.plan.columns import StaticTables
-from swjoin.plan.logical import LogicalPlan
+from swjoin.plan.logical import LogicalPlan, spread_over
 from swjoin.plan.stages import cut
 from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.checkers import check_owners, check_stages
@@ -50,7 +50,8 @@ class PlanSimulation(Simulation):
     ) -> None:
         """folder, crashes: as of `Simulation`; the crashes say how many slave ranks are left from then on. tables: static
         ones, that lookups read."""
-        self._plan, self._tables = plan, tables
+        self._plan = spread_over(plan, width, config.cluster.partition_count, config.cluster.routing)
+        self._tables = tables
         super().__init__(config, sources, width, seed, folder=folder, crashes=crashes)
 
     def _open_sources(self, sources: Sequence[Sequence[SourceBatch]]) -> tuple[BatchSource, ...]:

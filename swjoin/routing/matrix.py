@@ -1,0 +1,87 @@
+"""Routing by a matrix of cells, in which every left row meets every right row once.
+
+What: `Matrix`: its cells for a number of instances, the copies of rows, and `cell_keys`.
+Why: a join without an equality has no key by which partners find each other. A left row is in every cell of one row of the
+matrix, a right row in every cell of one column (StreamCloud, the Cartesian product; BiStream's baseline). The line is a hash of
+the row's id, so it is the same after a crash.
+Stays out: the plan's nodes (`plan.logical`), columns of rows (`expressions.chain`), moves: a cell is a key like others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from swjoin.core.batch import I64, LEFT, U64
+from swjoin.core.hashing import hash_lines
+
+MOST_LINES = 64
+_TEXT = re.compile(r"matrix:(\d+),(\d+)")
+_MASK, _HALF = (1 << 64) - 1, 1 << 32
+_UNMIX = pow(0xC4CEB9FE1A85EC53, -1, 1 << 64), pow(0xFF51AFD7ED558CCD, -1, 1 << 64)  # of `core.hashing.mix64_scalar`
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """rows, columns: numbers of them, 1 to MOST_LINES each."""
+
+    rows: int
+    columns: int
+
+    @staticmethod
+    def of_instances(count: int, *, one_place: bool = False) -> Matrix:
+        """The one that uses most of so many instances, and of these the one with fewest copies; its lines differ by a factor
+        of two, about. one_place: left rows have one place, so there is one column."""
+        if one_place:
+            return Matrix(min(count, MOST_LINES), 1)
+        shapes = [Matrix(rows, min(count // rows, MOST_LINES)) for rows in range(1, MOST_LINES + 1) if rows * rows <= count]
+        return max((m for m in shapes if m.columns <= 2 * m.rows + 1), key=lambda m: (m.rows * m.columns, m.rows))
+
+    @staticmethod
+    def named(text: str) -> Matrix | None:
+        """Of matrix:ROWS,COLUMNS; None if the text is none, or says more lines than there can be."""
+        found = _TEXT.fullmatch(text)
+        matrix = None if found is None else Matrix(int(found[1]), int(found[2]))
+        return matrix if matrix is not None and 1 <= min(matrix.rows, matrix.columns) <= matrix._most <= MOST_LINES else None
+
+    @property
+    def _most(self) -> int:
+        return max(self.rows, self.columns)
+
+    def copies(self, port: int, ids: U64) -> tuple[I64, I64]:
+        """Positions of rows, each as often as it has copies and in their order, and the cell of each copy: int64 (copies,).
+        ids: uint64 (n,) of the rows of the left or the right port."""
+        own, other = (self.rows, self.columns) if port == LEFT else (self.columns, self.rows)
+        positions = np.repeat(np.arange(len(ids), dtype=np.int64), other)
+        line, place = hash_lines(ids, own)[positions], np.tile(np.arange(other, dtype=np.int64), len(ids))
+        return positions, (line * self.columns + place if port == LEFT else place * self.columns + line)
+
+    def places(self, port: int, groups: int) -> Callable[[U64], tuple[I64, I64]]:
+        """Of the ids of a port's rows: `copies`, and the keys of their cells. groups: partition-groups."""
+        keys = self.cell_keys(groups)
+
+        def of(ids: U64) -> tuple[I64, I64]:
+            positions, cells = self.copies(port, ids)
+            return positions, keys[cells]
+
+        return of
+
+    def cell_keys(self, groups: int) -> I64:
+        """The key of every cell, int64 (rows * columns,): cell c is in partition-group c mod `groups`, so that the placement at
+        the start of a run gives all instances as many cells."""
+        keys = []
+        for cell in range(self.rows * self.columns):
+            high = -(-(cell % groups) * _HALF // groups)
+            keys.append(_unmixed(high << 32 | cell * 0x9E3779B1 % _HALF))
+        return np.array(keys, np.uint64).view(np.int64)
+
+
+def _unmixed(hashed: int) -> int:
+    """The number whose hash this is."""
+    for factor in _UNMIX:
+        hashed ^= hashed >> 33
+        hashed = hashed * factor & _MASK
+    return hashed ^ hashed >> 33

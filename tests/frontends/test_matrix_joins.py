@@ -1,0 +1,120 @@
+"""Joins without an equality or a band, on the cells of a matrix: rows are DuckDB's for any matrix, in process and on ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swjoin.config.connectors import StreamConfig
+from swjoin.core.batch import LEFT
+from swjoin.core.errors import UserError
+from swjoin.duckdb.verify import verify
+from swjoin.routing.matrix import Matrix
+from swjoin.runtime.in_process import run_local
+from tests.support.limits import PROCESS_S
+from tests.support.plan_runs import duckdb_rows, report_of, rows_of
+from tests.support.queries import query_job, run_query
+from tests.support.ranks import run_jobs
+from tests.tools.random_queries import random_inputs
+
+Inputs = dict[str, StreamConfig]
+MS = "INTERVAL 9 MILLISECOND"
+NEAR = "b.ts BETWEEN a.ts - INTERVAL '4' MILLISECOND AND a.ts + INTERVAL '3' MILLISECOND"
+SMALLER = f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR} AND a.k < b.k"
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    return random_inputs(tmp_path_factory.mktemp("streams"))
+
+
+THETA = [
+    f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR}",
+    f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR} AND abs(a.k - b.k) <= 2",
+    f"SELECT a.v, b.v AS w FROM a, b WHERE {NEAR} AND a.x < b.x AND a.v % 3 = 1",
+    f"SELECT a.v, b.v AS w FROM a LEFT JOIN b ON {NEAR} AND a.k < b.k",
+    f"SELECT a.v, b.v AS w FROM a RIGHT JOIN b ON {NEAR} AND a.k < b.k AND b.x <> 'x3'",
+    f"SELECT a.v FROM a ANTI JOIN b ON {NEAR} AND a.k < b.k",
+    f"SELECT a.v FROM a SEMI JOIN b ON {NEAR} AND a.k + 1 < b.k",
+    f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR} AND a.v / 2 = b.v / 2 - 150",  # doubles are no keys
+    f"SELECT a.v, b.v AS w, c.v AS z FROM a JOIN b ON {NEAR} AND a.k <= b.k JOIN c ON c.k = b.k AND c.ts BETWEEN b.ts AND "
+    f"b.ts + {MS}",
+    f"SELECT q.e, count(*) AS n FROM (SELECT a.ts AS e, a.k FROM a JOIN b ON {NEAR} AND a.k > b.k) q GROUP BY q.e",
+]
+
+
+@pytest.mark.parametrize("text", THETA, ids=[text[:75] for text in THETA])
+def test_joins_without_an_equality(text: str, streams: Inputs, tmp_path: Path) -> None:
+    rows, report = run_query(text, streams, tmp_path)
+    assert rows == duckdb_rows(streams, text)
+    assert len(rows) > 10
+    assert report["ledger"]["balanced"]
+    assert verify(tmp_path).equal
+
+
+@pytest.mark.drawn
+@pytest.mark.mpi
+@pytest.mark.timeout(4 * PROCESS_S)
+def test_ranks_join_without_an_equality(streams: Inputs, tmp_path: Path) -> None:
+    jobs = [query_job(text, streams, tmp_path / str(i), cluster={"epoch_tuples": 60}) for i, text in enumerate(THETA)]
+    run_jobs(5, jobs, tmp_path)
+    for job, text in zip(jobs, THETA, strict=True):
+        assert report_of(job)["ledger"]["balanced"]
+        assert rows_of(job) == duckdb_rows(streams, text), text
+
+
+@pytest.mark.parametrize(("slaves", "routing"), [(1, "auto"), (3, "matrix"), (6, "auto"), (4, "matrix:3,5"), (2, "matrix:1,4")])
+def test_any_matrix_gives_the_same_rows(slaves: int, routing: str, streams: Inputs, tmp_path: Path) -> None:
+    """And its copies travel: a row goes to every cell of its line."""
+    job = query_job(SMALLER, streams, tmp_path, cluster={"epoch_tuples": 150, "partition_count": 7, "routing": routing})
+    report = run_local(job, False, slaves)
+    assert rows_of(job) == duckdb_rows(streams, SMALLER)
+    assert report["ledger"]["balanced"]
+    matrix = Matrix.named(routing) or Matrix.of_instances(slaves)
+    lines = [node["lines"] for node in report["plan"]["nodes"] if node["kind"] == "spread"]
+    assert lines == [[matrix.rows, matrix.columns]] * 2
+    rows = [report["input"][name]["tuples"] for name in "ab"]
+    assert report["stages"][0]["joined"] == {"left": rows[0] * matrix.columns, "right": rows[1] * matrix.rows}
+    assert verify(tmp_path).equal
+
+
+def test_all_slaves_share_a_join_without_an_equality(streams: Inputs, tmp_path: Path) -> None:
+    job = query_job(SMALLER, streams, tmp_path, cluster={"epoch_tuples": 150})
+    report = run_local(job, False, 6)
+    peaks = [slave["window"]["peak"] for slave in report["memory"]["slaves"]]
+    assert len(peaks) == 6
+    assert min(peaks) > 0.5 * max(peaks)
+
+
+def test_a_copy_that_is_lost_is_noticed(streams: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Matrix.copies
+
+    def without_last(self: Matrix, port: int, ids: Any) -> Any:
+        positions, cells = copies(self, port, ids)
+        return (positions[:-1], cells[:-1]) if port == LEFT and len(cells) > 1 else (positions, cells)
+
+    monkeypatch.setattr(Matrix, "copies", without_last)
+    text = f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR}"
+    rows, _ = run_query(text, streams, tmp_path, cluster={"epoch_tuples": 150, "routing": "matrix:2,2"})
+    assert rows != duckdb_rows(streams, text)
+    assert not verify(tmp_path).equal
+
+
+@pytest.mark.parametrize("kind", ["LEFT", "SEMI", "ANTI"])
+def test_preserved_rows_have_one_column_of_cells(kind: str, streams: Inputs, tmp_path: Path) -> None:
+    text = f"SELECT a.v FROM a {kind} JOIN b ON {NEAR} AND a.k < b.k"
+    job = query_job(text, streams, tmp_path, cluster={"routing": "matrix:2,3"})
+    with pytest.raises(UserError, match="left, semi and anti joins have one column of cells; write matrix:6,1"):
+        run_local(job, False, 2)
+
+
+def test_a_routing_without_a_use(streams: Inputs, swjoin: Any, tmp_path: Path) -> None:
+    job = query_job(f"SELECT a.v FROM a JOIN b ON {NEAR} AND a.k = b.k", streams, tmp_path, cluster={"routing": "matrix:2,3"})
+    with pytest.raises(UserError, match="no join of the query lacks both an equality and a band"):
+        run_local(job, False, 2)
+    table = f"a={streams['a'].path}:ts"
+    done = swjoin("query", "SELECT k FROM a", "--table", table, "--routing", "matrix:x", "-o", tmp_path / "out.parquet")
+    assert done.code == 2
+    assert done.err == ["swjoin: --routing matrix:x: must be auto, matrix, or matrix:M,N of 1 to 64 rows and columns"]
