@@ -442,6 +442,20 @@ def streamcloud_linear(table: Table) -> Verdict:
     return Verdict(HOLDS if least >= _LINEAR else SHAPE if least >= _GROWS else FAILS, _sentence(said))
 
 
+def streamcloud_product(table: Table) -> Verdict:
+    """Comparisons per second, which grow with the square of the rate, grow with the nodes: holds when twice the nodes make 1.8
+    times as many at least, in shape when 1.3 times, at every doubling."""
+    rates = {round(float(nodes)): rate for nodes, rate in _sustained(table, "slaves").items()}
+    steps = [(a, b, (rates[b] / rates[a]) ** 2 / (b / a)) for a, b in pairwise(sorted(rates)) if rates[a] > 0]
+    if not steps:
+        return Verdict(UNKNOWN, "Rates of two numbers of nodes are needed.")
+    said = "; ".join(
+        f"{b} nodes carry {rates[b]:,.0f}/s, and compare {share * b / a:.2f} times as much as {a}" for a, b, share in steps
+    )
+    least = min(share for *_, share in steps)
+    return Verdict(HOLDS if least >= _LINEAR else SHAPE if least >= _GROWS else FAILS, _sentence(said))
+
+
 def streamcloud_strategies(table: Table) -> Verdict:
     """Subqueries carry 2.5 times what operators do, and 5 times what whole queries do: holds; in shape when both carry less, or
     operators were not measured."""
@@ -566,6 +580,7 @@ CRITERIA: dict[int | str, Callable[[Table], Verdict]] = {
     "StreamCloud 7a, queues": streamcloud_queues,
     "StreamCloud 7b": streamcloud_linear,
     "StreamCloud 7c": streamcloud_linear,
+    "StreamCloud 7d": streamcloud_product,
     "StreamCloud 7f": streamcloud_strategies,
     "StreamCloud 8": streamcloud_sixty,
     "StreamCloud 9": streamcloud_causes,

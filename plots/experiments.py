@@ -28,6 +28,7 @@ FIGURE_METRICS: dict[int | str, tuple[str, ...]] = {
     "StreamCloud 7a, queues": ("delay_mean_s", "delay_growth", "utilisation_slaves"),
     "StreamCloud 7b": ("sustainable_workload.rate",),
     "StreamCloud 7c": ("sustainable_workload.rate",),
+    "StreamCloud 7d": ("sustainable_workload.rate",),
     "StreamCloud 7f": ("sustainable_workload.rate",),
     "StreamCloud 8": ("saturation_tuples_per_s",),
     "StreamCloud 9": ("operator_ratio", "exchange_ratio", "waiting_ratio"),

@@ -209,6 +209,7 @@ GOOD: dict[int | str, Callable[[], tuple[dict[str, list[Any]], Metrics]]] = {
     5: by_slaves, 6: by_slaves, 7: by_tuning, 8: by_tuning, 9: by_tuning, 10: by_tuning, 11: by_declustering, 12: by_tuning,
     13: by_epoch, 14: by_epoch, "StreamCloud 7b": lambda: by_nodes({2: 100, 4: 190}),
     "StreamCloud 7c": lambda: by_nodes({1: 100, 2: 190, 4: 350}),
+    "StreamCloud 7d": lambda: by_nodes({1: 100, 2: 140, 4: 196}),
     "StreamCloud 7f": lambda: by_strategy(subquery=500, operator=200, query=100),
     "StreamCloud 7a": lambda: by_nodes_simulated({2: 100, 20: 980}),
     "StreamCloud 7a, queues": lambda: by_rate(400),
@@ -534,6 +535,14 @@ def test_streamcloud_rates_over_nodes(tmp_path: Path) -> None:
         assert verdict(tmp_path, figure, by_nodes({1: 100, 2: 190, 4: 300})) == claims.SHAPE
         assert verdict(tmp_path, figure, by_nodes({1: 100, 2: 110, 4: 210}), "2 nodes carry 110/s, 0.55 of") == claims.FAILS
         assert verdict(tmp_path, figure, by_nodes({4: 100})) == claims.UNKNOWN
+
+
+def test_comparisons_of_a_product_over_nodes(tmp_path: Path) -> None:
+    """They grow with the square of the rate."""
+    assert verdict(tmp_path, "StreamCloud 7d", by_nodes({1: 100, 2: 140, 4: 196})) == claims.HOLDS
+    assert verdict(tmp_path, "StreamCloud 7d", by_nodes({1: 100, 2: 120})) == claims.SHAPE
+    text = "2 nodes carry 110/s, and compare 1.21 times as much as 1"
+    assert verdict(tmp_path, "StreamCloud 7d", by_nodes({1: 100, 2: 110}), text) == claims.FAILS
 
 
 def test_streamcloud_strategies(tmp_path: Path) -> None:

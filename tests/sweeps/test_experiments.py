@@ -40,6 +40,7 @@ SMALLER: dict[str, list[str]] = {
     "full_speed": ["measured=600ms", "measure.warm_up=250ms", "join.within=250ms", "search.high=200000"],
     "streamcloud_aggregate": ["measured=2s", "search.high=20000"],
     "streamcloud_join": ["measured=2s", "search.high=2000"],
+    "streamcloud_product": ["measured=2s", "search.high=1000"],
     "streamcloud_strategies": ["measured=3s", "search.high=2000"],
     **{f"streamcloud_{name}": [_SHORT_RUNS] for name in ("causes", "efficiency", "map", "map_delay", "sixty", "today")},
     "full_speed_settings": ["measured=600ms", "measure.warm_up=250ms", "search.high=100000"],
