@@ -8,7 +8,6 @@ Stays out: arithmetic (`forecast.stages`), runs without a plan (`cli.plan`, `cli
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.stages import SAME_DATA, Capacity, PlanProfile
+from swjoin.plan.logical import spread_over, without_sizes
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 
@@ -48,16 +48,23 @@ def capacity_of(
         raise UserError(f"--profile {profiles[2]}: at most two runs are compared; leave it out")
     places = list(profiles) or [path]
     reports = [read_report(place) for place in places]
+    cluster, plan, measured = job.config.cluster, without_sizes(plan_from_plain(job.plan)), []
     for place, report in zip(places, reports, strict=True):
         if "stages" not in report:
             raise UserError(f"{place}: the run tells no stages; give one that has ended")
-        if profiles and json.dumps(report.get("plan")) != json.dumps(job.plan):
+        known = isinstance(report.get("plan"), dict)
+        measured.append(plan_from_plain(report["plan"]) if known else plan)
+        if not known or without_sizes(measured[-1]) != plan:
             raise UserError(f"--profile {place}: is a run of another query than that of {path}")
+        if measured[-1] != measured[0]:
+            raise UserError(f"--profile {place}: its matrices have other sizes than those of {places[0]}; give routing")
     job.config.check_slaves(width)
     try:
-        profile = PlanProfile.of(reports[0], cut(plan_from_plain(job.plan), job.config.cluster.strategy), *reports[1:])
+        profile = PlanProfile.of(reports[0], cut(measured[0], cluster.strategy), *reports[1:])
     except UserError as error:
         raise error.prefixed(" and ".join(map(str, places))) from None
+    of_size = spread_over(plan, width, cluster.partition_count, cluster.routing)
+    profile = profile.resized(cut(of_size, cluster.strategy))
     return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores, ranks, sized=bool(profiles))
 
 

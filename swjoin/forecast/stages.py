@@ -28,6 +28,7 @@ from swjoin.core.errors import UserError
 from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.batch import TUPLE_BYTES
 from swjoin.forecast.model.run import ranks_of
+from swjoin.plan.logical import Spread
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate
 from swjoin.plan.subclusters import Subclusters
 
@@ -204,6 +205,26 @@ class PlanProfile:
             (epochs[0], rows[0], self.gateway_row_s * rows[0]), (epochs[1], rows[1], beside.gateway_row_s * rows[1])
         )
         return replace(found, gateway_row_s=row_s, gateway_epoch_s=epoch_s)
+
+    def resized(self, plan: StagePlan) -> PlanProfile:
+        """With matrices of other sizes. plan: the same but for these. A row has as many copies as its matrix says, and these
+        are compared with as many rows as before, together. What a row takes a gateway is as measured."""
+        edges, more = [], {stage.stage.id: [1.0, 1.0] for stage in self.stages}
+        for edge, new in zip(self.edges, (edge for edge in plan.edges if isinstance(edge.receiver, Stage)), strict=True):
+            pairs = [(a, b) for a, b in zip(edge.edge.steps, new.steps, strict=True) if isinstance(a, Spread)]
+            factor = math.prod(b.copies / a.copies for a, b in pairs if isinstance(b, Spread))
+            rows = edge.rows_per_row * factor, edge.rows_per_source_row * factor
+            edges.append(replace(edge, edge=new, rows_per_row=rows[0], rows_per_source_row=rows[1]))
+            if pairs and isinstance(new.receiver, Stage):  # it is the only way to its port
+                more[new.receiver.id][new.port] = factor
+        stages = []
+        for profile, stage in zip(self.stages, plan.stages, strict=True):
+            came = profile.received
+            now = came[LEFT] * more[stage.id][LEFT], came[RIGHT] * more[stage.id][RIGHT]
+            work_rows = profile.work_rows + sum(now) - sum(came)
+            kept = profile.kept_bytes * _ratio(sum(now), sum(came)) if profile.stage.joins else profile.kept_bytes
+            stages.append(replace(profile, stage=stage, received=now, kept_bytes=kept, work_rows=work_rows))
+        return replace(self, plan=plan, stages=tuple(stages), edges=tuple(edges))
 
     @cached_property
     def rates(self) -> dict[str, float]:

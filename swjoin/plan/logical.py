@@ -160,6 +160,11 @@ class Spread(_OneInput):
     groups: int = 0
 
     @property
+    def copies(self) -> int:
+        """Of a row."""
+        return self.lines[1 - self.port]
+
+    @property
     def matrix(self) -> Matrix:
         assert min(*self.lines, self.groups) > 0, f"{self.name}: a matrix without a size"
         return Matrix(*self.lines)
@@ -209,6 +214,12 @@ def check_routing(plan: LogicalPlan, routing: str) -> None:
     if matrix is not None and matrix.columns > 1 and any(node.one_place for node in spread):
         remedy = f"write matrix:{min(matrix.rows * matrix.columns, MOST_LINES)},1"
         raise UserError(f"routing {routing}: left, semi and anti joins have one column of cells", remedy=remedy)
+
+
+def without_sizes(plan: LogicalPlan) -> LogicalPlan:
+    """The plan with matrices of no size."""
+    nodes = (replace(node, lines=(0, 0), groups=0) if isinstance(node, Spread) else node for node in plan.nodes)
+    return LogicalPlan(tuple(nodes))
 
 
 def spread_over(plan: LogicalPlan, instances: int, groups: int, routing: str) -> LogicalPlan:

@@ -348,6 +348,26 @@ def _of_query(folder: Path, width: int, *settings: str, costs: Any = FREE) -> Ca
     return capacity_of(job, folder / "query.yaml", width, costs, profiles=[folder / "low", folder / "high"])
 
 
+@pytest.mark.parametrize("strategy", ["subquery", "operator"])
+def test_copies_are_those_of_the_matrix_of_a_width(strategy: str, tmp_path: Path) -> None:
+    """Forecast from a run of another width, and counted by one of this width."""
+    near = "b.ts BETWEEN a.ts AND a.ts + INTERVAL '20' MILLISECOND AND a.x < b.x"
+    plain = QUERY | {"queries": [{"sql": f"SELECT a.ts FROM cdr a JOIN cdr b ON {near}"}]}
+    plain |= {"cluster": {"distribution_epoch": "200ms", "strategy": strategy}}
+    (tmp_path / "query.yaml").write_text(yaml.safe_dump(plain))
+    for threads in (1, 12):
+        words = ["--threads", str(threads), "--out", str(tmp_path / str(threads))]
+        assert main(["run", str(tmp_path / "query.yaml"), *words]) == 0
+    job = job_of(tmp_path / "query.yaml", [], "simulate")
+    capacity = capacity_of(job, tmp_path / "query.yaml", 12, FREE, profiles=[tmp_path / "1"])
+    counted = json.loads((tmp_path / "12" / "run.json").read_text())
+    flow = capacity.flow(capacity.profile.rates)
+    rows = [flow.edge_rows[edge["edge"]] * capacity.profile.span_s for edge in counted["edges"]]
+    assert rows == pytest.approx([edge["sent"]["rows"] for edge in counted["edges"]])
+    assert flow.out[-1] * capacity.profile.span_s == pytest.approx(counted["stages"][-1]["produced"])
+    assert max(stage["joined"]["right"] for stage in counted["stages"]) == 3 * counted["input"]["cdr"]["tuples"]
+
+
 def test_two_runs_tell_apart_what_an_epoch_and_what_a_row_costs() -> None:
     assert _fit((10, 100, 10 * 3 + 100 * 2), (10, 1000, 10 * 3 + 1000 * 2)) == pytest.approx((3, 2))
     assert _fit((10, 100, 5.0), (10, 1000, 50.0)) == pytest.approx((0, 0.05)), "no cost of an epoch"
