@@ -14,6 +14,7 @@ epoch costs an instance and what a row costs; with one run all of the work is th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -233,7 +234,7 @@ class PlanProfile:
 
     def flow(self, rates: Mapping[str, float], keys_grow: bool = False) -> Flow:
         """At these rates of the sources, per second of event time. keys_grow: with so many more keys, that each key has as many
-        rows as in the measured run; the rates must be one multiple of the measured ones."""
+        rows as in the measured run, where a join has keys; the rates must be one multiple of the measured ones."""
         given, span_s = dict(rates), self.span_s
         edge_rows: dict[int, float] = {}  # by `EdgeId`
         came, factors, out = [], [], []
@@ -247,7 +248,8 @@ class PlanProfile:
             grown = [now / then if then else 1.0 for now, then in zip(ports, before, strict=True)]
             came.append((ports[LEFT], ports[RIGHT]))
             factors.append((grown[LEFT], grown[RIGHT]))
-            rows_out = profile.produced * grown[LEFT] if keys_grow else profile.rows_out(factors[-1])
+            of_keys = keys_grow and self.plan.matrix_of(profile.stage) is None
+            rows_out = profile.produced * grown[LEFT] if of_keys else profile.rows_out(factors[-1])
             out.append(rows_out / span_s)
             given[profile.stage.name] = out[-1]
         nbytes: dict[int, float] = {edge.edge.id: edge_rows[edge.edge.id] * edge.bytes_per_row for edge in self.edges}
@@ -348,6 +350,11 @@ class EpochWork:
             if stage.gathers:  # rows go to its instances in turn, whatever their partition-group
                 return (1 / count,) * count
             active = min(count, most) or count
+            matrix = profile.plan.matrix_of(stage)
+            if matrix is not None:
+                cells = matrix.rows * matrix.columns
+                held = Counter(cell % groups % active for cell in range(cells))
+                return tuple(held[i] / cells for i in range(count))
             return tuple((groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(count))
 
         def sent(sender: object, count: int) -> tuple[float, float, float]:
