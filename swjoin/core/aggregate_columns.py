@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.core.aggregate_functions import Accumulation, from_ordered, order_codes, ordered
-from swjoin.core.arrow_views import booleans_of, decoded
+from swjoin.core.aggregate_functions import MOST_DIGITS, Accumulation, from_ordered, order_codes, ordered
+from swjoin.core.arrow_views import booleans_of, decimals_of_words, decoded, words_of_decimals
 from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 F64 = NDArray[np.float64]
 _EXACT = 1 << 53
+_MOST_HIGH = 10**MOST_DIGITS >> 64
 
 
 class Call(NamedTuple):
     """A column that an aggregate computes. column: of its input; None for count(*). type: of the results. by: the column whose
     least or greatest value says the row. of_distinct: what is accumulated of a call of different values. place: 2 for the
-    second least or greatest value, and so on."""
+    second least or greatest value, and so on. unit: 10^s of a mean of decimals with s digits after the point."""
 
     name: str
     function: str
@@ -42,6 +43,7 @@ class Call(NamedTuple):
     by: str | None = None
     of_distinct: Accumulation | None = None
     place: int = 1
+    unit: int = 1
 
     @property
     def accumulated(self) -> Accumulation:
@@ -50,7 +52,8 @@ class Call(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """values: (n,) integers, ordered codes or doubles; None where rows are only counted. valid: None for all rows."""
+    """values: (n,) integers, ordered codes or doubles, of decimals (n, 2) words of 128 bits, the low one first; None where rows
+    are only counted. valid: None for all rows."""
 
     values: I64 | F64 | None
     valid: Bool | None
@@ -105,6 +108,11 @@ class AggregateColumns:
         if accumulation == Accumulation.DOUBLES:
             doubles: F64 = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
             return Argument(doubles, valid)
+        if accumulation == Accumulation.INTEGERS and pa.types.is_decimal(column.type):
+            words = words_of_decimals(column.fill_null(0))
+            if len(words) and not -_MOST_HIGH - 1 <= words[:, 1].min() <= words[:, 1].max() <= _MOST_HIGH:
+                raise RunFailed(f"{call.name}: a value has more than {MOST_DIGITS} digits; cast it to DOUBLE")
+            return Argument(words, valid)
         if accumulation == Accumulation.INTEGERS:
             filled = column.fill_null(0) if column.null_count else column
             unsigned = pa.types.is_uint64(column.type)
@@ -188,6 +196,8 @@ class AggregateColumns:
         if accumulation != Accumulation.INTEGERS:
             return from_ordered(totals.word(1), missing, call.type)
         low, high = totals.word(1), totals.word(2)
+        if pa.types.is_decimal(call.type):
+            return decimals_of_words(low, high, missing, call.type)  # no more digits than it has: see MOST_DIGITS
         fits = high == low >> np.int64(63)
         if call.function == "sum":
             if not fits.all():
@@ -195,11 +205,12 @@ class AggregateColumns:
                 total = (int(high[at]) << 64) + int(low.view(np.uint64)[at])
                 raise RunFailed(f"{call.name} of a group is {total}, which has more than 64 bits")
             return pa.array(low, mask=missing)
-        means = low / np.maximum(counts, 1)
+        unit = call.unit
+        means = low / (np.maximum(counts, 1) * float(unit))
         for at in np.flatnonzero(
-            ~(fits & (np.abs(low) < _EXACT) & (counts < _EXACT))
+            ~(fits & (np.abs(low) < _EXACT) & (counts < _EXACT // unit))
         ).tolist():  # where float64 would round twice
-            means[at] = ((int(high[at]) << 64) + int(low.view(np.uint64)[at])) / int(counts[at])
+            means[at] = ((int(high[at]) << 64) + int(low.view(np.uint64)[at])) / max(1, int(counts[at]) * unit)
         return pa.array(means, mask=missing)
 
 

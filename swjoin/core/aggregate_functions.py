@@ -1,6 +1,7 @@
 """The functions of aggregates: what they take, give and accumulate.
 
-What: `FUNCTIONS`, `PICKS`, `Accumulation`, `result_type`, `accumulation_of`; `ordered` and `from_ordered`; `order_codes`.
+What: `FUNCTIONS`, `PICKS`, `Accumulation`, `result_type`, `accumulation_of`, `decimal_unit`; `ordered` and `from_ordered`;
+`order_codes`.
 Why: the plan needs the type of a result, the operator what it accumulates, and both the same list of functions.
 Stays out: accumulators (`state.group_table`), columns in and out (`core.aggregate_columns`), SQL.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 FUNCTIONS: Final = ("count", "sum", "avg", "min", "max", "first", "last", "arg_min", "arg_max")
 PICKS: Final = ("first", "last", "arg_min", "arg_max")  # the value of one row
 PLACED: Final = ("min", "max", "arg_min", "arg_max")  # also the second, the third least or greatest
+MOST_DIGITS: Final = 28  # of decimals that are added, in 128 bits: sums of 10^10 rows are below 2^127
 _SIGN: Final = np.int64(-(1 << 63))
 
 
@@ -30,7 +32,7 @@ class Accumulation(IntEnum):
     """What a group keeps of one call, besides the number of its values."""
 
     COUNT = 0
-    INTEGERS = 1  # their sum, 128 bits
+    INTEGERS = 1  # their sum, 128 bits; of decimals that of their digits
     DOUBLES = 2  # their sum, exact
     LEAST = 3  # the least of their ordered codes
     GREATEST = 4
@@ -77,7 +79,8 @@ def accumulation_of(
         return Accumulation.COUNT
     floating = pa.types.is_floating(kind)
     if function in ("sum", "avg"):
-        if not floating and not pa.types.is_integer(kind):
+        decimal = pa.types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0
+        if not floating and not pa.types.is_integer(kind) and not decimal:
             raise UserError(f"{function} of {argument}", remedy="cast it to BIGINT or DOUBLE")
         return Accumulation.DOUBLES if floating else Accumulation.INTEGERS
     temporal = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
@@ -99,7 +102,17 @@ def result_type(function: str, argument: str | None, by: str | None = None, *, d
         return "int64"
     if function == "avg" or accumulation == Accumulation.DOUBLES:
         return "double"
+    if function == "sum" and argument is not None and pa.types.is_decimal(kind := plain_type_named(argument)):
+        return str(pa.decimal128(38, kind.scale))
     return "int64" if function == "sum" else str(pa.int64() if argument is None else plain_type_named(argument))
+
+
+def decimal_unit(argument: str) -> int:
+    """10^s of a decimal type with s digits after the point; 1 of other types. argument: as Arrow writes it."""
+    import pyarrow as pa
+
+    kind = plain_type_named(argument)
+    return 10**kind.scale if pa.types.is_decimal(kind) else 1
 
 
 def ordered(values: pa.Array) -> I64:

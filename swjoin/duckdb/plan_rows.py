@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -184,11 +185,16 @@ def _define_exact(db: Any) -> None:
 
     def means(totals, counts):  # type: ignore[no-untyped-def]
         pairs = zip(totals.to_pylist(), counts.to_pylist(), strict=True)
-        return pa.array([None if total is None else int(total) / count for total, count in pairs], pa.float64())
+        return pa.array([None if total is None else _mean(Decimal(total), count) for total, count in pairs], pa.float64())
 
     options = {"type": "arrow", "null_handling": "special"}
     db.create_function("exact_sum", sums, ["DOUBLE[]"], "DOUBLE", **options)
     db.create_function("exact_mean", means, ["VARCHAR", "BIGINT"], "DOUBLE", **options)
+
+
+def _mean(total: Decimal, count: int) -> float:
+    above, below = total.as_integer_ratio()
+    return above / (below * count)
 
 
 def _exact_sum(values: list[float]) -> float:
@@ -219,7 +225,9 @@ def _called(call: AggregateCall, kind: str, column: str, by: str, earlier: str) 
     if kind in ("double", "float", "halffloat"):
         total = f"exact_sum(list({of}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
         return f"{total} / count({of})" if call.function == "avg" else total
-    return f"exact_mean(sum({of})::VARCHAR, count({of}))" if call.function == "avg" else f"sum({of})::BIGINT"
+    if call.function == "avg":
+        return f"exact_mean(sum({of})::VARCHAR, count({of}))"
+    return f"sum({of})" if kind.startswith("decimal") else f"sum({of})::BIGINT"
 
 
 def _unrolled(windows: TimeWindows, table: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.aggregate_columns import Call as CallColumns
-from swjoin.core.aggregate_functions import Accumulation, accumulation_of, result_type
+from swjoin.core.aggregate_functions import Accumulation, accumulation_of, decimal_unit, result_type
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
@@ -146,7 +146,8 @@ def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping
         plain = replace(call, distinct=False).accumulation(types)
         how = call.accumulation(types)
         of_distinct = plain if call.distinct else None
-        calls.append(CallColumns(call.name, call.function, call.column, how, kind, call.by, of_distinct, call.place))
+        unit = decimal_unit(types[call.column]) if call.function == "avg" and call.column is not None else 1
+        calls.append(CallColumns(call.name, call.function, call.column, how, kind, call.by, of_distinct, call.place, unit))
     keys = tuple((name, type_named(types[name])) for name in node.key)
     time: Any = type_named(out[node.start])
     windows = node.windows.size_us, node.ts_after_us

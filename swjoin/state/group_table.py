@@ -109,6 +109,20 @@ def _add_integers(slots: I64, valid: Bool, values: I64, unsigned: bool, words: I
 
 
 @kernel
+def _add_wide(slots: I64, valid: Bool, values: I64, words: I64, at: int) -> None:
+    """values: (n, 2) words, the low ones first."""
+    every = valid.shape[0] == 0
+    for i in range(slots.shape[0]):
+        if every or valid[i]:
+            slot = slots[i]
+            before = np.uint64(words[slot, at + 1])
+            low = before + np.uint64(values[i, 0])
+            words[slot, at] += 1
+            words[slot, at + 1] = np.int64(low)
+            words[slot, at + 2] += values[i, 1] + (1 if low < before else 0)
+
+
+@kernel
 def _add_extremes(slots: I64, valid: Bool, codes: I64, greatest: bool, words: I64, at: int) -> None:
     every = valid.shape[0] == 0
     for i in range(slots.shape[0]):
@@ -224,12 +238,14 @@ class GroupTable:
 
     def add(self, call: int, slots: I64, valid: Bool | None, values: I64 | F64 | None, *, unsigned: bool = False) -> None:
         """Add a value of each row to its slot. valid: bool (n,), rows with a value; None: all. values: (n,) integers, ordered
-        codes or doubles; None where they are only counted."""
+        codes or doubles, or (n, 2) words of integers of 128 bits; None where they are only counted."""
         at, kind = int(self._starts[call]), self.kinds[call]
         mask = np.empty(0, np.bool_) if valid is None else valid
         if kind in (Accumulation.COUNT, Accumulation.DOUBLES) or values is None:
             _add_counts(slots, mask, self._words, at)
-        if kind == Accumulation.INTEGERS:
+        if kind == Accumulation.INTEGERS and values is not None and values.ndim == 2:
+            _add_wide(slots, mask, values, self._words, at)
+        elif kind == Accumulation.INTEGERS:
             _add_integers(slots, mask, values, unsigned, self._words, at)
         elif kind in (Accumulation.LEAST, Accumulation.GREATEST):
             _add_extremes(slots, mask, values, kind == Accumulation.GREATEST, self._words, at)

@@ -255,7 +255,7 @@ def test_ordered_codes(values: pa.Array) -> None:
         ("avg", "bool", "avg of bool; cast it"),
         ("max", "month_day_nano_interval", "cannot travel between stages"),
         ("arg_max", "int64", "arg_max needs a column to compare"),
-        ("sum", "decimal128(5, 2)", r"sum of decimal128\(5, 2\)"),
+        ("sum", "decimal256(50, 2)", r"sum of decimal256\(50, 2\)"),
     ],
 )
 def test_functions_that_cannot_be(function: str, argument: str | None, problem: str) -> None:
@@ -270,6 +270,8 @@ def test_types_of_results() -> None:
         ("sum", "int8"): "int64",
         ("sum", "float"): "double",
         ("avg", "uint64"): "double",
+        ("sum", "decimal64(12, 3)"): "decimal128(38, 3)",
+        ("avg", "decimal128(38, 3)"): "double",
         ("min", "date32[day]"): "date32[day]",
         ("max", "dictionary<values=int32, indices=int8, ordered=0>"): "int32",
     }
