@@ -29,7 +29,7 @@ from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, TupleWindows
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Spread, Union, join_columns
+from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Spread, Union, join_columns
 from swjoin.plan.lookups import Lookup, equality
 
 
@@ -71,6 +71,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns = {**found[node.input].columns, node.column: f"c{len(found[node.input].columns)}"}
             values = "".join(f", {column}" for column in found[node.input].columns.values())
             rows = f"SELECT id, ts{values}, 0 AS {columns[node.column]} FROM {found[node.input].table}"
+        elif isinstance(node, Copies):
+            columns, rows = _copies(node, found[node.input])
         elif isinstance(node, Union):
             columns, rows = _union(plan, node, found)
         elif isinstance(node, Filter):
@@ -130,6 +132,14 @@ def _filter(plan: LogicalPlan, node: Filter, rows: NodeTable) -> tuple[dict[str,
     condition = duckdb_text(node.condition, scope_of(plan.schema(node.input).columns), rows.columns)
     columns = "".join(f", {column}" for column in rows.columns.values())
     return dict(rows.columns), f"SELECT id, ts{columns} FROM {rows.table} WHERE {condition}"
+
+
+def _copies(node: Copies, rows: NodeTable) -> tuple[dict[str, str], str]:
+    first, second = rows.columns[node.first], rows.columns[node.second]
+    kept = {name: column for name, column in rows.columns.items() if name not in (node.first, node.second)}
+    values = "".join(f", {column}" for column in kept.values())
+    query = f"SELECT id, ts{values}, {{}} AS {first} FROM {rows.table}"
+    return kept | {node.column: first}, f"{query.format(first)} UNION ALL {query.format(second)} WHERE {first} <> {second}"
 
 
 def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict[str, str], str]:

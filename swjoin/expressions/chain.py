@@ -1,6 +1,6 @@
 """Steps of a chain of stateless operators: filters, projections and copies of tuples with columns.
 
-What: `Selection`, `Projection`, `Spreading`, functions of a batch of tuples; `batch_of`, their columns.
+What: `Selection`, `Projection`, `Spreading`, `Copying`, functions of a batch of tuples; `batch_of`, their columns.
 Why: what stands between two stages is done to whole batches, where the rows are sent. Times and ids of rows stay.
 Stays out: plans, which have steps, and exchanges, which do them.
 """
@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from swjoin.core.arrow_views import booleans_of
 from swjoin.core.batch import I64, U64, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.expressions.evaluator import EvaluationFailed, evaluate_all, satisfied
@@ -77,3 +79,28 @@ class Spreading:
         if copies.columns is None:
             return replace(copies, columns=Columns(pa.RecordBatch.from_arrays([key], [self.column])))
         return replace(copies, columns=Columns(copies.columns.batch.append_column(self.column, key)))
+
+
+@dataclass(frozen=True)
+class Copying:
+    """The tuples, each once for every different value of two columns, in whose place they have `column` with that value; with a
+    null in either once, with the first."""
+
+    column: str
+    first: str
+    second: str
+
+    def __call__(self, rows: TupleBatch) -> TupleBatch:
+        batch = batch_of(rows)
+        first, second = batch.column(self.first), batch.column(self.second)
+        twice = booleans_of(pc.not_equal(first, second).fill_null(False))
+        last = np.cumsum(1 + twice)  # position behind each tuple's copies
+        positions = np.repeat(np.arange(len(rows)), 1 + twice)
+        of_second = np.zeros(len(positions), np.bool_)
+        of_second[last[twice] - 1] = True
+        index = pa.array(positions)
+        key = pc.if_else(pa.array(of_second), second.take(index), first.take(index))
+        shown = [name for name in batch.schema.names if name not in (self.first, self.second)]
+        copies = replace(rows, columns=Columns(batch.select(shown)) if shown else None).take(positions)
+        rest = [] if copies.columns is None else copies.columns.batch.columns
+        return replace(copies, columns=Columns(pa.RecordBatch.from_arrays([*rest, key], [*shown, self.column])))

@@ -31,6 +31,7 @@ from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
 from swjoin.plan.kept_rows import Keyed, kept_columns_of
 from swjoin.plan.logical import (
+    Copies,
     Filter,
     IntervalJoin,
     LogicalPlan,
@@ -49,7 +50,7 @@ from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
 
 if TYPE_CHECKING:
     from swjoin.expressions.batch_map import BatchMap
-    from swjoin.expressions.chain import Projection, Selection, Spreading
+    from swjoin.expressions.chain import Copying, Projection, Selection, Spreading
     from swjoin.expressions.lookup import TableLookup
 
 _Types = list[tuple[str, Any]]
@@ -160,6 +161,9 @@ class _Binder:
             elif isinstance(step, Spread):
                 found.append(_spreading(step))
                 wanted = wanted - {step.column}
+            elif isinstance(step, Copies):
+                found.append(_copying(step))
+                wanted = wanted - {step.column} | {step.first, step.second}
             elif isinstance(step, MapBatches):
                 found.append(_batch_map(step, self.plan.schema(step.input), wanted))
                 wanted = set(self.plan.schema(step.input).types)
@@ -243,6 +247,12 @@ def _spreading(node: Spread) -> Spreading:
     return Spreading(node.column, node.matrix.places(node.port, node.groups))
 
 
+def _copying(node: Copies) -> Copying:
+    from swjoin.expressions.chain import Copying
+
+    return Copying(node.column, node.first, node.second)
+
+
 def _given(kind: Any) -> Any:
     """The type in which functions get a column: its own, but of a dictionary that of its values."""
     return getattr(kind, "value_type", kind)
@@ -283,6 +293,8 @@ def _through(plan: LogicalPlan, node: Node, wanted: set[str], *, rows: bool) -> 
             return _read_by(node, plan.schema(node.input).columns, wanted)
         case Spread():
             return wanted - {node.column}
+        case Copies():
+            return wanted - {node.column} | {node.first, node.second}
         case MapBatches():
             return set(plan.schema(node.input).types)
         case Lookup():

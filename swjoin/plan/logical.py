@@ -1,7 +1,7 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Spread`, `Union`, `Result`; `LogicalPlan`, of these, of `Aggregate`s
-(`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `Lookup`s (`plan.lookups`) and `MapBatches`
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Spread`, `Copies`, `Union`, `Result`; `LogicalPlan`, of these, of
+`Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `Lookup`s (`plan.lookups`) and `MapBatches`
 (`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
@@ -176,6 +176,23 @@ class Spread(_OneInput):
 
 
 @dataclass(frozen=True)
+class Copies(_OneInput):
+    """The rows of a node, each once for every different value of two columns, `first` and `second`, in whose place they have
+    `column` with that value: the cells of a band in which a row's partners lie. A row with a null in either comes once, with
+    the first."""
+
+    name: str
+    input: str
+    column: str
+    first: str
+    second: str
+
+    @property
+    def description(self) -> str:
+        return f"once or twice by {self.column}"
+
+
+@dataclass(frozen=True)
 class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
     (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids. order: of the rows in a
@@ -187,7 +204,7 @@ class Result(_OneInput):
     order: tuple[OrderKey, ...] = ()
 
 
-Node: TypeAlias = Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Union | Result
+Node: TypeAlias = Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Copies | Union | Result
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -431,6 +448,8 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
             ok = all(0 <= n <= MOST_LINES for n in node.lines) and (not node.one_place or node.lines[1] <= 1)
             _check(ok, node.name, f"a matrix of {node.lines[0]} x {node.lines[1]}", f"give at most {MOST_LINES} lines")
             return Schema((*inputs[0].columns, Column(node.column, "int64")), inputs[0].time)
+        case Copies():
+            return _copied_schema(node, inputs[0])
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])
@@ -473,6 +492,16 @@ def _mapped_schema(node: MapBatches, schema: Schema) -> Schema:
     while time in dict(columns) and not keeps_time(node, schema.columns, time):
         time = f"{time}_"  # another column has the name
     return Schema(columns, time)
+
+
+def _copied_schema(node: Copies, schema: Schema) -> Schema:
+    for name in (node.first, node.second):
+        _check(name in schema.types, node.name, f"no column {name}", f"columns are {', '.join(schema.types)}")
+    types = schema.types[node.first], schema.types[node.second]
+    _check(types[0] == types[1], node.name, f"{node.first} is {types[0]}, {node.second} is {types[1]}", "cast one of them")
+    rest = tuple(column for column in schema.columns if column.name not in (node.first, node.second))
+    _check(node.column not in dict(rest), node.name, f"two columns are named {node.column}", "rename it")
+    return Schema((*rest, Column(node.column, types[0])), schema.time)
 
 
 def _keyed_schema(node: Keyed, schema: Schema) -> Schema:

@@ -15,7 +15,7 @@ from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows
-from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Spread, Union
+from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Spread, Union
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
 
@@ -32,6 +32,7 @@ _KINDS: dict[str, type[Node]] = {
     "aligned_windows": AlignedWindows,
     "lookup": Lookup,
     "spread": Spread,
+    "copies": Copies,
     "union": Union,
     "result": Result,
 }

@@ -25,6 +25,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows
 from swjoin.plan.logical import (
+    Copies,
     Filter,
     IntervalJoin,
     LogicalPlan,
@@ -49,9 +50,9 @@ EdgeId = NewType("EdgeId", int)
 _FAMILIES = ("integer", "string")  # whose hashes are those of the values, at every kind of stage
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
-Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup | Spread  # on the way of rows
+Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
-Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Union
+Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies | Union
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def ways_to(
     sources and the nodes with state."""
     node = plan.node(name)
     if senders is not None and name in senders:
-        yield name, (node,) if isinstance(node, Filter | Project | MapBatches | Lookup | Spread) else ()
+        yield name, (node,) if isinstance(node, Step) else ()
         return
     if not isinstance(node, Stateless):
         yield name, ()
@@ -394,7 +395,7 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
-    if isinstance(step, Lookup | MapBatches | Spread):
+    if isinstance(step, Lookup | MapBatches | Spread | Copies):
         return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 

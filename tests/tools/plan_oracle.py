@@ -19,6 +19,7 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
 from swjoin.plan.logical import (
+    Copies,
     Filter,
     IntervalJoin,
     LogicalPlan,
@@ -127,6 +128,18 @@ def mapped_rows(node: MapBatches, schema: Schema, rows: Sequence[Row]) -> list[R
         return [Row(row.id, row.ts, tuple(f(v) for f, v in zip(whole, row.values, strict=True))) for row in rows]
     kept = [at for at, (_, kind) in enumerate(types) if not kind.startswith("timestamp")]
     return [Row(row.id, row.ts, (*(row.values[at] for at in kept), row.values.count(None))) for row in rows]
+
+
+def copied_rows(node: Copies, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """The rows once or twice, by two of their columns."""
+    names, out = list(schema.types), []
+    first, second = names.index(node.first), names.index(node.second)
+    for row in rows:
+        rest = [value for at, value in enumerate(row.values) if at not in (first, second)]
+        pair = row.values[first], row.values[second]
+        for value in pair[:1] if None in pair else dict.fromkeys(pair):
+            out.append(row._replace(values=(*rest, value)))
+    return out
 
 
 def looked_up_rows(node: Lookup, schemas: Sequence[Schema], stream: Sequence[Row], table: Sequence[Row]) -> list[Row]:
@@ -377,6 +390,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = aligned_window_rows(node, plan.schema(node.input), found[node.input])
             case Spread():  # any two rows meet, in one cell
                 found[node.name] = [row._replace(values=(*row.values, 0)) for row in found[node.input]]
+            case Copies():
+                found[node.name] = copied_rows(node, plan.schema(node.input), found[node.input])
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
@@ -409,7 +424,7 @@ def emitted(
         promised[node.name] = rule(node, inputs)
         if isinstance(node, Lookup):
             out[node.name] = {row.id for row in rows[node.name] if row.parents[0] in out[node.input]}
-        elif isinstance(node, Result | Project | MapBatches | Spread):
+        elif isinstance(node, Result | Project | MapBatches | Spread | Copies):
             out[node.name] = out[node.input]
         elif isinstance(node, Filter):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}

@@ -40,7 +40,20 @@ from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows
-from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Schema, Source, Spread, Union
+from swjoin.plan.logical import (
+    Column,
+    Copies,
+    Filter,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    Project,
+    Result,
+    Schema,
+    Source,
+    Spread,
+    Union,
+)
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.stages import cut
@@ -479,19 +492,27 @@ def _draw_functions(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
 
 
 def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
-    """With a join of its rows, or of a source's, and of a source's rows without an equality, on the cells of a matrix."""
+    """With a join of its rows, or of a source's, and of a source's rows without an equality: on the cells of a matrix, or where
+    one of the first ones' columns is one of two of the others."""
     nodes = [node for node in plan.ordered if not isinstance(node, Result)]
-    other = next(node for node in nodes if isinstance(node, Source) and node.time is not None).name
-    last = other if random.random() < 0.5 else _last(plan.nodes)
+    source = next(node for node in nodes if isinstance(node, Source) and node.time is not None)
+    other, last = source.name, source.name if random.random() < 0.5 else _last(plan.nodes)
     how = str(random.choice(["inner", "inner", "left", "semi", "anti"]))
     one_place, lines = how != "inner", (int(random.integers(1, 5)), int(random.integers(1, 5)))
     lines = (lines[0], 1) if one_place else lines
     low, high = sorted(random.integers(-span // 20, span // 20 + 1, 2).tolist())
     groups = int(random.choice([1, 3, 60]))  # not always those of the run: cells may be anywhere
-    for port, below in enumerate((last, other)):
-        nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups))
+    numbers = [name for name, kind in plan.schema(last).columns if kind == "int64"]
+    if numbers and source.columns[0].type == "int64" and random.random() < 0.5:
+        left, key = last, str(random.choice(numbers))
+        nodes.append(Copies("at right", other, "cell", "v", "k"))
+    else:
+        left, key = "at left", "cell"
+        for port, below in enumerate((last, other)):
+            nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups))
     query = QueryConfig(low, high, how=how)  # type: ignore[arg-type]
-    nodes.append(IntervalJoin("meeting", "at left", "at right", ("cell",), ("cell",), query, str(random.choice(_OUTPUT_TIMES))))  # type: ignore[arg-type]
+    time = str(random.choice(_OUTPUT_TIMES))
+    nodes.append(IntervalJoin("meeting", left, "at right", (key,), ("cell",), query, time))  # type: ignore[arg-type]
     schema = _schema_with(nodes, "meeting")
     nodes.append(Project("met", "meeting", tuple((c.name, f'"{c.name}"') for c in schema.columns if c.name != "cell")))
     return _reaching(nodes, "met")

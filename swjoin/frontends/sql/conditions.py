@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 from sqlglot import exp
@@ -25,7 +25,7 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.binder import Scope, bind, parse_expression
 from swjoin.expressions.tree import Column, Expr, can_fail
 from swjoin.expressions.types import family, read_as
-from swjoin.frontends.sql.bands import FLIPPED, Band, band_of, number_of
+from swjoin.frontends.sql.bands import FLIPPED, Band, Cells, band_of, number_of
 from swjoin.frontends.sql.relations import Field, Filtered, Joined, Relation, Side, column_of, filtered, instant_of
 from swjoin.frontends.sql.windows import window_columns
 from swjoin.plan.columns import columns_of
@@ -360,9 +360,6 @@ def _spelled(relation: Relation, column: str | None) -> str:
     return "?" if found is None else f"{found.table}.{found.name}" if found.table else found.name
 
 
-_Copies: TypeAlias = "tuple[tuple[str, str | None], ...]"  # as of `Side`
-
-
 def joined(conditions: Conditions) -> Relation:
     """The join. UserError for conditions that it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
@@ -384,22 +381,23 @@ def joined(conditions: Conditions) -> Relation:
             merged.add(two.column)
             renamed[two] = name
     band = band_of(conditions.rest, conditions.meaning)
-    copies: tuple[_Copies, _Copies] = ((), ())
+    second: str | None = None
     spread = False
     if not conditions.keys:
         cells = _cells(conditions, band)
         spread = cells is None
-        of_matrix: _Copies = (("CAST(0 AS BIGINT)", None),)  # of a type alone: `Spread` makes the column
-        found = (of_matrix, of_matrix) if cells is None else cells
-        copies = found[LEFT][1:], found[RIGHT][1:]
+        firsts = ("CAST(0 AS BIGINT)",) * 2  # of a type alone: `Spread` makes the column
+        if cells is not None:
+            firsts, second = (cells.left, cells.right[0]), cells.right[1]
         for side in (LEFT, RIGHT):
-            keys[side].append(("cell", found[side][0][0]))
+            keys[side].append(("cell", firsts[side]))
     made = []
     for side, time in enumerate((left_time, right_time)):
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
-        of_cells = (side, how != "inner") if spread else None
-        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, copies[side], of_cells))
+        more = second if side == RIGHT else None
+        of_matrix = (side, how != "inner") if spread else None
+        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, more, of_matrix))
 
     def inner_name(f: Field) -> str:
         return renamed.get(f) or column_of(f)
@@ -411,18 +409,14 @@ def joined(conditions: Conditions) -> Relation:
     return filtered(relation, [names.text(node)[0] for node in after])
 
 
-def _cells(conditions: Conditions, band: Band | None) -> tuple[_Copies, _Copies] | None:
-    """Keys of a join without an equality: cells of a band; None for those of a matrix. UserError for a full join, of which no
-    side has one place."""
+def _cells(conditions: Conditions, band: Band | None) -> Cells | None:
+    """Cells of a band, the keys of a join without an equality; None for those of a matrix. UserError for a full join, of which
+    no side has one place."""
     if conditions.how == "full":
         raise UserError("a full join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
     if band is None:
         return None
-    cells = band.cells(conditions.names[LEFT].text(band.left)[0], conditions.names[RIGHT].text(band.right)[0])
-    if cells is None:
-        return None
-    first, last = cells.right
-    return ((cells.left, None),), ((first, None), (last, f"{first} <> {last}"))
+    return band.cells(conditions.names[LEFT].text(band.left)[0], conditions.names[RIGHT].text(band.right)[0])
 
 
 def _residual(

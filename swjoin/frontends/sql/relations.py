@@ -19,6 +19,7 @@ from swjoin.core.join_semantics import How
 from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.logical import (
     Column,
+    Copies,
     Filter,
     IntervalJoin,
     LogicalPlan,
@@ -208,30 +209,30 @@ class Selected:
 @dataclass(frozen=True)
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
-    equality. merged: its columns whose values are those of a key's column. copies: further expressions for the last key, for
-    each of which the rows are there once more, and the condition that these satisfy; None: all do. spread: the last key is that
-    of the cells of a matrix, see `Spread`: (port, one_place)."""
+    equality. merged: its columns whose values are those of a key's column. second: an expression of a further value of the last
+    key, for which the rows are there once more where it is another one. spread: the last key is that of the cells of a matrix,
+    see `Spread`: (port, one_place)."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
-    copies: tuple[tuple[str, str | None], ...] = ()
+    second: str | None = None
     spread: tuple[int, bool] | None = None
 
     def make(self, nodes: Nodes) -> str:
+        below, columns, key = self.of.make(nodes, self.time), self.columns, self.keys[-1][0]
         if self.spread is not None:
-            spread, own, key = self.spread, self.columns[:-1], self.keys[-1][0]
-            below = self.of.make(nodes, self.time)
-            shown = nodes.add("select", lambda name: Project(name, below, own))
+            columns = columns[:-1]
+        elif self.second is not None:
+            columns = (*columns[:-1], ("first cell", columns[-1][1]), ("second cell", self.second))
+        shown = nodes.add("select", lambda name: Project(name, below, columns))
+        if self.spread is not None:
+            spread = self.spread
             return nodes.add("spread", lambda name: Spread(name, shown, key, *spread))
-        made = []
-        for text, condition in ((self.keys[-1][1], None), *self.copies):
-            below = filtered(self.of, [] if condition is None else [condition]).make(nodes, self.time)
-            columns = (*self.columns[:-1], (self.keys[-1][0], text))
-            at = below, columns
-            made.append(nodes.add("select", lambda name, at=at: Project(name, *at)))  # type: ignore[misc]
-        return made[0] if len(made) == 1 else nodes.add("union", lambda name: Union(name, tuple(made)))
+        if self.second is not None:
+            return nodes.add("copies", lambda name: Copies(name, shown, key, "first cell", "second cell"))
+        return shown
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
