@@ -158,7 +158,8 @@ def _config(options: Mapping[str, Any]) -> RunConfig:
     strategy = options["strategy"] or ClusterConfig.strategy
     one_of(strategy, get_args(Strategy), "strategy")
     on_ranks = options["ranks"] is not None
-    placed: dict[str, Any] = {"strategy": strategy, "routing": options["routing"] or ClusterConfig.routing}
+    routing = ClusterConfig.routing if options["routing"] is None else options["routing"]
+    placed: dict[str, Any] = {"strategy": strategy, "routing": routing}
     sort = bound is None and (late == "drop" or on_ranks)  # otherwise only if need be
     return RunConfig(
         queries=(QueryConfig(0, 0),),

@@ -22,7 +22,7 @@ from swjoin.config.job import Job
 from swjoin.connectors.files.run_folder import read_report
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
-from swjoin.forecast.costs import CostModel
+from swjoin.forecast.costs import PRESETS, CostModel
 from swjoin.forecast.stages import SAME_DATA, Capacity, PlanProfile
 from swjoin.plan.logical import spread_over, without_sizes
 from swjoin.plan.plain import plan_from_plain
@@ -57,14 +57,15 @@ def capacity_of(
         if not known or without_sizes(measured[-1]) != plan:
             raise UserError(f"--profile {place}: is a run of another query than that of {path}")
         if measured[-1] != measured[0]:
-            raise UserError(f"--profile {place}: its matrices have other sizes than those of {places[0]}; give routing")
+            remedy = "run both with the same routing"
+            raise UserError(f"--profile {place}: its matrices have other sizes than those of {places[0]}", remedy=remedy)
     job.config.check_slaves(width)
     try:
         profile = PlanProfile.of(reports[0], cut(measured[0], cluster.strategy), *reports[1:])
     except UserError as error:
         raise error.prefixed(" and ".join(map(str, places))) from None
     of_size = spread_over(plan, width, cluster.partition_count, cluster.routing)
-    profile = profile.resized(cut(of_size, cluster.strategy))
+    profile = profile.resized(cut(of_size, cluster.strategy), PRESETS["modern"].slave_tuple_ns / 1e9)
     return Capacity(profile, job.config.fitted_to(width), width, costs, host_cores, ranks, sized=bool(profiles))
 
 

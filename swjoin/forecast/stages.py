@@ -42,7 +42,8 @@ SAME_DATA = "selectivities and costs of a row are those of the measured run"
 class StageProfile:
     """A stage in the measured run: rows that came to its ports, rows out, and `matches`: pairs of these (semi and anti joins:
     matched left rows). kept_bytes, kept_rows: sum of its instances' peaks. work_s: CPU time for work_rows rows, in and out.
-    epoch_s: CPU time of an instance for an epoch, whatever its rows."""
+    epoch_s: CPU time of an instance for an epoch, whatever its rows. compared_s: where rows come to the cells of a matrix, the
+    part of work_s that is comparing them, which grows with the product of both rates; the rest is that of rows in."""
 
     stage: Stage
     received: Sides
@@ -53,6 +54,7 @@ class StageProfile:
     work_s: float
     work_rows: float
     epoch_s: float = 0.0
+    compared_s: float | None = None
 
     @property
     def rows_out_per_row(self) -> float:
@@ -66,6 +68,13 @@ class StageProfile:
     def ns_per_row(self) -> float:
         """Of rows in and out."""
         return 1e9 * _ratio(self.work_s, self.work_rows)
+
+    def seconds(self, came: float, out: float, factors: Sides, span_s: float) -> float:
+        """CPU time a second for so many rows a second. span_s: of the measured run. factors: as of `rows_out`."""
+        if self.compared_s is None:
+            return (came + out) * self.ns_per_row / 1e9
+        row_s = _ratio(self.work_s - self.compared_s, sum(self.received))
+        return came * row_s + self.compared_s / span_s * factors[LEFT] * factors[RIGHT]
 
     def rows_out(self, factors: Sides) -> float:
         """Rows out when so many times as many rows come to each port in the same time.
@@ -207,9 +216,10 @@ class PlanProfile:
         )
         return replace(found, gateway_row_s=row_s, gateway_epoch_s=epoch_s)
 
-    def resized(self, plan: StagePlan) -> PlanProfile:
-        """With matrices of other sizes. plan: the same but for these. A row has as many copies as its matrix says, and these
-        are compared with as many rows as before, together. What a row takes a gateway is as measured."""
+    def resized(self, plan: StagePlan, copy_s: float) -> PlanProfile:
+        """With matrices of other sizes. plan: the same but for these. copy_s: CPU time of a row in, in the measured run, but
+        for comparing it. A row has as many copies as its matrix says, which are compared with as many rows as before, together.
+        What a row takes a gateway is as measured."""
         edges, more = [], {stage.stage.id: [1.0, 1.0] for stage in self.stages}
         for edge, new in zip(self.edges, (edge for edge in plan.edges if isinstance(edge.receiver, Stage)), strict=True):
             pairs = [(a, b) for a, b in zip(edge.edge.steps, new.steps, strict=True) if isinstance(a, Spread)]
@@ -222,9 +232,15 @@ class PlanProfile:
         for profile, stage in zip(self.stages, plan.stages, strict=True):
             came = profile.received
             now = came[LEFT] * more[stage.id][LEFT], came[RIGHT] * more[stage.id][RIGHT]
-            work_rows = profile.work_rows + sum(now) - sum(came)
-            kept = profile.kept_bytes * _ratio(sum(now), sum(came)) if profile.stage.joins else profile.kept_bytes
-            stages.append(replace(profile, stage=stage, received=now, kept_bytes=kept, work_rows=work_rows))
+            profile = replace(profile, stage=stage)
+            if plan.matrix_of(stage) is not None:
+                compared_s = max(0.0, profile.work_s - copy_s * sum(came))
+                row_s = _ratio(profile.work_s - compared_s, sum(came))
+                more_rows, kept = sum(now) - sum(came), profile.kept_bytes * _ratio(sum(now), sum(came))
+                profile = replace(profile, received=now, kept_bytes=kept, compared_s=compared_s)
+                work_s, work_rows = profile.work_s + more_rows * row_s, profile.work_rows + more_rows
+                profile = replace(profile, work_s=work_s, work_rows=work_rows)
+            stages.append(profile)
         return replace(self, plan=plan, stages=tuple(stages), edges=tuple(edges))
 
     @cached_property
@@ -380,9 +396,9 @@ class EpochWork:
             senders = [e for e in profile.edges if e.edge.receiver == stage.stage]
             before = (e.edge.sender for e in senders)
             taken = sum(subclusters.counts[sender.id] if isinstance(sender, Stage) else gateways for sender in before)
-            rows = epoch_s * (sum(flow.came[s]) + flow.out[s])
             of_messages = (taken + out + 1) * costs.message_ns / 1e9
-            rows_s = costs.row_ratio * rows * stage.ns_per_row / 1e9
+            work_s = stage.seconds(sum(flow.came[s]), flow.out[s], flow.factors[s], profile.span_s)
+            rows_s = costs.row_ratio * epoch_s * work_s
             link_s = nbytes / costs.link_bytes_per_s + nbytes * costs.master_byte_ns / 1e9
             times = rows_s, link_s, of_messages, costs.epoch_ratio * stage.epoch_s
             speeds = tuple(config.nodes.speed_of(rank, 0) for rank in subclusters.ranks[s])

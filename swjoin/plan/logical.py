@@ -244,6 +244,10 @@ def spread_over(plan: LogicalPlan, instances: int, groups: int, routing: str) ->
     keep it, so a run goes on as it began. UserError as `check_routing`."""
     check_routing(plan, routing)
     given = Matrix.named(routing)
+    sizes = {node.lines for node in plan.nodes if isinstance(node, Spread) and node.groups}
+    if given is not None and sizes - {(given.rows, given.columns)}:
+        shown = " and ".join(f"matrix:{rows},{columns}" for rows, columns in sorted(sizes))
+        raise UserError(f"routing {routing}: the run has {shown}, which it keeps", remedy="leave it out")
     if all(node.groups for node in plan.nodes if isinstance(node, Spread)):
         return plan
 

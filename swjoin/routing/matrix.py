@@ -19,7 +19,7 @@ from swjoin.core.batch import I64, LEFT, U64
 from swjoin.core.hashing import hash_lines
 
 MOST_LINES = 64
-_TEXT = re.compile(r"matrix:(\d+),(\d+)")
+_TEXT = re.compile(r"matrix:([1-9][0-9]?),([1-9][0-9]?)")
 _MASK, _HALF = (1 << 64) - 1, 1 << 32
 _UNMIX = pow(0xC4CEB9FE1A85EC53, -1, 1 << 64), pow(0xFF51AFD7ED558CCD, -1, 1 << 64)  # of `core.hashing.mix64_scalar`
 
@@ -41,15 +41,12 @@ class Matrix:
         return max((m for m in shapes if m.columns <= 2 * m.rows + 1), key=lambda m: (m.rows * m.columns, m.rows))
 
     @staticmethod
-    def named(text: str) -> Matrix | None:
-        """Of matrix:ROWS,COLUMNS; None if the text is none, or says more lines than there can be."""
-        found = _TEXT.fullmatch(text)
-        matrix = None if found is None else Matrix(int(found[1]), int(found[2]))
-        return matrix if matrix is not None and 1 <= min(matrix.rows, matrix.columns) <= matrix._most <= MOST_LINES else None
-
-    @property
-    def _most(self) -> int:
-        return max(self.rows, self.columns)
+    def named(text: object) -> Matrix | None:
+        """Of matrix:ROWS,COLUMNS; None for another text, for more lines than there can be, and for what is no text."""
+        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if found is None or max(int(found[1]), int(found[2])) > MOST_LINES:
+            return None
+        return Matrix(int(found[1]), int(found[2]))
 
     def copies(self, port: int, ids: U64) -> tuple[I64, I64]:
         """Positions of rows, each as often as it has copies and in their order, and the cell of each copy: int64 (copies,).

@@ -285,13 +285,18 @@ def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequen
     return f"{names[stream]}: {sources[stream].locate(row_id)}"
 
 
+def refuse_routing(job: Job) -> None:
+    """UserError for the join of two streams with a routing."""
+    given = job.config.cluster.routing
+    if job.plan is None and given != ClusterConfig.routing:
+        raise UserError(f"routing {given}: is for queries; the join of two streams has keys", remedy="leave it out")
+
+
 def sized(job: Job, slaves: int) -> Job:
     """The job with matrices of a size, for a run that starts with so many slave ranks; one that goes on has them already.
     UserError for a routing that its plan cannot have."""
+    refuse_routing(job)
     if job.plan is None:
-        given = job.config.cluster.routing
-        if given != ClusterConfig.routing:
-            raise UserError(f"routing {given}: is for queries; the join of two streams has keys", remedy="leave it out")
         return job
     plan, cluster = plan_from_plain(job.plan), job.config.cluster
     of_size = logical.spread_over(plan, slaves, cluster.partition_count, cluster.routing)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import swjoin as api
 from swjoin.config.connectors import StreamConfig
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import UserError
@@ -118,3 +121,36 @@ def test_a_routing_without_a_use(streams: Inputs, swjoin: Any, tmp_path: Path) -
     done = swjoin("query", "SELECT k FROM a", "--table", table, "--routing", "matrix:x", "-o", tmp_path / "out.parquet")
     assert done.code == 2
     assert done.err == ["swjoin: --routing matrix:x: must be auto, matrix, or matrix:M,N of 1 to 64 rows and columns"]
+
+
+def test_commands_on_a_run_with_a_matrix(streams: Inputs, swjoin: Any, tmp_path: Path) -> None:
+    job = query_job(SMALLER, streams, tmp_path / "run", cluster={"epoch_tuples": 150, "routing": "matrix:2,3"})
+    run_local(job, False, 2)
+    run = tmp_path / "run"
+    other = swjoin("explain", run, "--threads", 2, "--set", "cluster.routing=matrix:5,5")
+    assert other.err == ["swjoin: routing matrix:5,5: the run has matrix:2,3, which it keeps; leave it out"]
+    assert "a row of a matrix 2 x 3" in " ".join(swjoin("explain", run, "--threads", 5).out.split())
+    rows = []
+    for routing in ("matrix:1,1", "matrix:2,3", "matrix:16,16"):
+        done = swjoin("plan", run, "--threads", 2, "--json", "--set", f"cluster.routing={routing}")
+        assert done.code == 0, done.err
+        plain = json.loads(done.out)
+        rows.append((plain["edges"][0]["rows_per_s"], plain["stages"][0]["load"]))
+    assert rows[1][0] == pytest.approx(3 * rows[0][0])
+    assert rows[2][0] == pytest.approx(16 * rows[0][0])
+    assert rows[1][1] < rows[2][1], "copies cost time"
+
+
+@pytest.mark.parametrize("command", [("plan", "--threads", 2), ("simulate", "--slaves", 2), ("explain",)])
+def test_the_join_of_two_streams_has_no_routing(command: tuple[object, ...], swjoin: Any) -> None:
+    word, *options = command
+    done = swjoin(word, "mpi_configs/local.yaml", *options, "--set", "cluster.routing=matrix:2,2")
+    assert done.code == 2
+    assert done.err == ["swjoin: routing matrix:2,2: is for queries; the join of two streams has keys; leave it out"]
+
+
+@pytest.mark.parametrize("routing", [5, True, "", b"matrix:2,2", ("matrix", 2, 2), "matrix:65,1"])
+def test_routings_from_python_that_are_none(routing: Any) -> None:
+    table = pa.table({"ts": pa.array([1, 2], pa.timestamp("us")), "k": [1, 2]})
+    with pytest.raises(UserError, match="must be auto, matrix, or matrix:M,N"):
+        api.sql("SELECT a.k FROM a, b WHERE a.k < b.k AND a.ts = b.ts", a=table, b=table, time="ts", routing=routing)

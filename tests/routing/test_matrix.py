@@ -77,8 +77,23 @@ def test_rows_are_shared_evenly() -> None:
     [
         ("matrix:2,3", Matrix(2, 3)),
         ("matrix:64,1", Matrix(64, 1)),
-        *((text, None) for text in ("matrix:0,3", "matrix:65,1", "matrix:2", "matrix: 2,3", "matrix:-1,2", "hash", "")),
+        *(
+            (text, None)
+            for text in (
+                "matrix:0,3",
+                "matrix:65,1",
+                "matrix:2",
+                "matrix: 2,3",
+                "matrix:-1,2",
+                "matrix:02,3",
+                "matrix:٣,2",
+                "hash",
+                "",
+            )
+        ),
+        ("matrix:" + "9" * 5000 + ",1", None),
+        (5, None),
     ],
 )
-def test_names(text: str, matrix: Matrix | None) -> None:
+def test_names(text: object, matrix: Matrix | None) -> None:
     assert Matrix.named(text) == matrix
