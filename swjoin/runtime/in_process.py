@@ -69,21 +69,20 @@ def run_local(
     advises: about a late row, read the inputs to their end for the bound that they need.
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
+    slave_count = default_slave_count() if slave_count is None else slave_count
     try:
         with join_settings():
-            return _run_local(job, progress, slave_count, complete_report)
+            return _run_local(sized(job, slave_count), progress, slave_count, complete_report)
     except NotWritten as error:
         raise error.mended_by(job.next_step()) from None
     except LateRowError as error:
         raise (advised(error, job.config) if advises else error) from None
 
 
-def _run_local(job: Job, progress: Wanted, slave_count: int | None, complete_report: CompleteReport | None) -> dict[str, Any]:
+def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: CompleteReport | None) -> dict[str, Any]:
     started = time.monotonic()
-    slave_count = default_slave_count() if slave_count is None else slave_count
     if not job.resumes:
         job.config.check_slaves(slave_count)
-    job = sized(job, slave_count)
     cluster = job.config.cluster
     _LOG.debug(
         "in one process: %d slave(s), %d partition-groups, distribution epoch %s",
