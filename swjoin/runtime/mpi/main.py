@@ -74,16 +74,14 @@ def run_rank(
     mpi4py.rc.thread_level = "serialized"
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD if comm is None else comm
-    rank = comm.rank
+    rank = (comm := MPI.COMM_WORLD if comm is None else comm).rank
     if comm.size < 3:
         raise UserError(f"{comm.size} MPI ranks given; a cluster needs at least 3: master, collector and one slave (-n 3)")
     job = sized(job, RankMap.of(job.config, comm.size).slave_ranks)
     label = [f"rank {rank} ({RankMap.of(job.config, comm.size).name_of(rank)}) on {platform.node()}"]
     _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
-    role: MasterRank | WorkerRank = (
-        MasterRank(job, label, progress, complete_report) if rank == ROOT else WorkerRank(job, label)
-    )
+    role: MasterRank | WorkerRank
+    role = MasterRank(job, label, progress, complete_report) if rank == ROOT else WorkerRank(job, label)
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
     mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
