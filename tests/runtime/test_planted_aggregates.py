@@ -180,6 +180,7 @@ def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     assert len(_caught(plans, enough)) == enough
 
 
+@pytest.mark.drawn
 def test_without_a_bug_the_plans_are_right() -> None:
     assert _caught([*_plans(), *_restored()], 1) == []
     assert any(plan.crashes for plan in _plans())

@@ -335,6 +335,7 @@ def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     assert _caught(plans)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("kind", ["top", "sessions", "calls", "tuples", "aligned"])
 def test_without_a_bug_the_plans_are_right(kind: str) -> None:
     assert _caught([*_plans(kind), *_restored(kind)]) == []
