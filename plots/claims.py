@@ -581,7 +581,6 @@ CRITERIA: dict[int | str, Callable[[Table], Verdict]] = {
     "StreamCloud 7b": streamcloud_linear,
     "StreamCloud 7c": streamcloud_linear,
     "StreamCloud 7d": streamcloud_product,
-    "StreamCloud 7d, ranks": streamcloud_product,
     "StreamCloud 7f": streamcloud_strategies,
     "StreamCloud 8": streamcloud_sixty,
     "StreamCloud 9": streamcloud_causes,

@@ -29,7 +29,6 @@ FIGURE_METRICS: dict[int | str, tuple[str, ...]] = {
     "StreamCloud 7b": ("sustainable_workload.rate",),
     "StreamCloud 7c": ("sustainable_workload.rate",),
     "StreamCloud 7d": ("saturation_tuples_per_s",),
-    "StreamCloud 7d, ranks": ("sustainable_workload.rate",),
     "StreamCloud 7f": ("sustainable_workload.rate",),
     "StreamCloud 8": ("saturation_tuples_per_s",),
     "StreamCloud 9": ("operator_ratio", "exchange_ratio", "waiting_ratio"),
