@@ -67,10 +67,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _aligned_windows(plan, node, found[node.input])
         elif isinstance(node, Lookup):
             columns, rows = _lookup(plan, node, found)
-        elif isinstance(node, Spread):  # any two rows meet: in one cell, here
-            columns = {**found[node.input].columns, node.column: f"c{len(found[node.input].columns)}"}
-            values = "".join(f", {column}" for column in found[node.input].columns.values())
-            rows = f"SELECT id, ts{values}, 0 AS {columns[node.column]} FROM {found[node.input].table}"
+        elif isinstance(node, Spread):
+            columns, rows = _spread(node, found[node.input])
         elif isinstance(node, Copies):
             columns, rows = _copies(node, found[node.input])
         elif isinstance(node, Union):
@@ -132,6 +130,12 @@ def _filter(plan: LogicalPlan, node: Filter, rows: NodeTable) -> tuple[dict[str,
     condition = duckdb_text(node.condition, scope_of(plan.schema(node.input).columns), rows.columns)
     columns = "".join(f", {column}" for column in rows.columns.values())
     return dict(rows.columns), f"SELECT id, ts{columns} FROM {rows.table} WHERE {condition}"
+
+
+def _spread(node: Spread, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """Any two rows meet: here there is one cell."""
+    values = "".join(f", {column}" for column in rows.columns.values())
+    return {**rows.columns, node.column: "cell"}, f"SELECT id, ts{values}, 0 AS cell FROM {rows.table}"
 
 
 def _copies(node: Copies, rows: NodeTable) -> tuple[dict[str, str], str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -75,6 +75,21 @@ class StageProfile:
             return (came + out) * self.ns_per_row / 1e9
         row_s = _ratio(self.work_s - self.compared_s, sum(self.received))
         return came * row_s + self.compared_s / span_s * factors[LEFT] * factors[RIGHT]
+
+    def of_copies(self, factors: Sequence[float], copy_s: float) -> StageProfile:
+        """Of a join by a matrix, with so many times as many copies of the left and the right rows, which are compared with as
+        many rows as before, together. copy_s: CPU time of a row in, but for comparing it."""
+        came = sum(self.received)
+        received = self.received[LEFT] * factors[LEFT], self.received[RIGHT] * factors[RIGHT]
+        compared_s, more = max(0.0, self.work_s - copy_s * came), sum(received) - came
+        return replace(
+            self,
+            received=received,
+            kept_bytes=self.kept_bytes * _ratio(sum(received), came),
+            work_s=self.work_s + more * _ratio(self.work_s - compared_s, came),
+            work_rows=self.work_rows + more,
+            compared_s=compared_s,
+        )
 
     def rows_out(self, factors: Sides) -> float:
         """Rows out when so many times as many rows come to each port in the same time.
@@ -217,9 +232,8 @@ class PlanProfile:
         return replace(found, gateway_row_s=row_s, gateway_epoch_s=epoch_s)
 
     def resized(self, plan: StagePlan, copy_s: float) -> PlanProfile:
-        """With matrices of other sizes. plan: the same but for these. copy_s: CPU time of a row in, in the measured run, but
-        for comparing it. A row has as many copies as its matrix says, which are compared with as many rows as before, together.
-        What a row takes a gateway is as measured."""
+        """With matrices of other sizes. plan: the same but for these. copy_s: as of `StageProfile.of_copies`. What a row takes
+        a gateway is as measured."""
         edges, more = [], {stage.stage.id: [1.0, 1.0] for stage in self.stages}
         for edge, new in zip(self.edges, (edge for edge in plan.edges if isinstance(edge.receiver, Stage)), strict=True):
             pairs = [(a, b) for a, b in zip(edge.edge.steps, new.steps, strict=True) if isinstance(a, Spread)]
@@ -230,17 +244,8 @@ class PlanProfile:
                 more[new.receiver.id][new.port] = factor
         stages = []
         for profile, stage in zip(self.stages, plan.stages, strict=True):
-            came = profile.received
-            now = came[LEFT] * more[stage.id][LEFT], came[RIGHT] * more[stage.id][RIGHT]
-            profile = replace(profile, stage=stage)
-            if plan.matrix_of(stage) is not None:
-                compared_s = max(0.0, profile.work_s - copy_s * sum(came))
-                row_s = _ratio(profile.work_s - compared_s, sum(came))
-                more_rows, kept = sum(now) - sum(came), profile.kept_bytes * _ratio(sum(now), sum(came))
-                profile = replace(profile, received=now, kept_bytes=kept, compared_s=compared_s)
-                work_s, work_rows = profile.work_s + more_rows * row_s, profile.work_rows + more_rows
-                profile = replace(profile, work_s=work_s, work_rows=work_rows)
-            stages.append(profile)
+            of_matrix = plan.matrix_of(stage) is not None
+            stages.append(replace(profile.of_copies(more[stage.id], copy_s) if of_matrix else profile, stage=stage))
         return replace(self, plan=plan, stages=tuple(stages), edges=tuple(edges))
 
     @cached_property
