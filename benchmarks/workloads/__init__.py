@@ -92,9 +92,11 @@ def expected(left: TupleBatch, right: TupleBatch, window_us: int) -> tuple[int, 
     return int(count), format_digest(int(digest))
 
 
-def deliveries(left: TupleBatch, right: TupleBatch, epoch_tuples: int = EPOCH_TUPLES, groups: int = GROUPS) -> list[Delivery]:
-    """Both streams cut into distribution epochs of about `epoch_tuples` tuples, for one slave."""
-    router = HashPartition(GroupMap(round_robin(groups, 1)), 1)
+def deliveries(
+    left: TupleBatch, right: TupleBatch, epoch_tuples: int = EPOCH_TUPLES, groups: int = GROUPS, cell_bits: int = 0
+) -> list[Delivery]:
+    """Both streams cut into distribution epochs of about `epoch_tuples` tuples, for one slave. cell_bits: of a band's keys."""
+    router = HashPartition(GroupMap(round_robin(groups, 1)), 1, cell_bits)
     start, end = int(min(left.ts[0], right.ts[0])), int(max(left.ts[-1], right.ts[-1])) + 1
     epoch_count = max(1, round((len(left) + len(right)) / epoch_tuples))
     epoch_us = -(-(end - start) // epoch_count)

@@ -186,7 +186,7 @@ class Outlet:
                 until = instances.first_epoch + EPOCHS_AHEAD - 1
                 self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
             group_map = instances.group_maps[edge.receiver.id]
-            router = HashPartition(group_map, len(slaves))
+            router = HashPartition(group_map, len(slaves), edge.receiver.cell_bits)
             self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, router, dealt=index)
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
@@ -224,7 +224,7 @@ class Outlet:
                 self._put(self._part(sending, slave, header, last, mine, watermarks_us[edge]))
             for _, group, _, consumer in (move for move in header.moves if move[3] in sending.receivers):
                 moved = sending.router.map.moved(group, sending.receivers.index(SlaveId(consumer)))
-                sending.router = HashPartition(moved, len(sending.receivers))
+                sending.router = HashPartition(moved, len(sending.receivers), sending.router.cell_bits)
 
     def _make_parts(self, sending: _Sending, header: EpochHeader) -> dict[SlaveId, Grouped]:
         """Route the rows at hand. Full parts are put in the queue; returns what is left for each receiver."""

@@ -1,9 +1,9 @@
 """Hashing of join keys and of result pairs, as kernels.
 
 What: `hash_key` (one 64-bit mix per key), `group_of` (partition-group from the high 32 bits), `tag_of` (16 bits that a block
-compares first; the directory uses the lowest 16, so the three are independent), `pair_hash`,
-`digest_pairs`, `digest_results` and `pair_ids` (docs/semantics.md, Row ids and the digest), `hash_lines` (a number by id),
-`hash_words` (bytes of a file).
+compares first; the directory uses the lowest 16, so the three are independent), `hash_cell` and `tag_in_cell` (the same for
+keys of a band), `pair_hash`, `digest_pairs`, `digest_results` and `pair_ids` (docs/semantics.md, Row ids and the digest),
+`hash_lines` (a number by id), `hash_words` (bytes of a file).
 Why: routing, window state and the collector must agree on one hash.
 Stays out: the readable definition of the digest (`core.join_semantics`), which tests compare with this one.
 """
@@ -52,6 +52,19 @@ def group_of(hashed, partition_count):  # type: ignore[no-untyped-def]
 def tag_of(hashed):  # type: ignore[no-untyped-def]
     """uint16 tag of a hash: bits 16 to 31, independent of the partition-group (above) and of the directory slot (below)."""
     return np.uint16((hashed >> _S16) & _TAG_MASK)
+
+
+@kernel(inline="always")
+def hash_cell(key, cell_bits):  # type: ignore[no-untyped-def]
+    """uint64 hash of an int64 key without its lowest bits: of its cell (`core.band_keys`), or with 0 bits of the key."""
+    return mix64_scalar(uint64(key >> cell_bits))
+
+
+@kernel(inline="always")
+def tag_in_cell(key, hashed, cell_bits, unit_bits):  # type: ignore[no-untyped-def]
+    """uint16 tag of a key: that of its cell's hash, and as many more as there are units before it in the cell."""
+    within = (key & ((np.int64(1) << cell_bits) - 1)) >> unit_bits
+    return np.uint16((np.int64(tag_of(hashed)) + within) & 0xFFFF)
 
 
 @kernel(inline="always")

@@ -19,6 +19,7 @@ from typing import Any
 
 from swjoin.connectors.files.verification import condition_sql, kinds_of
 from swjoin.core.aggregate_functions import PICKS
+from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
 from swjoin.core.ids import LAST_TIME_US
@@ -91,7 +92,8 @@ def _rows(db: Any, plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, No
     """A query of a join's rows. It replaces the views of the join before."""
     inputs, schemas = [found[name] for name in join.inputs], [plan.schema(name) for name in join.inputs]
     for stream, rows, key in zip(STREAM_NAMES, inputs, join.keys, strict=True):
-        keys = ", ".join(f"{rows.columns[name]} AS k{i}" for i, name in enumerate(key))
+        cell = "" if join.band is None else f" >> {join.band.cell_bits}"
+        keys = ", ".join(f"{rows.columns[name]}{cell} AS k{i}" for i, name in enumerate(key))
         db.execute(f"CREATE OR REPLACE VIEW {stream}_rows AS SELECT *, {keys} FROM {rows.table}")
     where = None
     if join.semantics.where is not None:
@@ -99,7 +101,16 @@ def _rows(db: Any, plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, No
         kinds = [kinds_of((n, type_named(types[side][n])) for n in rows.columns) for side, rows in enumerate(inputs)]
         names, quoted = [list(found) for found in types], lambda side, name: f"{'lr'[side]}_{inputs[side].columns[name]}"
         where = condition_sql(join.semantics.where, names, join.keys, kinds, "duckdb", quoted)
+    if join.band is not None:
+        tests = [_near_keys(join.band, *(f"{'lr'[s]}_{inputs[s].columns[key[0]]}" for s, key in enumerate(join.keys)))]
+        where = " AND ".join(f"({test})" for test in [*tests, *([] if where is None else [where])])
     return rows_of_join(db, join.semantics, where, selected)
+
+
+def _near_keys(band: BandKeys, left: str, right: str) -> str:
+    """Whether two keys of one cell, columns, are those of partners: `BandKeys.meet`."""
+    narrow, wide = (left, right) if band.wide == RIGHT else (right, left)
+    return f"{narrow} - {wide} + ({wide} & 1) * {band.span + 1} BETWEEN 0 AND {band.span}"
 
 
 def _selected(plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], Selected]:
@@ -143,7 +154,8 @@ def _copies(node: Copies, rows: NodeTable) -> tuple[dict[str, str], str]:
     kept = {name: column for name, column in rows.columns.items() if name not in (node.first, node.second)}
     values = "".join(f", {column}" for column in kept.values())
     query = f"SELECT id, ts{values}, {{}} AS {first} FROM {rows.table}"
-    return kept | {node.column: first}, f"{query.format(first)} UNION ALL {query.format(second)} WHERE {first} <> {second}"
+    other = f"{first} >> {node.cell_bits} <> {second} >> {node.cell_bits}"
+    return kept | {node.column: first}, f"{query.format(first)} UNION ALL {query.format(second)} WHERE {other}"
 
 
 def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict[str, str], str]:

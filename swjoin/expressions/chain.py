@@ -84,16 +84,18 @@ class Spreading:
 @dataclass(frozen=True)
 class Copying:
     """The tuples, each once for every different value of two columns, in whose place they have `column` with that value; with a
-    null in either once, with the first."""
+    null in either once, with the first. cell_bits: lowest bits in which values do not differ."""
 
     column: str
     first: str
     second: str
+    cell_bits: int = 0
 
     def __call__(self, rows: TupleBatch) -> TupleBatch:
         batch = batch_of(rows)
         first, second = batch.column(self.first), batch.column(self.second)
-        twice = booleans_of(pc.not_equal(first, second).fill_null(False))
+        cells = [values if self.cell_bits == 0 else pc.shift_right(values, self.cell_bits) for values in (first, second)]
+        twice = booleans_of(pc.not_equal(*cells).fill_null(False))
         last = np.cumsum(1 + twice)  # position behind each tuple's copies
         positions = np.repeat(np.arange(len(rows)), 1 + twice)
         of_second = np.zeros(len(positions), np.bool_)

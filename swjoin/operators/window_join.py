@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, RowLayout, TupleBatch, check_layout
 from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
@@ -40,6 +41,7 @@ from swjoin.state.arrays import (
     MARK_RIGHT,
     NEVER_USED,
     PAIRS,
+    Band,
     Inputs,
     new_candidates,
     new_fresh,
@@ -69,8 +71,8 @@ class WindowJoinOperator:
 
     bounds: of times, or of sequence numbers for count windows; then layouts include sequence numbers, and watermarks are
     sequence numbers. layouts: payload of either stream, or None. result_tuples: most rows per step; 0: rows are only counted
-    and digested. kind: inner, left, right, full, semi or anti. where: residual predicate. ids_alone: of rows, only ids are
-    emitted. name: owner, for error messages.
+    and digested. kind: inner, left, right, full, semi or anti. where: residual predicate. band: of a join by a band, what its
+    keys mean. ids_alone: of rows, only ids are emitted. name: owner, for error messages.
     """
 
     def __init__(
@@ -82,17 +84,20 @@ class WindowJoinOperator:
         result_tuples: int,
         kind: JoinKind = JOIN_KINDS["inner"],
         where: Program | None = None,
+        band: BandKeys | None = None,
         ids_alone: bool = False,
         name: str = "slave",
     ) -> None:
         self.bounds = bounds
         self.kind = kind
         stored = layouts if result_tuples > 0 or where is not None else (None, None)
-        self.windows = JoinWindows(bounds, kind, WindowStore(sizes, stored, name))
+        self.windows = JoinWindows(bounds, kind, WindowStore(sizes, stored, name, band))
         assert sizes.in_order or not bounds.count_windows, "count windows take tuples in order"
+        assert band is None or not bounds.count_windows, "bands have windows of time"
         self._disorder = None if sizes.in_order else np.empty(0, np.int64)
         self._layouts = layouts
         self._where = where
+        self._band = None if band is None else Band.of(band)
         self._results = ResultBuffer(result_tuples, self.payload, ids_alone=ids_alone, count_windows=bounds.count_windows)
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
@@ -109,6 +114,7 @@ class WindowJoinOperator:
         *,
         name: str,
         where: Program | None = None,
+        band: BandKeys | None = None,
         ids_alone: bool = False,
         result_bytes: int = 0,
         in_order: bool = True,
@@ -127,6 +133,7 @@ class WindowJoinOperator:
             result_tuples=result_tuples if rows or (rows is None and config.sink.kind != "count") else 0,
             kind=config.query.kind,
             where=where,
+            band=band,
             ids_alone=ids_alone,
             name=name,
         )
@@ -252,6 +259,7 @@ class WindowJoinOperator:
             self._hits,
             self._candidates,
             residual,
+            self._band,
             work.cursor,
             self.bounds.reaches,
             self._disorder,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import RowLayout, TupleBatch
 from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
 from swjoin.operators.join_step import WindowMemory
@@ -31,11 +32,16 @@ class WindowSizes:
 
 
 class WindowStore:
-    """Stored tuples of both streams with their payload. layouts: stored payload, or None. owner: name for error messages."""
+    """Stored tuples of both streams with their payload. layouts: stored payload, or None. owner: name for error messages. band:
+    None for an equality."""
 
-    def __init__(self, sizes: WindowSizes, layouts: tuple[RowLayout | None, RowLayout | None], owner: str) -> None:
+    def __init__(
+        self, sizes: WindowSizes, layouts: tuple[RowLayout | None, RowLayout | None], owner: str, band: BandKeys | None = None
+    ) -> None:
         self.limit_bytes = sizes.window_bytes
-        self.state = WindowState(sizes.block_tuples, sizes.theta_tuples, sizes.window_bytes, owner, in_order=sizes.in_order)
+        self.state = WindowState(
+            sizes.block_tuples, sizes.theta_tuples, sizes.window_bytes, owner, in_order=sizes.in_order, band=band
+        )
         self.payload = tuple(None if layout is None else PayloadStore(layout, sizes.window_bytes) for layout in layouts)
         self._peak_bytes = 0
         self.limit_blocks()

@@ -250,7 +250,7 @@ def _spreading(node: Spread) -> Spreading:
 def _copying(node: Copies) -> Copying:
     from swjoin.expressions.chain import Copying
 
-    return Copying(node.column, node.first, node.second)
+    return Copying(node.column, node.first, node.second, node.cell_bits)
 
 
 def _given(kind: Any) -> Any:

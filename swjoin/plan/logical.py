@@ -24,6 +24,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from swjoin.config.sections import QueryConfig, check_key
+from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import mix64
@@ -79,7 +80,8 @@ class IntervalJoin:
 
     left, right: names of the inputs. left_key, right_key: columns that are compared, the i-th with the i-th. query: bounds,
     kind and residual predicate; None is refused. output_time: the time of a pair, the greater or the lesser of both rows'
-    times, or the left one's; a row that comes out alone keeps its own.
+    times, or the left one's; a row that comes out alone keeps its own. band: of a join by a band, what the keys of both sides,
+    an int64 column each, mean; the residual predicate has the condition itself.
     """
 
     name: str
@@ -89,6 +91,7 @@ class IntervalJoin:
     right_key: tuple[str, ...]
     query: QueryConfig | None
     output_time: OutputTime = "max"
+    band: BandKeys | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -178,14 +181,15 @@ class Spread(_OneInput):
 @dataclass(frozen=True)
 class Copies(_OneInput):
     """The rows of a node, each once for every different value of two columns, `first` and `second`, in whose place they have
-    `column` with that value: the cells of a band in which a row's partners lie. A row with a null in either comes once, with
-    the first."""
+    `column` with that value: the cells of a band in which a row's partners lie. cell_bits: of keys that have cells
+    (`core.band_keys`); two of one cell do not differ. A row with a null in either comes once, with the first."""
 
     name: str
     input: str
     column: str
     first: str
     second: str
+    cell_bits: int = 0
 
     @property
     def description(self) -> str:
@@ -553,6 +557,11 @@ def _check_join(join: IntervalJoin, left: Schema, right: Schema) -> None:
             raise error.prefixed(join.name) from None
         problem = f"left key {name} is {types[LEFT]}, right key {other} is {types[RIGHT]}"
         _check(families[LEFT] == families[RIGHT], join.name, problem, "cast one side so that both agree")
+    if join.band is not None:
+        kinds = [[schema.types[name] for name in key] for schema, key in zip((left, right), join.keys, strict=True)]
+        _check(kinds == [["int64"]] * 2, join.name, f"a band with keys of {kinds}", "give each side one int64 column")
+        _check(not join.semantics.bounds.count_windows, join.name, "a band with count windows", "give bounds of time")
+        join.band.check(join.name)
 
 
 def _check_union_input(union: Union, index: int, schema: Schema, first: Schema) -> None:

@@ -90,6 +90,12 @@ class Stage:
         return ((), ()) if isinstance(self.node, Stateless | Result) else self.node.keys
 
     @property
+    def cell_bits(self) -> int:
+        """Of the cells by which rows find their instance (`core.band_keys`); 0: by their keys."""
+        band = self.node.band if isinstance(self.node, IntervalJoin) else None
+        return 0 if band is None else band.cell_bits
+
+    @property
     def description(self) -> str:
         if isinstance(self.node, IntervalJoin):
             return self.node.semantics.description
@@ -368,7 +374,8 @@ def describe_stage(stage: Stage) -> str:
         return f"stage {stage.id} {stage.name}: {what}, at any instance; watermark: the least of its inputs"
     join = stage.join
     kind = "inner join, " if join.semantics.how == "inner" else ""
-    keys = ", ".join(f"{left} = {right}" for left, right in zip(*join.keys, strict=True))
+    sign = "=" if join.band is None else "near"
+    keys = ", ".join(f"{left} {sign} {right}" for left, right in zip(*join.keys, strict=True))
     times = f"time of a row: {_output_time(join)}; watermark: {_watermark_rule(join)}"
     return f"stage {stage.id} {join.name}: {kind}{join.semantics.description}; keys {keys}; {times}"
 
@@ -408,7 +415,8 @@ def describe_edge(edge: Edge) -> str:
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     if edge.receiver.gathers:
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, in runs"
-    how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
+    cells = "cells of " if edge.receiver.cell_bits else ""
+    how = f"hash of {cells}{', '.join(edge.key)}" if edge.key else "one instance"
     how += "" if edge.origin is None else f", as stage {edge.origin}"
     if not edge.receiver.joins:
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, {how}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from swjoin.core.batch import I64, U64, TupleBatch
 from swjoin.core.data_messages import Route
-from swjoin.core.hashing import group_of, hash_key
+from swjoin.core.hashing import group_of, hash_cell
 from swjoin.core.kernel_cache import kernel
 
 
@@ -48,11 +48,11 @@ class GroupMap:
 
 
 @kernel
-def _count_slots(key: I64, slot_of_group: I64, slot: I64, counts: I64) -> None:
+def _count_slots(key: I64, cell_bits: int, slot_of_group: I64, slot: I64, counts: I64) -> None:
     """slot[i] = slot of tuple i's partition-group; counts[p] = tuples of slot p."""
     partition_count = slot_of_group.shape[0]
     for i in range(key.shape[0]):
-        p = slot_of_group[group_of(hash_key(key[i]), partition_count)]
+        p = slot_of_group[group_of(hash_cell(key[i], cell_bits), partition_count)]
         slot[i] = p
         counts[p] += 1
 
@@ -93,14 +93,15 @@ class Partitioned:
 
 
 class HashPartition:
-    """Sorts batches into delivery order under a `GroupMap`."""
+    """Sorts batches into delivery order under a `GroupMap`. cell_bits: of the cells of a band's keys (`core.band_keys`)."""
 
     route = Route.BOTH
 
-    def __init__(self, group_map: GroupMap, slave_count: int) -> None:
+    def __init__(self, group_map: GroupMap, slave_count: int, cell_bits: int = 0) -> None:
         group_map.validate(slave_count)
         self.map = group_map
         self.slave_count = slave_count
+        self.cell_bits = cell_bits
         per_slave = [group_map.groups_of(slave) for slave in range(slave_count)]
         self.groups_in_order = np.concatenate(per_slave)
         self.first_slot = np.concatenate(([0], np.cumsum([len(g) for g in per_slave]))).astype(np.int64)
@@ -113,15 +114,16 @@ class HashPartition:
 
     def partition(self, batch: TupleBatch) -> Partitioned:
         """Stable, O(n): one pass to count, one to scatter."""
-        return arrange(batch, self._slot_of_group, self.map.partition_count)
+        return arrange(batch, self._slot_of_group, self.map.partition_count, self.cell_bits)
 
 
-def arrange(batch: TupleBatch, slot_of_group: I64, slot_count: int) -> Partitioned:
-    """A batch ordered by slot. slot_of_group: int64 (partition_count,), in 0 .. slot_count - 1."""
+def arrange(batch: TupleBatch, slot_of_group: I64, slot_count: int, cell_bits: int = 0) -> Partitioned:
+    """A batch ordered by slot. slot_of_group: int64 (partition_count,), in 0 .. slot_count - 1. cell_bits: as of
+    `HashPartition`."""
     n = len(batch)
     counts = np.zeros(slot_count, np.int64)
     slot = np.empty(n, np.int64)
-    _count_slots(batch.key, slot_of_group, slot, counts)
+    _count_slots(batch.key, cell_bits, slot_of_group, slot, counts)
     starts = np.zeros(slot_count + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     order = np.empty(n, np.int64)

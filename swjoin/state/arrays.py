@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import I64, U64
 from swjoin.core.record_layout import ROW
 from swjoin.state.simd import LANES
@@ -38,6 +39,8 @@ HEADER = 4
 # a mini-partition-group's counters; add the stream
 FIRST, HEAD, TUPLES, FRESH = 0, 2, 4, 6  # oldest block or -1, head block or -1, tuples stored, fresh tuples of this delivery
 COUNTERS = 8
+
+CELL_BITS, UNIT_BITS = 3, 4  # in Pool.shape
 
 # control fields of Pool and Minis; the last one is Minis' alone, or Pool's alone
 RECYCLED, NEVER_USED, IN_USE, DUE = 0, 1, 2, 3
@@ -64,7 +67,8 @@ class Pool(NamedTuple):
     header: I64  # (blocks * HEADER,)
     free: I32  # recycled blocks, a stack
     control: I64  # (4,) recycled count, never used from here on, in use, most that may be in use now
-    shape: I64  # (3,) block_tuples, tag_stride (block_tuples rounded up to whole masks), whether tuples come in order
+    shape: I64  # (5,) block_tuples, tag_stride (block_tuples rounded up to whole masks), whether tuples come in order, and the
+    # bits of a cell and of a unit in it (`core.band_keys`), 0 for an equality
 
 
 class Minis(NamedTuple):
@@ -106,6 +110,22 @@ class FreshTuples(NamedTuple):
     sequence: I64  # (2 * base,) with count windows, its own sequence number
     arrivals: I64  # (2,) earliest and latest arrival of the partition-group's fresh tuples
     walk: I64  # (2 * PREFETCH_MINIS,) current block of each chain that is being prefetched
+    low: U16  # (2 * base,) of a band, the first tag that a partner may have
+    reach: U16  # (2 * base,) and how many more follow
+
+
+class Band(NamedTuple):
+    """The keys of a join by a band (`core.band_keys.BandKeys`). reach: tags that a span takes, less one."""
+
+    span: int
+    wide: int
+    cell_bits: int
+    reach: int
+    exact: bool
+
+    @classmethod
+    def of(cls, keys: BandKeys) -> Band:
+        return cls(keys.span, keys.wide, keys.cell_bits, (keys.span + 1 >> keys.unit_bits) + 1, keys.exact)
 
 
 class Hits(NamedTuple):
@@ -168,8 +188,9 @@ def block_bytes(block_tuples: int) -> int:
     return 8 * ROW * block_tuples + 2 * stride + 8 * HEADER + 4
 
 
-def new_pool(block_count: int, block_tuples: int, *, in_order: bool = True) -> Pool:
-    """A pool of at most `block_count` blocks; memory becomes resident as blocks are used."""
+def new_pool(block_count: int, block_tuples: int, *, in_order: bool = True, band: BandKeys | None = None) -> Pool:
+    """A pool of at most `block_count` blocks; memory becomes resident as blocks are used. band: None for an equality."""
+    bits = (0, 0) if band is None else (band.cell_bits, band.unit_bits)
     stride = -(-block_tuples // LANES) * LANES
     return Pool(
         _aligned(block_count * block_tuples * ROW, np.int64),
@@ -177,7 +198,7 @@ def new_pool(block_count: int, block_tuples: int, *, in_order: bool = True) -> P
         _aligned(block_count * HEADER, np.int64),
         np.empty(block_count, np.int32),
         np.array([0, 0, 0, block_count], np.int64),
-        np.array([block_tuples, stride, int(in_order)], np.int64),
+        np.array([block_tuples, stride, int(in_order), *bits], np.int64),
     )
 
 
@@ -224,6 +245,8 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
         np.empty(2 * tuples, np.int64),
         np.zeros(2, np.int64),
         np.zeros(2 * PREFETCH_MINIS, np.int64),
+        np.empty(2 * tuples, np.uint16),
+        np.empty(2 * tuples, np.uint16),
     )
 
 

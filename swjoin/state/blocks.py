@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from swjoin.core.batch import I64, U8, U64
-from swjoin.core.hashing import hash_key, tag_of
+from swjoin.core.hashing import hash_cell, tag_in_cell
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
     FLAG_BITS,
@@ -25,6 +25,7 @@ from swjoin.core.record_layout import (
 )
 from swjoin.state.arrays import (
     BLOCK_LIMIT,
+    CELL_BITS,
     COUNTERS,
     FILL,
     FIRST,
@@ -38,6 +39,7 @@ from swjoin.state.arrays import (
     NEXT,
     RECYCLED,
     TUPLES,
+    UNIT_BITS,
     Minis,
     Pool,
 )
@@ -121,6 +123,7 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
     """Append n tuples from columns to a mini-partition; payload references count up from first_ref. flags: (n,) or empty."""
     counters, counter = minis.counters, mini * COUNTERS
     rows, header = pool.rows, pool.header
+    cell_bits, unit_bits = pool.shape[CELL_BITS], pool.shape[UNIT_BITS]
     for i in range(key.shape[0]):
         head = counters[counter + HEAD + s]
         if head == NONE or header[head * HEADER + FILL] == pool.shape[0]:
@@ -133,7 +136,7 @@ def append_columns(pool: Pool, minis: Minis, s: int, mini: int, key: I64, ts: I6
         rows[to + REF] = first_ref + i
         if flags.shape[0] > 0:
             rows[to + REF] |= np.int64(flags[i]) << FLAG_BITS
-        pool.tags[head * pool.shape[1] + fill] = tag_of(hash_key(key[i]))
+        pool.tags[head * pool.shape[1] + fill] = tag_in_cell(key[i], hash_cell(key[i], cell_bits), cell_bits, unit_bits)
         note_times(header, head, fill, ts[i], ts[i])
         header[head * HEADER + FILL] = fill + 1
     counters[counter + TUPLES + s] += key.shape[0]

@@ -12,6 +12,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
+from swjoin.core.band_keys import GREATEST_VALUE, LEAST_VALUE
 from swjoin.core.batch import I64, MISSING_ID
 from swjoin.core.hashing import pair_hash
 from swjoin.core.kernel_cache import kernel
@@ -34,6 +35,7 @@ from swjoin.state.arrays import (
     MARK_RIGHT,
     PAIRS,
     STAT_PAIRS,
+    Band,
     Candidates,
     FreshTuples,
     Hits,
@@ -44,6 +46,8 @@ from swjoin.state.delay_histogram import record_delay
 from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 
 _ONE = np.uint64(1)
+_WITHIN = -2 * LEAST_VALUE - 2  # + a key: 0 .. _KEYS, as uint64, unless it stands for values beyond (`core.band_keys`)
+_KEYS = np.uint64(2 * GREATEST_VALUE - 1 + _WITHIN)
 
 
 @kernel
@@ -58,17 +62,28 @@ def count_matches(
     verdict: NDArray[np.uint8],
     start: int,
     stop: int,
-) -> tuple[int, np.uint64]:
-    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once.
+    band: Band | None,
+) -> tuple[int, np.uint64, int]:
+    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once; and how
+    many of their keys are at the ends of what keys of a band can be.
 
     verdict[c] = 1 where candidate c is a match, 0 elsewhere.
     """
     matches = 0
+    far = 0
     digest = uint64(0)
     for c in range(uint64(start), uint64(stop)):
         p, r = probe_at[c], row_at[c]
         apart = rows[r + uint64(TS)] - probe_rows[p + uint64(TS)]
-        right = (rows[r] == probe_rows[p]) & (apart >= low) & (apart <= high)
+        if band is None:
+            right = (rows[r] == probe_rows[p]) & (apart >= low) & (apart <= high)
+        else:
+            wide = probe_rows[p] if s == band.wide else rows[r]
+            narrow = rows[r] if s == band.wide else probe_rows[p]
+            beyond = uint64(narrow - wide + (wide & 1) * (band.span + 1))
+            in_cell = narrow >> band.cell_bits == wide >> band.cell_bits
+            right = (beyond <= uint64(band.span)) & in_cell & (apart >= low) & (apart <= high)
+            far += (uint64(narrow + _WITHIN) > _KEYS) | (uint64(wide + _WITHIN) > _KEYS)
         mine, theirs = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
         left_id = mine if s == 0 else theirs
         right_id = theirs if s == 0 else mine
@@ -76,7 +91,7 @@ def count_matches(
         digest += mixed if right else uint64(0)
         matches += 1 if right else 0
         verdict[c] = right
-    return matches, digest
+    return matches, digest, far
 
 
 @kernel
@@ -155,6 +170,7 @@ def verify(
     fresh: FreshTuples,
     candidates: Candidates,
     residual: Residual | None,
+    band: Band | None,
     reaches: Reaches,
     now: int,
     out: Output,
@@ -182,13 +198,18 @@ def verify(
     c = start
     verdict = candidates.right
     if kind == 2 and mode & COUNT_WINDOWS != 0:
+        far = 0
         found, summed = count_in_last(reaches, fresh, probe_at, row_at, verdict, start, stop)
     else:
-        found, summed = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+        found, summed, far = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop, band)
     filtered = False
     if residual is not None:  # a branch that numba compiles for joins with a predicate only
         filtered = True
-        evaluate(residual.program, residual.left, residual.right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
+        if band is not None:
+            filtered = not band.exact or far > 0
+        if filtered:
+            program, left, right = residual.program, residual.left, residual.right
+            evaluate(program, left, right, s, probe_rows, rows, probe_at, row_at, verdict, start, stop)
     ids_fit = mode & IDS_ALONE != 0 and stop - start <= capacity - out.used[0]
     if (capacity == 0 or ids_fit) and pairs and not filtered:
         if capacity > 0:
@@ -265,6 +286,7 @@ def take_candidates(
     hits: Hits,
     candidates: Candidates,
     residual: Residual | None,
+    band: Band | None,
     reaches: Reaches,
     now: int,
     out: Output,
@@ -279,7 +301,7 @@ def take_candidates(
     for i in range(hits.control[1], hits.control[0]):
         mask, kind, at = masks[i], positions[i] & 3, positions[i] >> 2
         if found[kind] + LANES > CANDIDATES and not verify(
-            kind, g, rows, fresh, candidates, residual, reaches, now, out, counts, digests, stats, histogram
+            kind, g, rows, fresh, candidates, residual, band, reaches, now, out, counts, digests, stats, histogram
         ):
             hits.control[1] = i
             return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from swjoin.core.batch import I64
-from swjoin.core.hashing import hash_key
+from swjoin.core.hashing import hash_cell, tag_of
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
     KEY,
@@ -23,6 +23,7 @@ from swjoin.core.record_layout import (
     TS,
 )
 from swjoin.state.arrays import (
+    CELL_BITS,
     COUNTERS,
     DUE,
     FILL,
@@ -112,7 +113,7 @@ def _bits_differ(pool: Pool, minis: Minis, mini: int) -> bool:
         while block != NONE:
             at = block * pool.shape[0]
             for row in range(at, at + pool.header[block * HEADER + FILL]):
-                hashed = hash_key(pool.rows[row * ROW + KEY]) & useful
+                hashed = hash_cell(pool.rows[row * ROW + KEY], pool.shape[CELL_BITS]) & useful
                 if not seen:
                     first, seen = hashed, True
                 elif hashed != first:
@@ -121,27 +122,35 @@ def _bits_differ(pool: Pool, minis: Minis, mini: int) -> bool:
     return False
 
 
+@kernel(inline="always")
+def _key_tag(pool, block, j):  # type: ignore[no-untyped-def]
+    """The tag that stands for a tuple's key, or for the cell of its key."""
+    if pool.shape[CELL_BITS] == 0:
+        return pool.tags[block * pool.shape[1] + j]
+    return tag_of(hash_cell(pool.rows[(block * pool.shape[0] + j) * ROW + KEY], pool.shape[CELL_BITS]))
+
+
 @kernel
 def _can_help(pool: Pool, minis: Minis, mini: int, theta: int) -> bool:
     """Whether splitting can bring this mini-partition-group closer to its range. Tags stand for keys: hot keys show in them."""
     if not _bits_differ(pool, minis, mini):
         return False
-    tags, header = pool.tags, pool.header
-    candidate = tags[0]
+    header = pool.header
+    candidate = pool.tags[0]
     votes = 0
     others = 0
     for sweep in range(2):
         for s in range(2):
             block = minis.counters[mini * COUNTERS + FIRST + s]
             while block != NONE:
-                at = block * pool.shape[1]
-                for j in range(at, at + header[block * HEADER + FILL]):
+                for j in range(header[block * HEADER + FILL]):
+                    tag = _key_tag(pool, block, j)
                     if sweep == 1:
-                        others += 1 if tags[j] != candidate else 0
-                    elif tags[j] == candidate:
+                        others += 1 if tag != candidate else 0
+                    elif tag == candidate:
                         votes += 1
                     elif votes == 0:
-                        candidate, votes = tags[j], 1
+                        candidate, votes = tag, 1
                     else:
                         votes -= 1
                 block = header[block * HEADER + NEXT]
@@ -195,6 +204,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
     minis.depth[mini] = depth + 1
     counters, header, rows, tags = minis.counters, pool.header, pool.rows, pool.tags
     free, control, size, stride, in_order = pool.free, pool.control, pool.shape[0], pool.shape[1], pool.shape[2] != 0
+    cell_bits = pool.shape[CELL_BITS]
     counter = np.array([mini * COUNTERS, twin * COUNTERS])  # indexed by the bit, so that no branch depends on it
     head = np.empty(2, np.int64)
     fill = np.empty(2, np.int64)
@@ -215,7 +225,7 @@ def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int
                 for line in range(following * size * ROW, (following + 1) * size * ROW, 8):
                     prefetch(rows, line)
             for j in range(n):
-                goes = np.int64((hash_key(rows[(at + j) * ROW + KEY]) >> bit) & np.uint64(1))
+                goes = np.int64((hash_cell(rows[(at + j) * ROW + KEY], cell_bits) >> bit) & np.uint64(1))
                 if fill[goes] == size:
                     if counters[counter[goes] + FIRST + s] != NONE:
                         _seal(header, rows, head[goes], size, size, in_order)

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from swjoin.core.hashing import hash_key, tag_of
+from swjoin.core.hashing import hash_cell, tag_in_cell
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
-from swjoin.state.arrays import COUNTERS, FRESH, Directories, FreshTuples, Inputs, Minis
+from swjoin.state.arrays import CELL_BITS, COUNTERS, FRESH, UNIT_BITS, Band, Directories, FreshTuples, Inputs, Minis, Pool
 from swjoin.state.simd import prefetch
+
+
+@kernel(inline="always")
+def tags_before(key, s, band):  # type: ignore[no-untyped-def]
+    """Where the tags of possible partners begin, before a tuple's own, and how many follow the first one."""
+    if s == band.wide:
+        return (key & 1) * band.reach, band.reach
+    within = key & ((np.int64(1) << band.cell_bits) - 1)  # a copy in this cell may be behind it, near the cell's begin alone
+    return band.reach, band.reach * 2 if within <= band.span + 1 else band.reach
 
 
 @kernel
@@ -23,6 +32,7 @@ def sort_fresh(
     start: int,
     stop: int,
     data: Inputs,
+    pool: Pool,
     directories: Directories,
     minis: Minis,
     fresh: FreshTuples,
@@ -34,12 +44,13 @@ def sort_fresh(
     """
     first_slot = directories.start[group]
     mask = np.uint64((1 << directories.depth[group]) - 1)
+    cell_bits = pool.shape[CELL_BITS]
     slots, key, arrival = directories.slots, data.key[s], data.arrival[s]
     counters, mini_of, touched = minis.counters, fresh.mini_of, fresh.touched
     earliest, latest = fresh.arrivals[0], fresh.arrivals[1]
     offset = s * fresh.base[0] - start
     for i in range(start, stop):
-        mini = slots[first_slot + np.int64(hash_key(key[i]) & mask)]
+        mini = slots[first_slot + np.int64(hash_cell(key[i], cell_bits) & mask)]
         mini_of[offset + i] = mini
         prefetch(counters, int(mini) * COUNTERS)
         earliest = min(earliest, arrival[i])
@@ -55,8 +66,19 @@ def sort_fresh(
 
 
 @kernel
-def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fresh: FreshTuples, touched_count: int) -> None:
+def scatter_fresh(
+    s: int,
+    start: int,
+    stop: int,
+    data: Inputs,
+    pool: Pool,
+    minis: Minis,
+    fresh: FreshTuples,
+    touched_count: int,
+    band: Band | None,
+) -> None:
     """Stable scatter of one stream's tuples into mini-partition order; fresh.begin[s, t] is where touched mini t starts."""
+    cell_bits, unit_bits = pool.shape[CELL_BITS], pool.shape[UNIT_BITS]
     key, ts, ids, arrival, first_ref = data.key[s], data.ts[s], data.id[s], data.arrival[s], data.ref[s]
     counters, mini_of, touched, begin = minis.counters, fresh.mini_of, fresh.touched, fresh.begin
     rows, tags, arrival_to = fresh.rows, fresh.tags, fresh.arrival
@@ -79,7 +101,12 @@ def scatter_fresh(s: int, start: int, stop: int, data: Inputs, minis: Minis, fre
         rows[j * ROW + TS] = ts[i]
         rows[j * ROW + ID] = np.int64(ids[i])
         rows[j * ROW + REF] = first_ref + i
-        tags[j] = tag_of(hash_key(k))
+        tag = tag_in_cell(k, hash_cell(k, cell_bits), cell_bits, unit_bits)
+        tags[j] = tag
+        if band is not None:
+            before, reach = tags_before(k, s, band)
+            fresh.low[j] = np.uint16((np.int64(tag) - before) & 0xFFFF)
+            fresh.reach[j] = reach
         arrival_to[j] = arrival[i]
         if count_windows:
             fresh.sequence[j] = sequence[i]

@@ -6,8 +6,9 @@ Stays out: sorting fresh tuples (`state.fresh_tuples`), exact key and time check
 expiry (`state.blocks`), splitting and merging (`state.extendible_hash`), ownership of the arrays (`state.window_state`), the
 driver (`operators.window_join`).
 
-A block's 64 tags are compared with a probe's tag at once; equal tags are a hit. Index `s` is the stream (0 left, 1 right).
-Everything is unpacked into locals first: reading a named tuple's field in a loop costs an atomic reference count each time.
+A block's 64 tags are compared with a probe's tag at once, or with the tags that its band allows; one that fits is a hit. Index
+`s` is the stream (0 left, 1 right). Everything is unpacked into locals first: reading a named tuple's field in a loop costs an
+atomic reference count each time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from swjoin.state.arrays import (
     PREFETCH_MINIS,
     STAT_COMPARISONS,
     TUPLES,
+    Band,
     Candidates,
     Directories,
     FreshTuples,
@@ -55,7 +57,7 @@ from swjoin.state.arrays import (
 from swjoin.state.blocks import NONE, free_blocks, note_times, take_block, time_range
 from swjoin.state.candidates import take_candidates, verify
 from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
-from swjoin.state.simd import LANES, copy_items, match_mask, prefetch
+from swjoin.state.simd import LANES, copy_items, match_mask, prefetch, range_mask
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 
@@ -130,6 +132,7 @@ def _join_group(
     hits: Hits,
     candidates: Candidates,
     residual: Residual | None,
+    band: Band | None,
     cursor: I64,
     reaches: Reaches,
     disorder: I64 | None,
@@ -154,6 +157,7 @@ def _join_group(
     home, mode = fresh.home, candidates.mode[0]
     count_windows = mode & COUNT_WINDOWS != 0
     fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
+    fresh_low, fresh_reach = fresh.low, fresh.reach
     hit_mask, hit_position, hit_probe, hit_count = hits.mask, hits.position, hits.probe, hits.control[0]
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
     meet = (probe_left and store_right) or (probe_right and store_left)
@@ -230,6 +234,7 @@ def _join_group(
                                 hits,
                                 candidates,
                                 residual,
+                                band,
                                 reaches,
                                 now,
                                 out,
@@ -245,7 +250,10 @@ def _join_group(
                             hit_count = 0
                         k = uint64(hit_count)
                         for p in range(uint64(probe), uint64(strip_end)):  # no branch: matches are unpredictable
-                            mask = match_mask(block_tags, at_tag + chunk, fresh_tags[p]) & limit
+                            if band is None:
+                                mask = match_mask(block_tags, at_tag + chunk, fresh_tags[p]) & limit
+                            else:
+                                mask = range_mask(block_tags, at_tag + chunk, fresh_low[p], fresh_reach[p]) & limit
                             hit_mask[k] = mask
                             hit_position[k] = (at + chunk) * 4 + part
                             hit_probe[k] = p
@@ -295,11 +303,13 @@ def _join_group(
     cursor[CUR_TOUCHED] = t
     stats[STAT_COMPARISONS] += comparisons
     hits.control[0] = hit_count
-    if not take_candidates(g, rows, fresh, hits, candidates, residual, reaches, now, out, counts, digests, stats, histogram):
+    if not take_candidates(
+        g, rows, fresh, hits, candidates, residual, band, reaches, now, out, counts, digests, stats, histogram
+    ):
         return False
     for kind in range(3):
         if candidates.found[kind] > 0 and not verify(
-            kind, g, rows, fresh, candidates, residual, reaches, now, out, counts, digests, stats, histogram
+            kind, g, rows, fresh, candidates, residual, band, reaches, now, out, counts, digests, stats, histogram
         ):
             return False
     for s in range(2):  # matches are verified late, when both tuples may have been stored already
@@ -320,6 +330,7 @@ def join_groups(
     hits: Hits,
     candidates: Candidates,
     residual: Residual | None,
+    band: Band | None,
     cursor: I64,
     reaches: Reaches,
     disorder: I64 | None,
@@ -355,10 +366,10 @@ def join_groups(
             touched = np.int64(0)
             for s in range(2):  # not 0 and 1, for each of which numba compiles a version
                 touched = sort_fresh(
-                    group, s, data.offsets[s][g], data.offsets[s][g + 1], data, directories, minis, fresh, touched
+                    group, s, data.offsets[s][g], data.offsets[s][g + 1], data, pool, directories, minis, fresh, touched
                 )
             for s in range(2):
-                scatter_fresh(s, data.offsets[s][g], data.offsets[s][g + 1], data, minis, fresh, touched)
+                scatter_fresh(s, data.offsets[s][g], data.offsets[s][g + 1], data, pool, minis, fresh, touched, band)
             wanted = tuples // size + 2 * touched
             if wanted > free_blocks(pool):
                 return NEED_BLOCKS, done
@@ -378,6 +389,7 @@ def join_groups(
             hits,
             candidates,
             residual,
+            band,
             cursor,
             reaches,
             disorder,

@@ -1,7 +1,7 @@
 """Machine instructions that numba does not offer, as intrinsics: compare 64 tags at once, count zero bits, prefetch.
 
-What: `match_mask`, `count_ones`, `trailing_zeros`, `leading_zeros`, `prefetch`, `copy_items`; each lowers to one LLVM
-operation on any processor.
+What: `match_mask`, `range_mask`, `count_ones`, `trailing_zeros`, `leading_zeros`, `prefetch`, `copy_items`; each lowers to
+one LLVM operation on any processor.
 Why: one pass over a block has to cost about a nanosecond; a 64-lane comparison whose result is a bit mask is the way there
 (two instructions with AVX-512, a handful with SSE or NEON).
 Stays out: anything that knows what a block is. With the JIT off (NUMBA_DISABLE_JIT=1) plain Python stands in.
@@ -27,6 +27,11 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         window = tags[start : start + LANES]
         return np.uint64(sum(1 << j for j in range(len(window)) if window[j] == tag))
 
+    def range_mask(tags: Any, start: int, low: int, reach: int) -> np.uint64:
+        """Bit j is set where tags[start + j] is one of low .. low + reach mod 2^16, 0 <= j < 64."""
+        window = tags[start : start + LANES]
+        return np.uint64(sum(1 << j for j in range(len(window)) if int(window[j]) - int(low) & 0xFFFF <= int(reach)))
+
     def count_ones(mask: np.uint64) -> int:
         """Set bits of a uint64."""
         return int(mask).bit_count()
@@ -49,20 +54,37 @@ if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 
 else:
 
+    def _lanes(builder: Any, value: Any) -> Any:
+        """A tag in all lanes."""
+        vector, index = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.IntType(32), LANES)
+        lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+        return builder.shuffle_vector(lane, ir.Constant(vector, ir.Undefined), ir.Constant(index, [0] * LANES))
+
+    def _tags_at(context: Any, builder: Any, kind: Any, tags: Any, start: Any) -> Any:
+        data = context.make_array(kind)(context, builder, tags).data
+        at = builder.bitcast(builder.gep(data, [start]), ir.VectorType(ir.IntType(16), LANES).as_pointer())
+        return builder.load(at, align=2)
+
     @intrinsic  # type: ignore[misc]
     def match_mask(typing_context: Any, tags: Any, start: Any, tag: Any) -> Any:
         """Bit j is set where tags[start + j] == tag, 0 <= j < 64. tags: uint16, at least start + 64 long (not checked)."""
 
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            vector = ir.VectorType(ir.IntType(16), LANES)
-            index = ir.VectorType(ir.IntType(32), LANES)
-            data = context.make_array(signature.args[0])(context, builder, args[0]).data
-            at = builder.bitcast(builder.gep(data, [args[1]]), vector.as_pointer())
-            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), args[2], ir.Constant(ir.IntType(32), 0))
-            wanted = builder.shuffle_vector(lane, ir.Constant(vector, ir.Undefined), ir.Constant(index, [0] * LANES))
-            return builder.bitcast(builder.icmp_unsigned("==", builder.load(at, align=2), wanted), ir.IntType(64))
+            there = _tags_at(context, builder, signature.args[0], args[0], args[1])
+            return builder.bitcast(builder.icmp_unsigned("==", there, _lanes(builder, args[2])), ir.IntType(64))
 
         return types.uint64(tags, types.int64, types.uint16), build
+
+    @intrinsic  # type: ignore[misc]
+    def range_mask(typing_context: Any, tags: Any, start: Any, low: Any, reach: Any) -> Any:
+        """Bit j is set where tags[start + j] is one of low .. low + reach mod 2^16. tags: as of `match_mask`."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            there = _tags_at(context, builder, signature.args[0], args[0], args[1])
+            beyond = builder.sub(there, _lanes(builder, args[2]))
+            return builder.bitcast(builder.icmp_unsigned("<=", beyond, _lanes(builder, args[3])), ir.IntType(64))
+
+        return types.uint64(tags, types.int64, types.uint16, types.uint16), build
 
     @intrinsic  # type: ignore[misc]
     def count_ones(typing_context: Any, mask: Any) -> Any:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import I64, U8, U64, check_indexes
 from swjoin.core.data_messages import Directory
 from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
-from swjoin.core.hashing import hash_key, tag_of
+from swjoin.core.hashing import hash_cell, tag_in_cell
 from swjoin.core.ids import GroupId
 from swjoin.core.record_layout import (
     ID,
@@ -26,6 +27,7 @@ from swjoin.core.record_layout import (
 )
 from swjoin.state.arrays import (
     BLOCK_LIMIT,
+    CELL_BITS,
     COUNTERS,
     DUE,
     FILL,
@@ -41,6 +43,7 @@ from swjoin.state.arrays import (
     RECYCLED,
     SLOT_BYTES,
     TUPLES,
+    UNIT_BITS,
     block_bytes,
     grown_minis,
     new_directories,
@@ -69,11 +72,18 @@ class HiddenGroup:
 class WindowState:
     """All window state of one slave for one query. theta_tuples 0: no fine tuning. owner: name for error messages.
 
-    in_order: each partition-group's tuples of a stream arrive in time order; otherwise in any order.
+    in_order: each partition-group's tuples of a stream arrive in time order; otherwise in any order. band: of a join by a band.
     """
 
     def __init__(
-        self, block_tuples: int, theta_tuples: int, window_bytes: int, owner: str = "slave", *, in_order: bool = True
+        self,
+        block_tuples: int,
+        theta_tuples: int,
+        window_bytes: int,
+        owner: str = "slave",
+        *,
+        in_order: bool = True,
+        band: BandKeys | None = None,
     ) -> None:
         self.in_order = in_order
         self.block_tuples = block_tuples
@@ -83,7 +93,7 @@ class WindowState:
         self.block_bytes = block_bytes(block_tuples)
         blocks = max(4, min(window_bytes // self.block_bytes, (1 << 31) - 1))
         try:
-            self.pool = new_pool(blocks, block_tuples, in_order=in_order)
+            self.pool = new_pool(blocks, block_tuples, in_order=in_order, band=band)
         except MemoryError:
             problem = f"{window_bytes} bytes of window state cannot be reserved"
             raise RunFailed(problem, subject=(WINDOW_MEMORY,), remedy="set it lower") from None
@@ -368,12 +378,14 @@ class WindowState:
         assert len(at) == count, f"{where}: {len(at)} tuples, the counter says {count}"
         key, ts, _, _ = self.columns(at)
         assert not self.in_order or (np.diff(ts) >= 0).all(), f"{where}: out of time order"
-        hashes = [hash_key(k) for k in key]
+        cell_bits, unit_bits = (int(bits) for bits in self.pool.shape[[CELL_BITS, UNIT_BITS]])
+        hashes = [hash_cell(k, cell_bits) for k in key]
         low = np.array([int(h) & ((1 << local) - 1) for h in hashes], np.int64)
         assert (low == pattern).all(), f"{where}: has a key of another mini-partition-group"
         stride = int(self.pool.shape[1])
         tags = self.pool.tags[at // self.block_tuples * stride + at % self.block_tuples]
-        assert tags.tolist() == [int(tag_of(np.uint64(h))) for h in hashes], f"{where}: a tag is not its key's"
+        expected = [int(tag_in_cell(k, np.uint64(h), cell_bits, unit_bits)) for k, h in zip(key, hashes, strict=True)]
+        assert tags.tolist() == expected, f"{where}: a tag is not its key's"
         chain = self._chain(mini, stream)
         assert len(set(chain)) == len(chain), f"{where}: a block twice in a chain"
         for block in chain:

@@ -1,6 +1,7 @@
 """Conditions and computed columns of random plans: each as SQL text and as a function in Python.
 
-What: `draw_condition`, `draw_value`, `function_of`; `merged_values`, a function of a batch, and `merged`, the same of a value.
+What: `draw_condition`, `draw_value`, `band_key`, `function_of`; `merged_values`, a function of a batch, and `merged`, the same
+of a value.
 Why: the oracle of plans has its own meaning of every expression that a random plan has.
 Stays out: what SQL functions mean in general (`tests.expressions.test_expressions`, against DuckDB).
 """
@@ -69,11 +70,19 @@ def draw_value(random: np.random.Generator, column: tuple[str, str]) -> str:
     return str(random.choice(forms)).replace("{}", name)
 
 
+def band_key(column: str, more: int, copy: int) -> str:
+    """A key of a band (`swjoin.core.band_keys`): of one of few values, and so many more."""
+    return f'2 * ("{column}" % 100 + {more}) + {copy}'
+
+
 def function_of(text: str) -> tuple[str, _Function]:
     """The column that an expression drawn here reads, and its value as a function of the column's."""
     found = re.search('"([^"]*)"', text)
     assert found is not None, f"{text!r} reads no column"
     form = text.replace(found[0], '"{}"')
+    if of_band := re.fullmatch(r'2 \* \("{}" % 100 \+ (\d+)\) \+ (\d)', form):
+        more, copy = map(int, of_band.groups())
+        return found[1], _known(lambda v: 2 * (int(math.fmod(v, 100)) + more) + copy)
     if form == '"{}"':
         return found[1], lambda value: value
     return found[1], _CONDITIONS[form][1] if form in _CONDITIONS else _VALUES[form][2]

@@ -137,7 +137,8 @@ def copied_rows(node: Copies, schema: Schema, rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         rest = [value for at, value in enumerate(row.values) if at not in (first, second)]
         pair = row.values[first], row.values[second]
-        for value in pair[:1] if None in pair else dict.fromkeys(pair):
+        one = None in pair or pair[0] >> node.cell_bits == pair[1] >> node.cell_bits
+        for value in pair[:1] if one else pair:
             out.append(row._replace(values=(*rest, value)))
     return out
 
@@ -340,12 +341,21 @@ def join_rows(
         digest = pair_id(*(MISSING if parent is None else parent for parent in parents))
         return Row(digest, ts, tuple(values), parents, tuple(partners))
 
+    def meets(mine: tuple[Any, ...], theirs: tuple[Any, ...]) -> bool:
+        if join.band is None or None in theirs:
+            return mine == theirs
+        narrow, wide = (mine[0], theirs[0]) if join.band.wide else (theirs[0], mine[0])
+        if narrow >> join.band.cell_bits != wide >> join.band.cell_bits:
+            return False
+        width = 2 * join.band.width
+        return bool(wide - 1 - width <= narrow < wide if wide % 2 else wide <= narrow <= wide + width)
+
     matches: list[tuple[int, int]] = []
     keys = [key(1, right) for right in rights]
     for i, left in enumerate(lefts):
         mine = key(0, left)
         if None not in mine:
-            near = ((j, right.ts - left.ts) for j, right in enumerate(rights) if keys[j] == mine)
+            near = ((j, right.ts - left.ts) for j, right in enumerate(rights) if meets(mine, keys[j]))
             matches += [(i, j) for j, difference in near if bounds.lower_us <= difference <= bounds.upper_us]
         if most is not None and len(matches) > most and kind.pairs:
             raise TooManyRowsError(f"{join.name}: more than {most} pairs")

@@ -31,7 +31,8 @@ from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.config.sections import QueryConfig
 from swjoin.core.aggregate_functions import PLACED
-from swjoin.core.batch import SourceBatch
+from swjoin.core.band_keys import BandKeys
+from swjoin.core.batch import LEFT, SourceBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
@@ -61,7 +62,7 @@ from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
-from tests.tools.plan_expressions import draw_condition, draw_value
+from tests.tools.plan_expressions import band_key, draw_condition, draw_value
 from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
 from tests.tools.random_freezes import draw_freezes
 
@@ -503,19 +504,49 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> L
     low, high = sorted(random.integers(-span // 20, span // 20 + 1, 2).tolist())
     groups = int(random.choice([1, 3, 60]))  # not always those of the run: cells may be anywhere
     numbers = [name for name, kind in plan.schema(last).columns if kind == "int64"]
-    if numbers and source.columns[0].type == "int64" and random.random() < 0.5:
+    band = None
+    if numbers and source.columns[0].type == "int64" and random.random() < 0.6:
         left, key = last, str(random.choice(numbers))
-        nodes.append(Copies("at right", other, "cell", "v", "k"))
+        if random.random() < 0.5:
+            nodes.append(Copies("at right", other, "cell", "v", "k"))
+        else:
+            band = _draw_band(random)
+            nodes += _banded(nodes, (last, key), other, band)
+            left, key = "at left", "place"
     else:
         left, key = "at left", "cell"
         for port, below in enumerate((last, other)):
             nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups))
     query = QueryConfig(low, high, how=how)  # type: ignore[arg-type]
     time = str(random.choice(_OUTPUT_TIMES))
-    nodes.append(IntervalJoin("meeting", left, "at right", (key,), ("cell",), query, time))  # type: ignore[arg-type]
+    sides, keys = [left, "at right"], [(key,), ("cell",)]
+    if band is not None and band.wide == LEFT:
+        sides, keys, query = sides[::-1], keys[::-1], replace(query, how="inner")
+    nodes.append(IntervalJoin("meeting", *sides, *keys, query, time, band))  # type: ignore[arg-type]
     schema = _schema_with(nodes, "meeting")
-    nodes.append(Project("met", "meeting", tuple((c.name, f'"{c.name}"') for c in schema.columns if c.name != "cell")))
+    hidden = ("cell", "place")
+    nodes.append(Project("met", "meeting", tuple((c.name, f'"{c.name}"') for c in schema.columns if c.name not in hidden)))
     return _reaching(nodes, "met")
+
+
+def _draw_band(random: np.random.Generator) -> BandKeys:
+    """Of few values, in cells that are not much wider."""
+    width = int(random.integers(0, 6))
+    bits = (2 * width + 1).bit_length() + int(random.integers(0, 3))
+    return BandKeys(width, bits, int(random.integers(0, 2)), exact=True)
+
+
+def _banded(nodes: Sequence[Node], of_values: tuple[str, str], other: str, band: BandKeys) -> list[Node]:
+    """Nodes that make the keys of a band: of a node's column, and of the column v of another node, with copies."""
+    made: list[Node] = []
+    last, column = of_values
+    texts = ((last, "at left", (("place", band_key(column, 0, 0)),)), (other, "ends", ()))
+    for below, name, more in texts:
+        shown = tuple((c.name, f'"{c.name}"') for c in _schema_with(nodes, below).columns)
+        if name == "ends":
+            more = (("first", band_key("v", 0, 0)), ("second", band_key("v", band.width, 1)))
+        made.append(Project(name, below, (*shown, *more)))
+    return [*made, Copies("at right", "ends", "cell", "first", "second", band.cell_bits)]
 
 
 def _last(nodes: Sequence[Node]) -> str:

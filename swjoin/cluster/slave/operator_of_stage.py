@@ -32,7 +32,8 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
         return Gathering(module.result_buffer_bytes, name)
     if stage.stage.joins:
         where = stage.columns.compiled_where()
-        return WindowJoinOperator.for_run(config, stage.layouts, name=name, where=where, in_order=False, rows=rows)
+        band, layouts = stage.stage.join.band, stage.layouts
+        return WindowJoinOperator.for_run(config, layouts, name=name, where=where, band=band, in_order=False, rows=rows)
     assert isinstance(keys, GroupKeys), f"{name}: groups with the keys of a join"
     if isinstance(node, aggregates.Aggregate) and isinstance(columns, AggregateColumns):
         return Aggregation(node.windows, columns, keys, limits, name)

@@ -1,10 +1,12 @@
-"""Joins by the difference of two values, as equalities of the cells in which the values lie.
+"""Joins by the difference of two values: the keys by which their rows find each other.
 
 What: `Band`, of the conditions of a join; `band_of`, the first one; `Cells`, its expressions of either side; `number_of`, the
 value of a constant.
-Why: a join finds its partners, and its instance, by an equality. Cells are at least twice as wide as the band, so the partners
+Why: rows find their instance by a hash, and partners of a band are near each other. Values lie in cells, so that the partners
 of a value lie in one cell or in two neighbours: a row of one side is in one cell, a row of the other in one or two, and each
-pair meets in one. The conditions themselves are tested there, so a cell may be too wide, and never too narrow.
+pair meets in one. Within a cell keys tell partners (`core.band_keys`). Floats are rounded to units, a span 16 to 32 of them.
+Where that is too coarse (floats of 32 bits, bounds that dwarf the span) the key is the cell itself, twice as wide as the band.
+The conditions themselves are tested unless keys are exact, so a span may be too wide, and never too narrow.
 Stays out: what else joins are made of (`frontends.sql.conditions`); conditions with one bound, whose joins spread rows over the
 cells of a grid.
 """
@@ -20,6 +22,7 @@ from typing import TypeAlias
 import pyarrow as pa
 from sqlglot import exp
 
+from swjoin.core.band_keys import GREATEST_VALUE, LEAST_VALUE, WIDEST, BandKeys
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.binder import Scope, bind
@@ -29,21 +32,25 @@ Meaning: TypeAlias = Callable[[exp.Expr], "tuple[int | None, Expr]"]  # the side
 FLIPPED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 _CELL = 2  # times the width of the band: half of the rows of one side are in two cells
+_MOST_UNITS = 2.0**47  # on either side of 0; up to there the error of a sum is half a unit
 _DOUBLE, _FLOAT = (2.0**-50, 2.0**46), (2.0**-21, 2.0**17)  # error of a sum of a few terms; most cells on either side of 0
 
 
 @dataclass(frozen=True)
 class Cells:
-    """left: expression over the left side's columns. right: likewise, the least and the greatest cell of a row's partners."""
+    """left: expression over the left side's columns. right: likewise, the least and the greatest key of a row's partners. keys:
+    what they mean; None: cells."""
 
     left: str
     right: tuple[str, str]
+    keys: BandKeys | None = None
 
 
 @dataclass(frozen=True)
 class Band:
     """lower <= right - left <= upper of two numbers, nearly if they are no integers; of two times in microseconds. sums: of
-    absolute values of the constants in its conditions, which say how inexact sums of floats may be."""
+    absolute values of the constants in its conditions, which say how inexact sums of floats may be. alone: whether the join has
+    no other conditions."""
 
     left: exp.Expr
     right: exp.Expr
@@ -51,17 +58,18 @@ class Band:
     upper: Fraction
     sums: Fraction
     types: tuple[pa.DataType, pa.DataType]
+    alone: bool
 
     def cells(self, left: str, right: str) -> Cells | None:
         """None for bounds that its numbers can hardly hold. left, right: texts of its expressions."""
         if all(map(_is_time, self.types)):
-            return self._of_integers(f"EPOCH_US({left})", f"EPOCH_US({right})", 1)  # times of nanoseconds lie between
-        return self._of_integers(left, right, 0) if all(map(_is_whole, self.types)) else self._of_floats(left, right)
+            return self._of_integers(f"EPOCH_US({left})", f"EPOCH_US({right})", exact=_is_exact(self.types))
+        return self._of_integers(left, right, exact=True) if all(map(_is_whole, self.types)) else self._of_floats(left, right)
 
-    def _of_integers(self, left: str, right: str, error: int) -> Cells | None:
+    def _of_integers(self, left: str, right: str, *, exact: bool) -> Cells | None:
+        error = 0 if exact else 1  # times of nanoseconds lie between
         lower, upper = math.ceil(self.lower) - error, math.floor(self.upper) + error
-        width = max(1, _CELL * (upper - lower))
-        if max(abs(lower), abs(upper), width) >= 1 << 62:
+        if max(abs(lower), abs(upper), upper - lower) > WIDEST:
             return None
         texts = [f"CAST(({text}) AS BIGINT)" for text in (left, right)]
 
@@ -71,7 +79,11 @@ class Band:
                 return f"(GREATEST({texts[RIGHT]}, {_LEAST + bound}) - {bound})"
             return f"(LEAST({texts[RIGHT]}, {_GREATEST + bound}) + {-bound})"
 
-        return Cells(f"{texts[LEFT]} // {width}", (f"{less(upper)} // {width}", f"{less(lower)} // {width}"))
+        def key(text: str) -> str:
+            return f"2 * GREATEST(LEAST({text}, {GREATEST_VALUE}), {LEAST_VALUE})"
+
+        keys = BandKeys.of_width(upper - lower, RIGHT, exact=exact and self.alone)
+        return Cells(key(texts[LEFT]), (key(less(upper)), f"{key(less(lower))} + 1"), keys)
 
     def _of_floats(self, left: str, right: str) -> Cells | None:
         error, most = _FLOAT if any(map(_is_short, self.types)) else _DOUBLE
@@ -79,7 +91,9 @@ class Band:
             return None
         slack = 4 * error * float(self.sums + abs(self.lower) + abs(self.upper))
         lower, upper = float(self.lower) - slack, float(self.upper) + slack
-        width = max(_CELL * (upper - lower), 2.0**-20)
+        unit = 2.0 ** (math.floor(math.log2(max(upper - lower, 2.0**-20))) - 4)
+        near = error == _DOUBLE[0] and max(abs(lower), abs(upper)) < 2.0**40 * unit
+        width, most = (unit, _MOST_UNITS) if near else (max(_CELL * (upper - lower), 2.0**-20), most)
         value = f"CAST(({right}) AS DOUBLE)"
 
         def cell(text: str) -> str:
@@ -87,7 +101,11 @@ class Band:
 
         beyond = f"ABS({value}) * {_double(4 * error)}"
         ends = f"{value} - {_double(upper)} - {beyond}", f"{value} - {_double(lower)} + {beyond}"
-        return Cells(cell(f"CAST(({left}) AS DOUBLE)"), (cell(ends[0]), cell(ends[1])))
+        one, *both = cell(f"CAST(({left}) AS DOUBLE)"), cell(ends[0]), cell(ends[1])
+        if not near:
+            return Cells(one, (both[0], both[1]))
+        keys = BandKeys.of_width(math.ceil((upper - lower) / unit) + 3, RIGHT, exact=False)
+        return Cells(f"2 * {one}", (f"2 * {both[0]}", f"2 * {both[1]} + 1"), keys)
 
 
 def _is_whole(kind: pa.DataType) -> bool:
@@ -96,6 +114,11 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _is_exact(kinds: Sequence[pa.DataType]) -> bool:
+    """Whether times are whole microseconds."""
+    return not any(pa.types.is_timestamp(kind) and kind.unit == "ns" for kind in kinds)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -126,10 +149,12 @@ class _Half:
 def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
     """The first difference of two numbers or times that conditions bound from below and from above; None if there is none.
     UserError for bounds that no values satisfy."""
-    halves = [half for condition in conditions for half in _halves(condition, meaning)]
+    found = [tuple(_halves(condition, meaning)) for condition in conditions]
+    halves = [half for halves in found for half in halves]
     for left, right in dict.fromkeys((half.left, half.right) for half in halves):
         mine = [half for half in halves if (half.left, half.right) == (left, right)]
-        exact = all(map(_is_whole, mine[0].types))
+        exact = all(map(_is_whole, mine[0].types)) or (all(map(_is_time, mine[0].types)) and _is_exact(mine[0].types))
+        alone = len(mine) == len(halves) and all(found)
         lower = max((_inner(half, exact) for half in mine if half.lower), default=None)
         upper = min((_inner(half, exact) for half in mine if not half.lower), default=None)
         if lower is None or upper is None:
@@ -137,7 +162,7 @@ def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
         if lower > upper:
             names = " and ".join(one_line(node.sql("duckdb"), 40) for node in (left, right))
             raise UserError(f"no values of {names} satisfy the conditions of the join", remedy="exchange its bounds")
-        return Band(left, right, lower, upper, max(half.sums for half in mine), mine[0].types)
+        return Band(left, right, lower, upper, max(half.sums for half in mine), mine[0].types, alone)
     return None
 
 

@@ -381,21 +381,21 @@ def joined(conditions: Conditions) -> Relation:
             merged.add(two.column)
             renamed[two] = name
     band = band_of(conditions.rest, conditions.meaning)
-    second: str | None = None
+    cells: Cells | None = None
     spread = False
     if not conditions.keys:
         cells = _cells(conditions, band)
         spread = cells is None
         firsts = ("CAST(0 AS BIGINT)",) * 2  # of a type alone: `Spread` makes the column
         if cells is not None:
-            firsts, second = (cells.left, cells.right[0]), cells.right[1]
+            firsts = cells.left, cells.right[0]
         for side in (LEFT, RIGHT):
             keys[side].append(("cell", firsts[side]))
     made = []
     for side, time in enumerate((left_time, right_time)):
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
-        more = second if side == RIGHT else None
+        more = cells if side == RIGHT else None
         of_matrix = (side, how != "inner") if spread else None
         made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, more, of_matrix))
 
@@ -404,7 +404,8 @@ def joined(conditions: Conditions) -> Relation:
 
     fields = tuple(Field(f.table, f.name, inner_name(f), f.type, f.unit_us) for f in conditions.fields)
     where, after = _residual(conditions, made, keys, inner_name)
-    relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where)  # type: ignore[arg-type]
+    keyed = None if cells is None else cells.keys
+    relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where, keyed)  # type: ignore[arg-type]
     names = Names(relation.fields)
     return filtered(relation, [names.text(node)[0] for node in after])
 

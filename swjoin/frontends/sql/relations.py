@@ -15,8 +15,11 @@ from typing import Protocol
 from sqlglot import exp
 
 from swjoin.config.sections import QueryConfig
+from swjoin.core.band_keys import BandKeys
+from swjoin.core.batch import LEFT
 from swjoin.core.join_semantics import How
 from swjoin.core.kept_columns import OrderKey
+from swjoin.frontends.sql.bands import Cells
 from swjoin.plan.logical import (
     Column,
     Copies,
@@ -209,29 +212,30 @@ class Selected:
 @dataclass(frozen=True)
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
-    equality. merged: its columns whose values are those of a key's column. second: an expression of a further value of the last
-    key, for which the rows are there once more where it is another one. spread: the last key is that of the cells of a matrix,
+    equality. merged: its columns whose values are those of a key's column. cells: of a band, whose greatest key the rows have
+    once more where it is in another cell than the last key. spread: the last key is that of the cells of a matrix,
     see `Spread`: (port, one_place)."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
-    second: str | None = None
+    cells: Cells | None = None
     spread: tuple[int, bool] | None = None
 
     def make(self, nodes: Nodes) -> str:
         below, columns, key = self.of.make(nodes, self.time), self.columns, self.keys[-1][0]
         if self.spread is not None:
             columns = columns[:-1]
-        elif self.second is not None:
-            columns = (*columns[:-1], ("first cell", columns[-1][1]), ("second cell", self.second))
+        elif self.cells is not None:
+            columns = (*columns[:-1], ("first cell", columns[-1][1]), ("second cell", self.cells.right[1]))
         shown = nodes.add("select", lambda name: Project(name, below, columns))
         if self.spread is not None:
             spread = self.spread
             return nodes.add("spread", lambda name: Spread(name, shown, key, *spread))
-        if self.second is not None:
-            return nodes.add("copies", lambda name: Copies(name, shown, key, "first cell", "second cell"))
+        if self.cells is not None:
+            bits = 0 if self.cells.keys is None else self.cells.keys.cell_bits
+            return nodes.add("copies", lambda name: Copies(name, shown, key, "first cell", "second cell", bits))
         return shown
 
     @property
@@ -246,7 +250,7 @@ class Side:
 class Joined:
     """An interval join. fields: of the left side, then, but for semi and anti joins, of the right one. bounds: lower and upper,
     of right - left, microseconds, and which of them are exclusive. where: the residual predicate, and the same with the sides
-    exchanged."""
+    exchanged. band: what keys mean; its wide side is the right one."""
 
     fields: tuple[Field, ...]
     left: Side
@@ -254,6 +258,7 @@ class Joined:
     how: How
     bounds: tuple[int, int, tuple[str, ...]]
     where: tuple[str | None, str | None] = (None, None)
+    band: BandKeys | None = None
 
     @property
     def times(self) -> tuple[str, ...]:
@@ -272,7 +277,8 @@ class Joined:
         left, right = (side.make(nodes) for side in sides)
         key = tuple(name for name, _ in self.left.keys)
         output: OutputTime = "max" if self.how == "full" else "left"
-        return nodes.add("join", lambda name: IntervalJoin(name, left, right, key, key, query, output))
+        band = self.band if self.band is None or not swapped else replace(self.band, wide=LEFT)
+        return nodes.add("join", lambda name: IntervalJoin(name, left, right, key, key, query, output, band))
 
 
 def column_of(f: Field) -> str:
