@@ -97,7 +97,7 @@ def rates(repeat: int = REPEATS) -> dict[str, tuple[float, str]]:
     router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
     verdict = np.empty(n, np.uint8)
     verified = (
-        best(lambda: [count_matches(0, -1, 1, fresh, stored, probe_at, near, verdict, 0, n) for _ in range(200)], repeat) / 200
+        best(lambda: [count_matches(0, -1, 1, fresh, stored, probe_at, near, verdict, 0, n, None) for _ in range(200)], repeat) / 200
     )
     return {
         "tags compared": (compared / best(lambda: _scan(tags, probes, len(tags) // LANES), repeat) / 1e9, "G comparisons/s"),
@@ -110,14 +110,14 @@ def rates(repeat: int = REPEATS) -> dict[str, tuple[float, str]]:
 
 
 @njit(nogil=True)
-def _sort_all(data: Any, directories: Any, minis: Any, fresh: Any) -> None:
+def _sort_all(data: Any, pool: Any, directories: Any, minis: Any, fresh: Any) -> None:
     for g in range(data.groups.shape[0]):
         a, b = data.offsets[0][g], data.offsets[0][g + 1]
         c, d = data.offsets[1][g], data.offsets[1][g + 1]
-        touched = sort_fresh(data.groups[g], 0, a, b, data, directories, minis, fresh, 0)
-        touched = sort_fresh(data.groups[g], 1, c, d, data, directories, minis, fresh, touched)
-        scatter_fresh(0, a, b, data, minis, fresh, touched)
-        scatter_fresh(1, c, d, data, minis, fresh, touched)
+        touched = sort_fresh(data.groups[g], 0, a, b, data, pool, directories, minis, fresh, 0)
+        touched = sort_fresh(data.groups[g], 1, c, d, data, pool, directories, minis, fresh, touched)
+        scatter_fresh(0, a, b, data, pool, minis, fresh, touched, None)
+        scatter_fresh(1, c, d, data, pool, minis, fresh, touched, None)
 
 
 def _slave_phases(work: list[Delivery], window_us: int) -> dict[str, float]:

@@ -62,9 +62,14 @@ class BandKeys:
         return 2 * np.clip(values, LEAST_VALUE, GREATEST_VALUE)
 
     def wide_keys(self, first: I64) -> tuple[I64, I64]:
-        """Keys of the wide side's rows with partners first .. first + width, int64 (n,); and of their copies, which are wanted
-        where they lie in another cell. first + width must not overflow."""
-        return self.narrow_keys(first), self.narrow_keys(first + self.width) + 1
+        """Of the wide side's rows with partners first .. first + width, int64 (n,), and of their copies behind them: positions
+        and keys. first + width must not overflow."""
+        one, other = self.narrow_keys(first), self.narrow_keys(first + self.width) + 1
+        twice = one >> self.cell_bits != other >> self.cell_bits
+        positions = np.repeat(np.arange(len(first)), 1 + twice)
+        keys = one[positions]
+        keys[np.cumsum(1 + twice)[twice] - 1] = other[twice]
+        return positions, keys
 
     def meet(self, left: I64, right: I64) -> Bool:
         """Which pairs of keys, int64 (n,), are those of partners, as far as keys tell: the definition that kernels follow."""

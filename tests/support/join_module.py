@@ -35,9 +35,15 @@ def stream(keys: list[int], times: list[int], layout: RowLayout | None) -> Tuple
 
 
 def delivery(
-    epoch: int, left: TupleBatch, right: TupleBatch, times: tuple[int, int], groups: int, routes: tuple[Route, Route]
+    epoch: int,
+    left: TupleBatch,
+    right: TupleBatch,
+    times: tuple[int, int],
+    groups: int,
+    routes: tuple[Route, Route],
+    cell_bits: int = 0,
 ) -> Delivery:
-    router = HashPartition(GroupMap(round_robin(groups, 1)), 1)
+    router = HashPartition(GroupMap(round_robin(groups, 1)), 1, cell_bits)
     one, two = router.partition(left), router.partition(right)
     used = np.flatnonzero(one.counts + two.counts)
     return Delivery(

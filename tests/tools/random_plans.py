@@ -495,7 +495,7 @@ def _draw_functions(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
 def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
     """With a join of its rows, or of a source's, and of a source's rows without an equality: on the cells of a matrix, or where
     one of the first ones' columns is one of two of the others."""
-    nodes = [node for node in plan.ordered if not isinstance(node, Result)]
+    nodes: list[Node] = [node for node in plan.ordered if not isinstance(node, Result)]
     source = next(node for node in nodes if isinstance(node, Source) and node.time is not None)
     other, last = source.name, source.name if random.random() < 0.5 else _last(plan.nodes)
     how = str(random.choice(["inner", "inner", "left", "semi", "anti"]))
@@ -511,7 +511,7 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> L
             nodes.append(Copies("at right", other, "cell", "v", "k"))
         else:
             band = _draw_band(random)
-            nodes += _banded(nodes, (last, key), other, band)
+            nodes = _banded(nodes, (last, key), other, band)
             left, key = "at left", "place"
     else:
         left, key = "at left", "cell"
@@ -519,10 +519,11 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> L
             nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups))
     query = QueryConfig(low, high, how=how)  # type: ignore[arg-type]
     time = str(random.choice(_OUTPUT_TIMES))
-    sides, keys = [left, "at right"], [(key,), ("cell",)]
+    sides = (left, (key,)), ("at right", ("cell",))
     if band is not None and band.wide == LEFT:
-        sides, keys, query = sides[::-1], keys[::-1], replace(query, how="inner")
-    nodes.append(IntervalJoin("meeting", *sides, *keys, query, time, band))  # type: ignore[arg-type]
+        sides, query = (sides[1], sides[0]), replace(query, how="inner")
+    (one, of_one), (two, of_two) = sides
+    nodes.append(IntervalJoin("meeting", one, two, of_one, of_two, query, time, band))  # type: ignore[arg-type]
     schema = _schema_with(nodes, "meeting")
     hidden = ("cell", "place")
     nodes.append(Project("met", "meeting", tuple((c.name, f'"{c.name}"') for c in schema.columns if c.name not in hidden)))
@@ -537,16 +538,14 @@ def _draw_band(random: np.random.Generator) -> BandKeys:
 
 
 def _banded(nodes: Sequence[Node], of_values: tuple[str, str], other: str, band: BandKeys) -> list[Node]:
-    """Nodes that make the keys of a band: of a node's column, and of the column v of another node, with copies."""
+    """With nodes that make the keys of a band: of a node's column, and of the column v of another node, with copies."""
     made: list[Node] = []
     last, column = of_values
-    texts = ((last, "at left", (("place", band_key(column, 0, 0)),)), (other, "ends", ()))
-    for below, name, more in texts:
+    ends = ("first", band_key("v", 0, 0)), ("second", band_key("v", band.width, 1))
+    for below, name, more in ((last, "at left", (("place", band_key(column, 0, 0)),)), (other, "ends", ends)):
         shown = tuple((c.name, f'"{c.name}"') for c in _schema_with(nodes, below).columns)
-        if name == "ends":
-            more = (("first", band_key("v", 0, 0)), ("second", band_key("v", band.width, 1)))
         made.append(Project(name, below, (*shown, *more)))
-    return [*made, Copies("at right", "ends", "cell", "first", "second", band.cell_bits)]
+    return [*nodes, *made, Copies("at right", "ends", "cell", "first", "second", band.cell_bits)]
 
 
 def _last(nodes: Sequence[Node]) -> str:
