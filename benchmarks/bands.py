@@ -2,15 +2,22 @@
 
 Usage: python -m benchmarks.bands [--repeat N] [--tiny]
 Two streams of 100,000 tuples/s each with values uniform in [0, 10^7), 64-byte tuples, W = 10 s, 30 s: 6.0 M tuples. band:
-|left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners. All runs take turns; deliveries
-are prepared first (not timed). The answer comes from sorting by value.
+|left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners. Beside them the C++ program of the peers:
+a hash join for the equality; a grid of values with prefetch, for equal values, too; and the red-black trees of the paper. All
+take turns; deliveries are prepared first (not timed). The answer comes from sorting by value.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -19,6 +26,8 @@ from numpy.typing import NDArray
 
 from benchmarks import parse
 from benchmarks.join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES, touch
+from benchmarks.peers import child, cpp_join
+from benchmarks.peers.cpp_join import FLAGS
 from benchmarks.workloads import TINY, deliveries, from_columns
 from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import RIGHT, TupleBatch
@@ -31,6 +40,15 @@ from swjoin.operators.window_store import WindowSizes
 I64 = NDArray[np.int64]
 VALUES, RATE_PER_S, SECONDS, WINDOW_US = 10_000_000, 100_000, 30, 10_000_000
 NARROW, WIDE = 5, 500
+_LOAD = 1.5  # rows of a side to a bucket of the C++ programs; 0.7 and 3 are slower
+_MODES = {"batched": "hash join", "grid": "value grid", "tree": "red-black trees"}
+_RATIOS = (
+    ("band", "equality"),
+    ("band", "band, C++ red-black trees"),
+    ("band", "band, C++ value grid"),
+    ("wide", "wide, C++ value grid"),
+    ("equality, C++ value grid", "equality, C++ hash join"),
+)
 
 
 @njit
@@ -91,36 +109,82 @@ def run(work: list[Delivery], band: BandKeys | None) -> tuple[float, tuple[int, 
     return seconds, (count, format_digest(digest))
 
 
+@dataclass
+class Case:
+    """run: seconds, and count and digest. copies: rows that are there twice, of all tuples."""
+
+    name: str
+    run: Callable[[], tuple[float, tuple[int, str]]]
+    answer: tuple[int, str]
+    tuples: int
+    copies: float = 0.0
+
+
+def program(folder: str) -> str | None:
+    """The compiled C++ program; None without a compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return None
+    made = f"{folder}/reference"
+    child.run([compiler, *FLAGS, str(Path(cpp_join.__file__).with_name("reference.cpp")), "-o", made], 120)
+    return made
+
+
+def cases(made: str | None, folder: str, *, tiny: bool) -> list[Case]:
+    """All that is measured. made: the C++ program."""
+    out = []
+    for name, band in (("equality", 0), ("band", NARROW), ("wide", WIDE)):
+        left, right = streams(VALUES if band else VALUES // (2 * NARROW + 1), tiny=tiny)
+        answer, tuples, files = expected(left, right, band), len(left) + len(right), [f"{folder}/{name}-{i}" for i in (0, 1)]
+        if made is not None:
+            for file, batch in zip(files, (left, right), strict=True):
+                np.stack([batch.ts, batch.key], axis=1).astype("<i8").tofile(file)
+        keys = None
+        if band:
+            keys, left, right = banded(left, right, band)
+        work = deliveries(left, right, cell_bits=0 if keys is None else keys.cell_bits)
+        copies = sum(len(d.left) + len(d.right) for d in work) / tuples - 1
+        out.append(Case(name, partial(run, work, keys), answer, tuples, copies))
+        modes = {"equality": ("batched", "grid"), "band": ("grid", "tree"), "wide": ("grid",)}[name]
+        for mode in modes if made is not None else ():
+            command = [str(made), mode, *files, str(WINDOW_US), "1", str(_LOAD), str(band)]
+            out.append(Case(f"{name}, C++ {_MODES[mode]}", partial(_run_program, command), answer, tuples))
+    return out
+
+
+def _run_program(command: list[str]) -> tuple[float, tuple[int, str]]:
+    found = json.loads(child.run(command, 600))
+    return found["seconds"][0], (found["count"], found["digest"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
     args = parse(parser, repeat=1)
-    cases: dict[str, tuple[list[Delivery], BandKeys | None, tuple[int, str], int]] = {}
-    for name, band in (("equality", 0), ("band", NARROW), ("wide", WIDE)):
-        left, right = streams(VALUES // (2 * NARROW + 1) if name == "equality" else VALUES, tiny=args.tiny)
-        answer, tuples = expected(left, right, band), len(left) + len(right)
-        keys = None
-        if band:
-            keys, left, right = banded(left, right, band)
-        bits = 0 if keys is None else keys.cell_bits
-        cases[name] = deliveries(left, right, cell_bits=bits), keys, answer, tuples
-    taken: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in range(args.repeat + 1):
-        for name, (work, keys, answer, _) in cases.items():
-            seconds, found = run(work, keys)
-            if found != answer:
-                raise SystemExit(f"{name}: wrong answer {found}, expected {answer}")
-            if turn:
-                taken[name].append(seconds)
-    for name, (work, _, answer, tuples) in cases.items():
-        runs, copies = taken[name], sum(len(d.left) + len(d.right) for d in work) / tuples - 1
+    with tempfile.TemporaryDirectory(prefix="bands-") as folder:
+        made = program(folder)
+        if made is None:
+            print("g++ is not installed: no C++ programs")
+        measured = cases(made, folder, tiny=args.tiny)
+        taken: dict[str, list[float]] = {case.name: [] for case in measured}
+        for turn in range(args.repeat + 1):
+            for case in measured:
+                seconds, found = case.run()
+                if found != case.answer:
+                    raise SystemExit(f"{case.name}: wrong answer {found}, expected {case.answer}")
+                if turn:
+                    taken[case.name].append(seconds)
+    for case in measured:
+        runs, count = taken[case.name], case.answer[0]
         print(
-            f"{name}: {tuples / median(runs) / 1e6:.2f} M tuples/s ({tuples / max(runs) / 1e6:.2f} to "
-            f"{tuples / min(runs) / 1e6:.2f}), {answer[0] / median(runs) / 1e6:.1f} M pairs/s, {answer[0]:,} pairs, "
-            f"{100 * copies:.1f} % copies; answer right"
+            f"{case.name}: {case.tuples / median(runs) / 1e6:.2f} M tuples/s ({case.tuples / max(runs) / 1e6:.2f} to "
+            f"{case.tuples / min(runs) / 1e6:.2f}), {count / median(runs) / 1e6:.1f} M pairs/s, {count:,} pairs, "
+            f"{100 * case.copies:.1f} % copies; answer right"
         )
-    over = median(a / b for a, b in zip(taken["equality"], taken["band"], strict=True))
-    print(f"band over equality: {over:.2f}")
+    for one, other in _RATIOS:
+        if one in taken and other in taken:
+            ratios = sorted(b / a for a, b in zip(taken[one], taken[other], strict=True))
+            print(f"{one} over {other}: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ def rates(repeat: int = REPEATS) -> dict[str, tuple[float, str]]:
     router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
     verdict = np.empty(n, np.uint8)
     verified = (
-        best(lambda: [count_matches(0, -1, 1, fresh, stored, probe_at, near, verdict, 0, n, None) for _ in range(200)], repeat) / 200
+        best(lambda: [count_matches(0, -1, 1, fresh, stored, probe_at, near, verdict, 0, n, None) for _ in range(200)], repeat)
+        / 200
     )
     return {
         "tags compared": (compared / best(lambda: _scan(tags, probes, len(tags) // LANES), repeat) / 1e9, "G comparisons/s"),

@@ -1,6 +1,6 @@
 // A streaming symmetric hash join on one core, as fast as its author could make it: the yardstick for the reference workload.
 //
-//   reference MODE LEFT.bin RIGHT.bin WITHIN_US REPEATS [BUCKET_LOAD]
+//   reference MODE LEFT.bin RIGHT.bin WITHIN_US REPEATS [BUCKET_LOAD [BAND]]
 //
 // Joins two streams on equal keys and -W <= right.ts - left.ts <= +W, counts the pairs and sums their digest. The files hold
 // little-endian int64 pairs (ts, key) in the order of ts and are read before the clock starts. The tuples are taken one by one
@@ -9,6 +9,9 @@
 //   plain    tuple at a time, nothing fetched ahead
 //   batched  the same steps in the same order, so no pair is lost or doubled within a batch, but a batch of tuples is merged
 //            and hashed at once and its cache lines are fetched before the tuples of the batch before it are done
+//   grid     as batched, for keys that differ by at most BAND: a key's bucket is that of its cell of values, as wide as the
+//            band at least, and a tuple probes the one or two cells in which its partners lie; BAND 0 is the join on equal keys
+//   tree     for the same keys, BiStream's chained index: a red-black tree of values for every tenth of W, dropped whole
 //
 // State. A directory of bucket pairs (left line, right line), one cache line each: five entries (key, low half of the row id)
 // and the link to older lines, which lie in an arena. A line moves to the arena when its five entries are live and a sixth
@@ -31,7 +34,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -133,10 +139,13 @@ class Live {
     uint64_t mask_;
 };
 
+template <bool Grid>
 class Join {
   public:
-    Join(int64_t within, size_t window_rows, int bits)
+    Join(int64_t within, size_t window_rows, int bits, int64_t band)
         : within_(within),
+          band_(band),
+          cell_bits_(band ? 64 - __builtin_clzll(uint64_t(2 * band)) : 0),
           shift_(64 - bits),
           mask_((uint64_t{1} << bits) - 1),
           directory_(size_t{1} << bits, true),
@@ -148,22 +157,40 @@ class Join {
         std::memset(static_cast<void*>(arena_.get()), 0, limit_ / 4 * sizeof(Line));
     }
 
-    inline uint64_t bucket(int64_t key) const { return (uint64_t(key) * kGolden) >> shift_; }
-
-    inline void fetch(uint64_t bucket) {
-        __builtin_prefetch(&directory_[bucket].side[0], 1);
-        __builtin_prefetch(&directory_[bucket].side[1], 1);
+    inline uint64_t bucket(int64_t key) const {
+        return Grid ? uint64_t(key >> cell_bits_) & mask_ : (uint64_t(key) * kGolden) >> shift_;
     }
 
-    inline void fetch_chain(uint64_t bucket, int side) {
-        if (const uint32_t next = directory_[bucket].side[side ^ 1].next) __builtin_prefetch(&arena_[next]);
+    inline void fetch(int64_t key, uint64_t bucket, int side) {
+        __builtin_prefetch(&directory_[bucket].side[side], 1);
+        if constexpr (Grid) {
+            __builtin_prefetch(&directory_[this->bucket(key - band_)].side[side ^ 1], 1);
+            __builtin_prefetch(&directory_[this->bucket(key + band_)].side[side ^ 1], 1);
+        } else {
+            __builtin_prefetch(&directory_[bucket].side[side ^ 1], 1);
+        }
+    }
+
+    inline void fetch_chain(int64_t key, uint64_t bucket, int side) {
+        const uint64_t first = Grid ? this->bucket(key - band_) : bucket;
+        if (const uint32_t next = directory_[first].side[side ^ 1].next) __builtin_prefetch(&arena_[next]);
+        if constexpr (Grid) {
+            const uint64_t last = this->bucket(key + band_);
+            if (const uint32_t next = directory_[last].side[side ^ 1].next) __builtin_prefetch(&arena_[next]);
+        }
     }
 
     inline void step(Row row, int side, uint64_t bucket) {
         live_[0].expire(row.ts - within_);
         live_[1].expire(row.ts - within_);
         Bucket& home = directory_[bucket];
-        probe(home.side[side ^ 1], row.key, live_[side].next, live_[side ^ 1], side);
+        if constexpr (Grid) {
+            const uint64_t first = this->bucket(row.key - band_), last = this->bucket(row.key + band_);
+            probe(directory_[first].side[side ^ 1], row.key, live_[side].next, live_[side ^ 1], side);
+            if (last != first) probe(directory_[last].side[side ^ 1], row.key, live_[side].next, live_[side ^ 1], side);
+        } else {
+            probe(home.side[side ^ 1], row.key, live_[side].next, live_[side ^ 1], side);
+        }
         insert(home.side[side], row.key, live_[side]);
         live_[side].push(row.ts);
         if (++steps_ % kSweepEvery == 0) sweep();
@@ -188,12 +215,16 @@ class Join {
 #endif
     }
 
-    static inline unsigned key_mask(const Line& line, int64_t key) {
+    inline unsigned key_mask(const Line& line, int64_t key) const {
 #if defined(__AVX512F__)
+        if constexpr (Grid) {
+            const __m512i beyond = _mm512_sub_epi64(_mm512_load_si512(&line), _mm512_set1_epi64(key - band_));
+            return _mm512_mask_cmple_epu64_mask(kAll, beyond, _mm512_set1_epi64(2 * band_));
+        }
         return _mm512_mask_cmpeq_epi64_mask(kAll, _mm512_load_si512(&line), _mm512_set1_epi64(key));
 #else
         unsigned mask = 0;
-        for (int i = 0; i < kEntries; ++i) mask |= unsigned(line.key[i] == key) << i;
+        for (int i = 0; i < kEntries; ++i) mask |= unsigned(uint64_t(line.key[i] - key + band_) <= uint64_t(2 * band_)) << i;
         return mask;
 #endif
     }
@@ -294,8 +325,8 @@ class Join {
         }
     }
 
-    int64_t within_;
-    int shift_;
+    int64_t within_, band_;
+    int cell_bits_, shift_;
     uint64_t mask_;
     Pages<Bucket> directory_;
     uint32_t limit_;  // lines of the arena: an ample bound, as a line holds five rows of little more than a window
@@ -330,7 +361,8 @@ struct Prepared {
     int side;
 };
 
-void run_plain(Join& join, Merge merge) {
+template <bool Grid>
+void run_plain(Join<Grid>& join, Merge merge) {
     while (merge.any()) {
         int side;
         const Row row = merge.next(side);
@@ -339,7 +371,8 @@ void run_plain(Join& join, Merge merge) {
     join.finish();
 }
 
-void run_batched(Join& join, Merge merge) {
+template <bool Grid>
+void run_batched(Join<Grid>& join, Merge merge) {
     Prepared work[2][kBatch + kAhead];
     int sizes[2] = {0, 0};
     const auto prepare = [&](int which) {
@@ -348,7 +381,7 @@ void run_batched(Join& join, Merge merge) {
             Prepared& p = work[which][n];
             p.row = merge.next(p.side);
             p.bucket = join.bucket(p.row.key);
-            join.fetch(p.bucket);
+            join.fetch(p.row.key, p.bucket, p.side);
         }
         sizes[which] = n;
         for (int i = 0; i < kAhead; ++i) work[which][n + i] = work[which][std::max(n - 1, 0)];  // so that looking ahead is safe
@@ -357,14 +390,49 @@ void run_batched(Join& join, Merge merge) {
     for (int which = 0; sizes[which]; which ^= 1) {
         prepare(which ^ 1);
         const Prepared* batch = work[which];
-        for (int i = 0; i < kAhead; ++i) join.fetch_chain(batch[i].bucket, batch[i].side);
+        for (int i = 0; i < kAhead; ++i) join.fetch_chain(batch[i].row.key, batch[i].bucket, batch[i].side);
         for (int i = 0; i < sizes[which]; ++i) {
-            join.fetch_chain(batch[i + kAhead].bucket, batch[i + kAhead].side);
+            join.fetch_chain(batch[i + kAhead].row.key, batch[i + kAhead].bucket, batch[i + kAhead].side);
             join.step(batch[i].row, batch[i].side, batch[i].bucket);
         }
     }
     join.finish();
 }
+
+// The index of the paper: of each side a chain of red-black trees of values, the newest of which takes rows for a tenth of W.
+class Chains {
+  public:
+    Chains(int64_t within, int64_t band) : within_(within), band_(band) {}
+
+    void step(Row row, int side) {
+        auto& mine = chains_[side];
+        auto& other = chains_[side ^ 1];
+        while (!other.empty() && other.front().newest < row.ts - within_) other.pop_front();
+        const uint64_t id = ids_[side]++;
+        for (const Tree& tree : other) {
+            const bool whole = tree.oldest >= row.ts - within_;
+            for (auto at = tree.rows.lower_bound(row.key - band_); at != tree.rows.end() && at->first <= row.key + band_; ++at) {
+                if (!whole && at->second.first < row.ts - within_) continue;
+                digest += side ? pair_hash(at->second.second, id) : pair_hash(id, at->second.second);
+                ++count;
+            }
+        }
+        if (mine.empty() || row.ts - mine.back().oldest > within_ / 10) mine.push_back({row.ts, row.ts, {}});
+        mine.back().newest = row.ts;
+        mine.back().rows.emplace(row.key, std::pair(row.ts, id));
+    }
+    uint64_t count = 0, digest = 0;
+    size_t arena_lines() const { return 0; }
+
+  private:
+    struct Tree {
+        int64_t oldest, newest;
+        std::multimap<int64_t, std::pair<int64_t, uint64_t>> rows;
+    };
+    int64_t within_, band_;
+    std::deque<Tree> chains_[2];
+    uint64_t ids_[2] = {0, 0};
+};
 
 std::vector<Row> read_rows(const char* path) {
     std::FILE* file = std::fopen(path, "rb");
@@ -391,13 +459,14 @@ size_t fullest_window(const std::vector<Row>& rows, int64_t within) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 6) fail("arguments: plain|batched LEFT.bin RIGHT.bin WITHIN_US REPEATS [BUCKET_LOAD]");
+    if (argc < 6) fail("arguments: plain|batched|grid|tree LEFT.bin RIGHT.bin WITHIN_US REPEATS [BUCKET_LOAD [BAND]]");
     const std::string mode = argv[1];
-    if (mode != "plain" && mode != "batched") fail("mode is plain or batched");
+    if (mode != "plain" && mode != "batched" && mode != "grid" && mode != "tree") fail("mode is plain, batched, grid or tree");
     const std::vector<Row> left = read_rows(argv[2]), right = read_rows(argv[3]);
     const int64_t within = std::atoll(argv[4]);
     const int repeats = std::atoi(argv[5]);
     const double load = argc > 6 ? std::atof(argv[6]) : 1.5;  // live rows of a side to a bucket, at most
+    const int64_t band = argc > 7 ? std::atoll(argv[7]) : 0;
     const size_t window = std::max(fullest_window(left, within), fullest_window(right, within));
     int bits = 8;
     while (double(uint64_t{1} << bits) * load < double(window)) ++bits;
@@ -405,14 +474,27 @@ int main(int argc, char** argv) {
     std::string seconds;
     uint64_t count = 0, digest = 0;
     size_t lines = 0;
-    for (int i = 0; i < repeats; ++i) {
-        Join join(within, window, bits);
+    const auto timed = [&](int i, auto&& join, auto&& run) {
         const auto start = std::chrono::steady_clock::now();
-        mode == "plain" ? run_plain(join, Merge(left, right)) : run_batched(join, Merge(left, right));
+        run(join, Merge(left, right));
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
         if (i && (count != join.count || digest != join.digest)) fail("runs differ");
         count = join.count, digest = join.digest, lines = join.arena_lines();
         seconds += (i ? ", " : "") + std::to_string(took.count());
+    };
+    for (int i = 0; i < repeats; ++i) {
+        if (mode == "plain") timed(i, Join<false>(within, window, bits, 0), [](auto& join, Merge m) { run_plain(join, m); });
+        if (mode == "batched") timed(i, Join<false>(within, window, bits, 0), [](auto& join, Merge m) { run_batched(join, m); });
+        if (mode == "grid") timed(i, Join<true>(within, window, bits, band), [](auto& join, Merge m) { run_batched(join, m); });
+        if (mode == "tree") {
+            timed(i, Chains(within, band), [](auto& join, Merge merge) {
+                while (merge.any()) {
+                    int side;
+                    const Row row = merge.next(side);
+                    join.step(row, side);
+                }
+            });
+        }
     }
     std::printf("{\"mode\": \"%s\", \"count\": %llu, \"digest\": \"%016llx\", \"seconds\": [%s], \"tuples\": %zu, ",
                 mode.c_str(), (unsigned long long)count, (unsigned long long)digest, seconds.c_str(),
