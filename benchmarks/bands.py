@@ -34,7 +34,7 @@ from swjoin.core.batch import RIGHT, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_hash
 from swjoin.core.join_semantics import Bounds, format_digest
-from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 
 I64 = NDArray[np.int64]
@@ -95,7 +95,7 @@ def banded(left: TupleBatch, right: TupleBatch, band: int) -> tuple[BandKeys, Tu
 def run(work: list[Delivery], band: BandKeys | None) -> tuple[float, tuple[int, str]]:
     """Seconds, and count and digest."""
     sizes = WindowSizes(BLOCK_TUPLES, THETA_BYTES // TUPLE_BYTES, 12 << 30)
-    join = WindowJoinOperator(Bounds(-WINDOW_US, WINDOW_US), sizes, result_tuples=0, band=band)
+    join = WindowJoinOperator(Bounds(-WINDOW_US, WINDOW_US), sizes, result_tuples=0, matching=Matching(band=band))
     touch(join)
     count, digest, seconds = 0, 0, 0.0
     for delivery in work:

@@ -28,7 +28,7 @@ from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.expressions.vm import Program
 from swjoin.operators.join_step import Work
-from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 
@@ -110,7 +110,7 @@ class Engine:
                     config,
                     wire,
                     name="join" if slaves == 1 else f"slave {slave}",
-                    where=where,
+                    matching=Matching(where),
                     ids_alone=ids_alone,
                     result_bytes=result_bytes or 0,
                 )

@@ -13,7 +13,7 @@ tuned.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,13 +66,21 @@ def _mode(bounds: Bounds, kind: JoinKind, *, ids_alone: bool) -> int:
     return marks | (PAIRS if kind.pairs else 0) | (FIRST_MATCHES if kind.first else 0)
 
 
+@dataclass(frozen=True)
+class Matching:
+    """Which rows are partners, beside their times. band: what keys mean; None: equal keys. where: residual predicate."""
+
+    where: Program | None = None
+    band: BandKeys | None = None
+
+
 class WindowJoinOperator:
     """Joins the deliveries of one query; owns the windows of one slave's partition-groups.
 
     bounds: of times, or of sequence numbers for count windows; then layouts include sequence numbers, and watermarks are
     sequence numbers. layouts: payload of either stream, or None. result_tuples: most rows per step; 0: rows are only counted
-    and digested. kind: inner, left, right, full, semi or anti. where: residual predicate. band: of a join by a band, what its
-    keys mean. ids_alone: of rows, only ids are emitted. name: owner, for error messages.
+    and digested. kind: inner, left, right, full, semi or anti. ids_alone: of rows, only ids are emitted. name: owner, for
+    error messages.
     """
 
     def __init__(
@@ -83,13 +91,13 @@ class WindowJoinOperator:
         *,
         result_tuples: int,
         kind: JoinKind = JOIN_KINDS["inner"],
-        where: Program | None = None,
-        band: BandKeys | None = None,
+        matching: Matching = Matching(),
         ids_alone: bool = False,
         name: str = "slave",
     ) -> None:
         self.bounds = bounds
         self.kind = kind
+        where, band = matching.where, matching.band
         stored = layouts if result_tuples > 0 or where is not None else (None, None)
         self.windows = JoinWindows(bounds, kind, WindowStore(sizes, stored, name, band))
         assert sizes.in_order or not bounds.count_windows, "count windows take tuples in order"
@@ -113,8 +121,7 @@ class WindowJoinOperator:
         layouts: Layouts,
         *,
         name: str,
-        where: Program | None = None,
-        band: BandKeys | None = None,
+        matching: Matching = Matching(),
         ids_alone: bool = False,
         result_bytes: int = 0,
         in_order: bool = True,
@@ -132,8 +139,7 @@ class WindowJoinOperator:
             layouts,
             result_tuples=result_tuples if rows or (rows is None and config.sink.kind != "count") else 0,
             kind=config.query.kind,
-            where=where,
-            band=band,
+            matching=matching,
             ids_alone=ids_alone,
             name=name,
         )

@@ -19,6 +19,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.hashing import group_of, hash_cell
 from swjoin.core.ids import END_OF_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, pair_digest
+from swjoin.operators.window_join import Matching
 from swjoin.state import arrays
 from tests.operators.test_window_join import move
 from tests.support.join_module import delivery, drive, make, stream
@@ -84,7 +85,7 @@ def _run(draw: Callable[..., Any], left: list[tuple[int, int]], right: list[tupl
         "result_tuples": draw(st.sampled_from([1, 7, 1000]), "result tuples"),
         "kind": JOIN_KINDS[how],
         "in_order": in_order,
-        "band": keys,
+        "matching": Matching(band=keys),
     }
     joins = [make(bounds, **options), make(bounds, **options)]
     owner, at = dict.fromkeys(range(GROUPS), 0), [0, 0]
@@ -185,7 +186,7 @@ def test_one_cell_with_all_values_is_joined() -> None:
     """More tuples than theta in one cell, which cannot be divided: the directory stays small, and nothing is lost."""
     n, keys = 600, BandKeys.of_width(10_000, RIGHT, exact=True)
     rows = stream(list(range(n)), list(range(n)), None)
-    join = make(Bounds(-50, 50), block_tuples=16, theta_tuples=8, materialise=False, band=keys)
+    join = make(Bounds(-50, 50), block_tuples=16, theta_tuples=8, materialise=False, matching=Matching(band=keys))
     positions, of_wide = keys.wide_keys(rows.key - 5_000)
     streams = replace(rows, key=keys.narrow_keys(rows.key)), replace(rows.take(positions), key=of_wide)
     work = delivery(0, *streams, (END_OF_TIME_US,) * 2, GROUPS, (Route.BOTH, Route.BOTH), keys.cell_bits)

@@ -19,7 +19,7 @@ from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.keyed_operator import Limits
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.sessions import Sessions
-from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.plan import aggregates, kept_rows
 
 
@@ -32,8 +32,8 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
         return Gathering(module.result_buffer_bytes, name)
     if stage.stage.joins:
         where = stage.columns.compiled_where()
-        band, layouts = stage.stage.join.band, stage.layouts
-        return WindowJoinOperator.for_run(config, layouts, name=name, where=where, band=band, in_order=False, rows=rows)
+        matching = Matching(where, stage.stage.join.band)
+        return WindowJoinOperator.for_run(config, stage.layouts, name=name, matching=matching, in_order=False, rows=rows)
     assert isinstance(keys, GroupKeys), f"{name}: groups with the keys of a join"
     if isinstance(node, aggregates.Aggregate) and isinstance(columns, AggregateColumns):
         return Aggregation(node.windows, columns, keys, limits, name)
