@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LOG = logging.getLogger(__name__)
-_FLUSH_S = 3.0  # time for the collector to mark its results incomplete after the failure of a rank
+_FLUSH_S = 10.0  # time for the collector to mark its results incomplete after the failure of a rank; it ends the job earlier
+_LEAVING_S = 1.0  # for messages to leave a rank that ends
 
 
 def run_rank(
@@ -187,7 +188,7 @@ def _end_job(channel: Channel, job: Job, error: BaseException, place: str, debug
     if isinstance(channel, ResilientChannel):
         if not isinstance(error, PeerFailedError):
             channel.end_all(text, code)
-            deadline = time.monotonic() + _FLUSH_S / 3
+            deadline = time.monotonic() + _LEAVING_S
             while time.monotonic() < deadline:  # until the messages have left
                 with contextlib.suppress(SwjoinError):
                     channel.probe(channel.any, FAILURE)
