@@ -142,6 +142,25 @@ def test_values_that_are_no_usual_numbers(value: float, tmp_path: Path) -> None:
         assert sum(rows.values()) == (2 if math.isfinite(value) or (infinite and not math.isnan(value)) else 1)
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.float32()], ids=str)
+def test_nulls_have_no_key(kind: pa.DataType, tmp_path: Path) -> None:
+    """They come to no cell, where each would be compared with all others; nor do NaNs."""
+    lost = [None, math.nan] if pa.types.is_floating(kind) else [None]
+    for name in "ab":
+        values = [*lost * 10, 1, 2, 50]
+        table = pa.table({"ts": pa.array(range(len(values)), pa.timestamp("us")), "x": pa.array(values, kind)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    inputs = {name: StreamConfig(str(tmp_path / f"{name}.parquet"), (), "ts") for name in "ab"}
+    near = "b.ts BETWEEN a.ts - INTERVAL '1' SECOND AND a.ts + INTERVAL '1' SECOND"
+    for how, alone in (("JOIN", 0), ("LEFT JOIN", 10 * len(lost))):
+        text = f"SELECT a.x, b.x AS y FROM a {how} b ON {near} AND abs(a.x - b.x) <= 1"
+        rows, report = run_query(text, inputs, tmp_path / how)
+        assert sum(rows.values()) == 5 + alone
+        (stage,) = report["stages"]
+        found = sum(edge["null_key"] for edge in report["edges"]) + sum(stage["null_key"].values())
+        assert found == 20 * len(lost)
+
+
 # ---------------------------------------------------------------- cells
 
 _INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)

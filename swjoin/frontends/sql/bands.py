@@ -79,11 +79,12 @@ class Band:
                 return f"(GREATEST({texts[RIGHT]}, {_LEAST + bound}) - {bound})"
             return f"(LEAST({texts[RIGHT]}, {_GREATEST + bound}) + {-bound})"
 
-        def key(text: str) -> str:
-            return f"2 * GREATEST(LEAST({text}, {GREATEST_VALUE}), {LEAST_VALUE})"
+        def key(side: int, text: str, more: int = 0) -> str:
+            within = f"GREATEST(LEAST({text}, {GREATEST_VALUE}), {LEAST_VALUE})"
+            return f"CASE WHEN {texts[side]} IS NOT NULL THEN 2 * {within} + {more} END"
 
         keys = BandKeys.of_width(upper - lower, RIGHT, exact=exact and self.alone)
-        return Cells(key(texts[LEFT]), (key(less(upper)), f"{key(less(lower))} + 1"), keys)
+        return Cells(key(LEFT, texts[LEFT]), (key(RIGHT, less(upper)), key(RIGHT, less(lower), 1)), keys)
 
     def _of_floats(self, left: str, right: str) -> Cells | None:
         error, most = _FLOAT if any(map(_is_short, self.types)) else _DOUBLE
@@ -96,12 +97,14 @@ class Band:
         width, most = (unit, _MOST_UNITS) if near else (max(_CELL * (upper - lower), 2.0**-20), most)
         value = f"CAST(({right}) AS DOUBLE)"
 
-        def cell(text: str) -> str:
-            return f"CAST(FLOOR(GREATEST(LEAST(({text}) / {_double(width)}, {_double(most)}), {_double(-most)})) AS BIGINT)"
+        def cell(text: str, of: str) -> str:
+            within = f"CAST(FLOOR(GREATEST(LEAST(({text}) / {_double(width)}, {_double(most)}), {_double(-most)})) AS BIGINT)"
+            return f"(CASE WHEN {of} <= {_double(math.inf)} THEN {within} END)"  # no key for a null or a NaN
 
         beyond = f"ABS({value}) * {_double(4 * error)}"
         ends = f"{value} - {_double(upper)} - {beyond}", f"{value} - {_double(lower)} + {beyond}"
-        one, *both = cell(f"CAST(({left}) AS DOUBLE)"), cell(ends[0]), cell(ends[1])
+        of_left = f"CAST(({left}) AS DOUBLE)"
+        one, *both = cell(of_left, of_left), cell(ends[0], value), cell(ends[1], value)
         if not near:
             return Cells(one, (both[0], both[1]))
         keys = BandKeys.of_width(math.ceil((upper - lower) / unit) + 3, RIGHT, exact=False)
