@@ -145,7 +145,7 @@ def _slave_phases(work: list[Delivery], window_us: int) -> dict[str, float]:
         cursor = join.open(delivery)
         spent["all"] += clock() - start
         start = clock()
-        _sort_all(cursor.inputs, state.directories, state.minis, join._fresh)
+        _sort_all(cursor.inputs, state.pool, state.directories, state.minis, join._fresh)
         spent["sort"] += clock() - start
         start = clock()
         while not join.step(cursor, 0, 1 << 40).done:

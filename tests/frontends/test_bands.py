@@ -142,6 +142,32 @@ def test_values_that_are_no_usual_numbers(value: float, tmp_path: Path) -> None:
         assert sum(rows.values()) == (2 if math.isfinite(value) or (infinite and not math.isnan(value)) else 1)
 
 
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        ("a.x >= b.x - 3 AND a.x < b.x + 1.5", 0),
+        ("abs(a.x + 9223372036854775000 - b.x - 9223372036854775000) <= 5", 0),
+        ("abs(a.x - b.x) <= 1", 401),
+    ],
+)
+def test_what_a_condition_says_does_not_depend_on_other_rows(condition: str, count: int, tmp_path: Path) -> None:
+    """With a constant that has a point it is one of doubles; a sum that overflows matches nothing. One value beyond those that
+    keys have is in the same partition-group or in another one."""
+    base = 1 << 56
+    values = [base + i * (1 << 20) + more for i in range(100) for more in (0, 1)] + [1 << 61]
+    for name in "ab":
+        table = pa.table({"v": range(201), "ts": pa.array([1] * 201, pa.timestamp("us")), "x": pa.array(values, pa.int64())})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    inputs = {name: StreamConfig(str(tmp_path / f"{name}.parquet"), (), "ts") for name in "ab"}
+    near = "b.ts BETWEEN a.ts - INTERVAL '1' SECOND AND a.ts + INTERVAL '1' SECOND"
+    for groups in (1, 1000):
+        folder = tmp_path / str(groups)
+        cluster = {"epoch_tuples": 150, "partition_count": groups}
+        rows, _ = run_query(f"SELECT a.v, b.v AS w FROM a JOIN b ON {near} AND {condition}", inputs, folder, cluster=cluster)
+        assert sum(rows.values()) == count
+        assert verify(folder).equal
+
+
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.float32()], ids=str)
 def test_nulls_have_no_key(kind: pa.DataType, tmp_path: Path) -> None:
     """They come to no cell, where each would be compared with all others; nor do NaNs."""
@@ -194,7 +220,9 @@ def _meetings(band: Band, left: list[Any], right: list[Any]) -> list[list[int]]:
 
 def _band(lower: Any, upper: Any, kind: pa.DataType, sums: Any = 0) -> Band:
     side = exp.column("l"), exp.column("r")
-    return Band(*side, Fraction(lower), Fraction(upper), Fraction(sums), (kind, kind), alone=True)
+    return Band(
+        *side, Fraction(lower), Fraction(upper), Fraction(sums), (kind, kind), alone=True, exact=pa.types.is_integer(kind)
+    )
 
 
 @given(

@@ -50,7 +50,7 @@ class Cells:
 class Band:
     """lower <= right - left <= upper of two numbers, nearly if they are no integers; of two times in microseconds. sums: of
     absolute values of the constants in its conditions, which say how inexact sums of floats may be. alone: whether the join has
-    no other conditions."""
+    no other conditions, and no sum overflows. exact: whether it is one of integers, or of whole microseconds."""
 
     left: exp.Expr
     right: exp.Expr
@@ -59,15 +59,16 @@ class Band:
     sums: Fraction
     types: tuple[pa.DataType, pa.DataType]
     alone: bool
+    exact: bool
 
     def cells(self, left: str, right: str) -> Cells | None:
         """None for bounds that its numbers can hardly hold. left, right: texts of its expressions."""
         if all(map(_is_time, self.types)):
-            return self._of_integers(f"EPOCH_US({left})", f"EPOCH_US({right})", exact=_is_exact(self.types))
-        return self._of_integers(left, right, exact=True) if all(map(_is_whole, self.types)) else self._of_floats(left, right)
+            return self._of_integers(f"EPOCH_US({left})", f"EPOCH_US({right})")
+        return self._of_integers(left, right) if self.exact else self._of_floats(left, right)
 
-    def _of_integers(self, left: str, right: str, *, exact: bool) -> Cells | None:
-        error = 0 if exact else 1  # times of nanoseconds lie between
+    def _of_integers(self, left: str, right: str) -> Cells | None:
+        error = 0 if self.exact else 1  # times of nanoseconds lie between
         lower, upper = math.ceil(self.lower) - error, math.floor(self.upper) + error
         if max(abs(lower), abs(upper), upper - lower) > WIDEST:
             return None
@@ -83,7 +84,7 @@ class Band:
             within = f"GREATEST(LEAST({text}, {GREATEST_VALUE}), {LEAST_VALUE})"
             return f"CASE WHEN {texts[side]} IS NOT NULL THEN 2 * {within} + {more} END"
 
-        keys = BandKeys.of_width(upper - lower, RIGHT, exact=exact and self.alone)
+        keys = BandKeys.of_width(upper - lower, RIGHT, exact=self.exact and self.alone)
         return Cells(key(LEFT, texts[LEFT]), (key(RIGHT, less(upper)), key(RIGHT, less(lower), 1)), keys)
 
     def _of_floats(self, left: str, right: str) -> Cells | None:
@@ -147,6 +148,7 @@ class _Half:
     exclusive: bool
     sums: Fraction
     types: tuple[pa.DataType, pa.DataType]
+    doubles: bool  # whether its constants make its sums doubles
 
 
 def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
@@ -156,8 +158,10 @@ def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
     halves = [half for halves in found for half in halves]
     for left, right in dict.fromkeys((half.left, half.right) for half in halves):
         mine = [half for half in halves if (half.left, half.right) == (left, right)]
-        exact = all(map(_is_whole, mine[0].types)) or (all(map(_is_time, mine[0].types)) and _is_exact(mine[0].types))
-        alone = len(mine) == len(halves) and all(found)
+        types, sums = mine[0].types, max(half.sums for half in mine)
+        exact = all(map(_is_whole, types)) and not any(half.doubles for half in mine)
+        exact = exact or (all(map(_is_time, types)) and _is_exact(types))
+        alone = len(mine) == len(halves) and all(found) and sums < GREATEST_VALUE  # so that no sum overflows
         lower = max((_inner(half, exact) for half in mine if half.lower), default=None)
         upper = min((_inner(half, exact) for half in mine if not half.lower), default=None)
         if lower is None or upper is None:
@@ -165,7 +169,7 @@ def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
         if lower > upper:
             names = " and ".join(one_line(node.sql("duckdb"), 40) for node in (left, right))
             raise UserError(f"no values of {names} satisfy the conditions of the join", remedy="exchange its bounds")
-        return Band(left, right, lower, upper, max(half.sums for half in mine), mine[0].types, alone)
+        return Band(left, right, lower, upper, sums, types, alone, exact)
     return None
 
 
@@ -213,7 +217,10 @@ def _half(kind: type[exp.Expr], one: exp.Expr, two: exp.Expr, meaning: Meaning) 
     if sides[RIGHT][0] < 0:
         bound, kind = -bound, FLIPPED[kind]
     sums = sum(map(abs, constants), Fraction(0))
-    yield _Half(sides[LEFT][1], sides[RIGHT][1], kind in (exp.GT, exp.GTE), bound, kind in (exp.LT, exp.GT), sums, types)
+    doubles = any(_is_double(term) for _, term in terms)
+    yield _Half(
+        sides[LEFT][1], sides[RIGHT][1], kind in (exp.GT, exp.GTE), bound, kind in (exp.LT, exp.GT), sums, types, doubles
+    )
 
 
 def _terms(node: exp.Expr, sign: int) -> Iterator[tuple[int, exp.Expr]]:
@@ -226,6 +233,11 @@ def _terms(node: exp.Expr, sign: int) -> Iterator[tuple[int, exp.Expr]]:
         yield from _terms(node.expression, sign if isinstance(node, exp.Add) else -sign)
     else:
         yield sign, node
+
+
+def _is_double(node: exp.Expr) -> bool:
+    """Whether it is a constant with a point or an exponent."""
+    return isinstance(node, exp.Literal) and not node.is_string and not node.is_int
 
 
 def number_of(node: exp.Expr) -> Fraction | None:
