@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swjoin.core.hashing import hash_cell, tag_in_cell
+from swjoin.core.hashing import hash_cell, hash_key, tag_in_cell, tag_of
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
 from swjoin.state.arrays import CELL_BITS, COUNTERS, FRESH, UNIT_BITS, Band, Directories, FreshTuples, Inputs, Minis, Pool
@@ -101,9 +101,11 @@ def scatter_fresh(
         rows[j * ROW + TS] = ts[i]
         rows[j * ROW + ID] = np.int64(ids[i])
         rows[j * ROW + REF] = first_ref + i
-        tag = tag_in_cell(k, hash_cell(k, cell_bits), cell_bits, unit_bits)
-        tags[j] = tag
-        if band is not None:
+        if band is None:
+            tags[j] = tag_of(hash_key(k))
+        else:
+            tag = tag_in_cell(k, hash_cell(k, cell_bits), cell_bits, unit_bits)
+            tags[j] = tag
             before, reach = tags_before(k, s, band)
             fresh.low[j] = np.uint16((np.int64(tag) - before) & 0xFFFF)
             fresh.reach[j] = reach

@@ -157,7 +157,8 @@ def _join_group(
     home, mode = fresh.home, candidates.mode[0]
     count_windows = mode & COUNT_WINDOWS != 0
     fresh_rows, fresh_tags, begins, touched = fresh.rows, fresh.tags, fresh.begin, fresh.touched
-    fresh_low, fresh_reach = fresh.low, fresh.reach
+    if band is not None:
+        fresh_low, fresh_reach = fresh.low, fresh.reach
     hit_mask, hit_position, hit_probe, hit_count = hits.mask, hits.position, hits.probe, hits.control[0]
     probe_left, probe_right, store_left, store_right = data.probe[0], data.probe[1], data.store[0], data.store[1]
     meet = (probe_left and store_right) or (probe_right and store_left)
