@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
@@ -20,7 +20,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, Bounds, pair_digest
 from swjoin.operators.join_windows import JoinWindows
 from swjoin.operators.window_join import WindowJoinOperator
 from tests.operators.test_window_join import LAYOUTS, answer, move
-from tests.support.join_module import delivery, drive, make, payload
+from tests.support.join_module import SEARCH, delivery, drive, make, payload
 
 GROUPS = 3
 rows = st.lists(st.tuples(st.integers(-3, 12), st.integers(-40, 160)), max_size=60)
@@ -134,14 +134,7 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
         advance = JoinWindows.advance
         monkeypatch.setattr(JoinWindows, "advance", lambda self, times: advance(self, (times[0] + 90, times[1] + 90)))
 
-    @settings(
-        max_examples=300,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @SEARCH
     @given(data=st.data(), left=rows, right=rows)
     def search(data: st.DataObject, left: Any, right: Any) -> None:
         _run(data.draw, left, right)

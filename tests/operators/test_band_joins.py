@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swjoin.core.band_keys import GREATEST_VALUE, LEAST_VALUE, WIDEST, BandKeys
@@ -22,7 +22,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, Bounds, pair_digest
 from swjoin.operators.window_join import Matching
 from swjoin.state import arrays
 from tests.operators.test_window_join import move
-from tests.support.join_module import delivery, drive, make, stream
+from tests.support.join_module import SEARCH, delivery, drive, make, stream
 
 GROUPS = 3
 tuples = st.lists(st.tuples(st.integers(-12, 40), st.integers(-40, 160)), max_size=60)
@@ -166,14 +166,7 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 
         monkeypatch.setattr(BandKeys, "wide_keys", twice)
 
-    @settings(
-        max_examples=300,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    @SEARCH
     @given(data=st.data(), left=tuples, right=tuples)
     def run(data: st.DataObject, left: Any, right: Any) -> None:
         _run(data.draw, left, right)

@@ -120,7 +120,7 @@ def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def _is_exact(kinds: Sequence[pa.DataType]) -> bool:
+def _of_microseconds(kinds: Sequence[pa.DataType]) -> bool:
     """Whether times are whole microseconds."""
     return not any(pa.types.is_timestamp(kind) and kind.unit == "ns" for kind in kinds)
 
@@ -160,7 +160,7 @@ def band_of(conditions: Sequence[exp.Expr], meaning: Meaning) -> Band | None:
         mine = [half for half in halves if (half.left, half.right) == (left, right)]
         types, sums = mine[0].types, max(half.sums for half in mine)
         exact = all(map(_is_whole, types)) and not any(half.doubles for half in mine)
-        exact = exact or (all(map(_is_time, types)) and _is_exact(types))
+        exact = exact or (all(map(_is_time, types)) and _of_microseconds(types))
         alone = len(mine) == len(halves) and all(found) and sums < GREATEST_VALUE  # so that no sum overflows
         lower = max((_inner(half, exact) for half in mine if half.lower), default=None)
         upper = min((_inner(half, exact) for half in mine if not half.lower), default=None)
