@@ -314,14 +314,18 @@ def unobserved(folder: Path, config: dict[str, Any]) -> tuple[int, str]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("more", [("--threads", 3), ("-n", 5)], ids=["in-process", "mpi"])
 def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, swjoin: Any) -> None:
-    workload = {"rate": 6000, "duration": "8s", "bias": 0.7, "domain": 20_000, "payload": "16B"}  # for who looks on may be slow
+    workload = {"rate": 4000, "duration": "16s", "bias": 0.7, "domain": 20_000, "payload": "16B"}  # for who looks on may be slow
     config = plain(workload=workload)
     with Run(tmp_path, config, *more) as run:
         address, deadline = run.address, time.monotonic() + PROCESS_S
         seen: dict[str, Any] = {}
         owners, counts = set(), []
         while not (
-            seen and seen["results"] and seen["hot_keys"] and seen["hot_keys"]["left"]["keys"] and seen["moves"]["finished"] > 5
+            len(owners) > 3
+            and seen["results"]
+            and seen["hot_keys"]
+            and seen["hot_keys"]["left"]["keys"]
+            and seen["moves"]["finished"] > 5
         ):
             assert time.monotonic() < deadline, seen
             seen = json.loads(get(address, "status.json"))
@@ -340,7 +344,6 @@ def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, s
         report = run.report()
     assert seen["run"]["phase"] == "running"
     assert seen["run"]["runtime"] == ("mpi" if more[0] == "-n" else "in-process")
-    assert len(owners) > 3, "the map changes as partition-groups move"
     assert counts == sorted(counts)
     assert {e["kind"] for e in seen["events"]} >= {"decided", "held", "left", "installed", "released"}
     assert sum(s["groups"] for s in seen["slaves"]) == 24

@@ -145,7 +145,8 @@ def test_a_plan_on_ranks_is_seen_while_it_runs(tmp_path: Path, swjoin: Any) -> N
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     shown = {"observe": {"port": 0, "interval": "50ms"}, "serve": {"listen": listen}}
-    job = _job(tmp_path, 3000, "run", pace="realtime", **shown, **MOVES)
+    rows = 15_000  # 15 s, for who looks on may be slow
+    job = _job(tmp_path, rows, "run", pace="realtime", **shown, **MOVES)
     (tmp_path / "job.json").write_text(job.to_json())
     run = LaunchedRun([str(tmp_path / "job.json"), "4"], tmp_path / "log", module=("tests.support.plan_runs",))
     assert job.run_dir is not None
@@ -157,9 +158,9 @@ def test_a_plan_on_ranks_is_seen_while_it_runs(tmp_path: Path, swjoin: Any) -> N
             seen = json.loads(get(address.strip(), "status.json"))
             assert seen["ledger"] is None or seen["ledger"]["balanced"]
         time.sleep(0.05)
-    top = swjoin("top", job.run_dir, "--once")
     over_flight = connect(f"grpc://{listen}").status()
     metrics = metrics_of(get(address.strip(), "metrics").decode())
+    top = swjoin("top", job.run_dir, "--once")
     assert run.end(PROCESS_S) == 0, run.said()
     assert (seen["run"]["phase"], seen["run"]["runtime"]) == ("running", "mpi")
     assert [stage["slaves"] for stage in seen["stages"]] == [[0, 1], [2, 3]]
@@ -170,4 +171,4 @@ def test_a_plan_on_ranks_is_seen_while_it_runs(tmp_path: Path, swjoin: Any) -> N
     assert (top.code, top.err) == (0, [])
     assert "stage 1 last" in top.out
     assert "first to last, left, by k" in top.out
-    assert _answer(report_of(job)) == _answer(run_local(_job(tmp_path, 3000, "plain"), False, 1))
+    assert _answer(report_of(job)) == _answer(run_local(_job(tmp_path, rows, "plain"), False, 1))
