@@ -9,41 +9,30 @@ Stays out: SQL (`frontends.sql`), runs (`runtime`), proofs (`api.proofs`).
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from swjoin.api.inputs import Input, are_paths, to_table
-from swjoin.api.mpi_join import launch_quietly
+from swjoin.api.inputs import Input
+from swjoin.api.planned_runs import Planned, answered, settings_of, stored
 from swjoin.api.proofs import remember
 from swjoin.api.result_files import result_file
 from swjoin.api.result_frames import converter
-from swjoin.cluster.gateway.intake import LateRowError
-from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, check_workers, duration_us, one_of, size_bytes
+from swjoin.config.arguments import check_workers, one_of
 from swjoin.config.connectors import StreamConfig
-from swjoin.config.job import Job
-from swjoin.config.options import SqlOptions, Strategy, TimeUnit, complete, takes_options
-from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, TimeConfig
+from swjoin.config.options import SqlOptions, TimeUnit, complete, takes_options
 from swjoin.core.errors import UserError, spelled
-from swjoin.core.ledger import Proof
 from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
-from swjoin.runtime.in_process import run_local
 from swjoin.runtime.plausibility import warn
 from swjoin.runtime.progress import check_progress
-from swjoin.runtime.run_report import ledger_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Written: TypeAlias = tuple[Path, Literal["parquet", "csv"]]  # a file of rows, and its kind
-_ROWS = "rows.parquet"
 
 
 @takes_options(SqlOptions, named="named")
@@ -85,12 +74,9 @@ def answer(
         tables = _tables(options["tables"], tables)
         convert = _converter(options, tables)
         written = None if options["out"] is None else result_file(options["out"])
-        job = _job(query, tables, functions, options, written, Path(name))
+        planned = _planned(query, tables, functions, options, Path(name))
         with _known(of_process):
-            report = _run(job, options)
-        results = report["results"]
-        found = Proof(results["count"], results["digest"], ledger_of(report), tuple(report["warnings"]))
-        rows = _read(Path(name) / _ROWS) if written is None else None
+            rows, found = answered(planned, options, written, Path(name))
     warn(found.warnings, 3)
     if rows is None:
         return found
@@ -115,15 +101,10 @@ def _converter(options: Mapping[str, Any], tables: Mapping[str, Any]) -> Callabl
     return converter(returns, next(iter(tables.values())))
 
 
-def _job(
-    query: object,
-    tables: Mapping[str, Input],
-    functions: Mapping[str, Function],
-    options: Mapping[str, Any],
-    written: Written | None,
-    folder: Path,
-) -> Job:
-    """folder: for tables in memory, and for rows that do not go into a file."""
+def _planned(
+    query: object, tables: Mapping[str, Input], functions: Mapping[str, Function], options: Mapping[str, Any], folder: Path
+) -> Planned:
+    """folder: for tables in memory."""
     if not isinstance(query, str):
         raise UserError(f"query: {query!r:.60} is no text")
     streams, known = _streams(tables, options["time"], options["time_unit"], folder), {}
@@ -133,12 +114,9 @@ def _job(
         except UserError as error:
             raise error.prefixed(name) from None
     planned = plan_query(query, known, functions)
-    nowhere: Written = folder / _ROWS, "parquet"
-    target, kind = nowhere if written is None else written
     inputs = tuple(streams[name] for name in planned.tables)
-    config = dataclasses.replace(_config(options), inputs=inputs, sink=SinkConfig(kind, ids=False))
-    outputs = target, False, None, folder / "report.json"
-    return Job(config, *outputs, "swjoin.sql", spelling="arguments", plan=plan_to_plain(planned.plan))
+    config = dataclasses.replace(settings_of(options), inputs=inputs)
+    return Planned(config, plan_to_plain(planned.plan), "swjoin.sql")
 
 
 def _tables(tables: Mapping[str, Input] | None, named: Mapping[str, Input]) -> dict[str, Input]:
@@ -152,23 +130,6 @@ def _tables(tables: Mapping[str, Input] | None, named: Mapping[str, Input]) -> d
     return found
 
 
-def _config(options: Mapping[str, Any]) -> RunConfig:
-    late, memory, bound = options["late"], options["memory"], options["max_out_of_order"]
-    one_of(late, ("error", "drop"), "late")
-    strategy = options["strategy"] or ClusterConfig.strategy
-    one_of(strategy, get_args(Strategy), "strategy")
-    on_ranks = options["ranks"] is not None
-    routing = ClusterConfig.routing if options["routing"] is None else options["routing"]
-    placed: dict[str, Any] = {"strategy": strategy, "routing": routing}
-    sort = bound is None and (late == "drop" or on_ranks)  # otherwise only if need be
-    return RunConfig(
-        queries=(QueryConfig(0, 0),),
-        time=TimeConfig("event", 0 if bound is None else duration_us(bound, "max_out_of_order"), late, sort=sort),
-        cluster=ClusterConfig(partition_count=CLUSTER_PARTITIONS if on_ranks else JOIN_PARTITIONS, **placed),
-        module=ModuleConfig() if memory is None else ModuleConfig(window_bytes=size_bytes(memory, "memory")),
-    )
-
-
 def _of_each(value: object, name: str) -> Any:
     """What is given for all tables, or for this one."""
     return value.get(name) if isinstance(value, Mapping) else value
@@ -176,8 +137,6 @@ def _of_each(value: object, name: str) -> Any:
 
 def _streams(given: Mapping[str, Input], time: object, unit: object, folder: Path) -> dict[str, StreamConfig]:
     """The inputs; tables in memory are written to the folder."""
-    import pyarrow as pa
-
     for argument, value in (("time", time), ("time_unit", unit)):
         if isinstance(value, Mapping) and (unknown := set(value) - set(given)):
             raise UserError(f"{argument}: {min(map(str, unknown))} is no table; tables are {', '.join(given)}")
@@ -188,38 +147,6 @@ def _streams(given: Mapping[str, Input], time: object, unit: object, folder: Pat
             raise UserError(f"time: {column!r:.60} is no column of {name}", remedy=f"give time={{{name!r}: COLUMN}}, or none")
         if its_unit is not None:
             one_of(its_unit, get_args(TimeUnit), "time_unit")
-        if are_paths(value):
-            paths = [value] if isinstance(value, (str, os.PathLike)) else list(value)
-            path: str | tuple[str, ...] = tuple(os.fspath(each) for each in paths)
-            found[name] = StreamConfig(path[0] if len(path) == 1 else path, (), column or "", its_unit)
-            continue
-        table = to_table(value, name, column or "")
-        file = folder / f"table{number}.arrow"
-        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        found[name] = StreamConfig(str(file), (), column or "", its_unit)
+        paths = stored(value, name, column or "", folder / f"table{number}.arrow")
+        found[name] = StreamConfig(paths, (), column or "", its_unit)
     return found
-
-
-def _run(job: Job, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The report. Rows out of order are sorted, unless a bound says which are late; inputs in order, which most are, need not
-    be."""
-    assert job.report is not None
-    progress, threads = options["progress"], options["threads"]
-    try:
-        if options["ranks"] is None:
-            return run_local(job, progress, threads)
-        launch_quietly(job, options["ranks"], progress)
-    except LateRowError as error:
-        if options["max_out_of_order"] is not None or error.no_time:
-            raise
-        config = dataclasses.replace(job.config, time=dataclasses.replace(job.config.time, sort=True))
-        return run_local(dataclasses.replace(job, config=config), progress, threads)
-    found: dict[str, Any] = json.loads(job.report.read_text())
-    return found
-
-
-def _read(path: Path) -> pa.Table:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(path)

@@ -13,23 +13,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import tempfile
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from swjoin.api.embedded_join import Engine, Joiner
 from swjoin.api.inputs import Input
 from swjoin.api.materialize import OutputGatherer
 from swjoin.api.proofs import remember
+from swjoin.api.result_files import result_file
 from swjoin.api.result_frames import converter
 from swjoin.api.table_input import ReopenedInputs, open_sides
-from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, Request, check_workers
+from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, Request, check_workers, names_no_keys
 from swjoin.config.options import CountOptions, JoinOptions, complete, takes_options
-from swjoin.core.batch import LEFT, RIGHT
+from swjoin.config.run import SinkConfig
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import UserError, spelled
 from swjoin.core.join_semantics import format_digest
@@ -43,6 +47,8 @@ from swjoin.runtime.progress import Progress, check_progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from swjoin.api.planned_runs import Written
 
 Write: TypeAlias = Callable[[OutputGatherer], None]
 _LOG = logging.getLogger(__name__)
@@ -59,6 +65,7 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     times: left first, then the order of rows); last=(100, 50): the last 100 left rows, the last 50 right rows.
     how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
     rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
+    Without on it alone decides, such as "abs(left_v - right_v) <= 5" (docs/semantics.md); routing: "matrix:ROWS,COLUMNS" then.
 
     left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
     or directories (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC). They are held in memory; in any row order. on: the join
@@ -84,11 +91,19 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     given = complete(join, options)
     with spelled("arguments"):
         returns, out = given.pop("returns"), given.pop("out")
-        if out is not None:
-            if returns != "arrow":
-                raise UserError(f"returns: {returns!r} and out are given; the rows go into the file")
-            return _join_into_file(given, left, right, out)
+        if out is not None and returns != "arrow":
+            raise UserError(f"returns: {returns!r} and out are given; the rows go into the file")
         convert = converter(returns, left)
+        if names_no_keys(given):
+            rows, found = _join_without_keys(given, left, right, None if out is None else result_file(out))
+            warn(found.warnings, 2)
+            if rows is None:
+                return found
+            result = rows.to_reader() if returns == "reader" else rows
+            remember(result, found)
+            return convert(result)
+        if out is not None:
+            return _join_into_file(given, left, right, out)
         if returns == "reader":
             return _reader(given, left, right)
     return convert(_join_into_table(given, left, right))
@@ -101,10 +116,33 @@ def count(left: Input, right: Input, **options: Unpack[CountOptions]) -> Proof:
     Only keys, times and ids are read. Raises UserError for input or arguments that are wrong, RunFailed when it fails.
     """
     given = complete(count, options)
-    with spelled("arguments"), Progress(given["progress"]) as progress:
-        found = _Tables(given, left, right, progress, materialise=False).run(None, None)
+    with spelled("arguments"):
+        if names_no_keys(given):
+            _, found = _join_without_keys(given, left, right, None, counted=True)
+        else:
+            with Progress(given["progress"]) as progress:
+                found = _Tables(given, left, right, progress, materialise=False).run(None, None)
     warn(found.warnings, 2)
     return found
+
+
+def _join_without_keys(
+    options: dict[str, Any], left: object, right: object, written: Written | None, *, counted: bool = False
+) -> tuple[pa.Table | None, Proof]:
+    """The rows of a join by its condition alone, unless they are written or counted only, and their proof."""
+    from swjoin.api.planned_runs import Planned, answered, settings_of, stored
+    from swjoin.frontends.joins_without_keys import planned
+
+    request = _request_of(options)
+    with tempfile.TemporaryDirectory(prefix="swjoin-join-", ignore_cleanup_errors=True) as name:
+        sides = tuple(
+            dataclasses.replace(stream, path=stored(value, side, stream.time, Path(name) / f"{side}.arrow"))
+            for stream, side, value in zip(request.streams, STREAM_NAMES, (left, right), strict=True)
+        )
+        sink = SinkConfig("count", ids=request.ids)
+        config = dataclasses.replace(settings_of(options), queries=(request.query,), inputs=sides, sink=sink)
+        made = Planned(*planned(config), "swjoin.count" if counted else "swjoin.join")
+        return answered(made, options, written, Path(name), counted=counted)
 
 
 def _join_into_table(options: dict[str, Any], left: object, right: object) -> pa.Table:
@@ -183,7 +221,10 @@ def _reader(options: dict[str, Any], left: object, right: object) -> pa.RecordBa
 
 def _request_of(options: dict[str, Any]) -> Request:
     """UserError for what is no join of tables."""
-    request = Request.from_options(options)
+    keyed = not names_no_keys(options)
+    if keyed and options["routing"] is not None:
+        raise UserError(f"routing {options['routing']}: is for joins without join columns", remedy="leave it out")
+    request = Request.from_options(options, keyed=keyed)
     if request.late == "side":
         raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
     check_workers(options["threads"], options["ranks"])

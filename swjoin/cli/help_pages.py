@@ -13,6 +13,7 @@ _RANKS = "-n --hostfile --threads --gateways --sinks"
 _CONNECTION = "--token-file --root-certificate"
 _GRPC = "grpc://127.0.0.1:8815"
 _TRIPS = "trips.csv payments.csv --on user --left-time started --right-time paid"
+_NO_KEYS = "trips.csv payments.csv --left-time started --right-time paid"
 _PAID = """'SELECT t.user, t.km, p.eur FROM t JOIN p
       ON t.user = p.user AND p.paid BETWEEN t.started AND t.started + INTERVAL 1 HOUR'"""
 
@@ -26,7 +27,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "matching": "--within --lower --upper --exclusive --last --how --where",
         "rows": "--max-out-of-order --sort --late --left-id --right-id",
         "output": "-o --format --columns --report",
-        "execution": "-n --threads --gateways --sinks --memory --epoch --pace --partitions --theta --communication",
+        "execution": "-n --threads --gateways --sinks --routing --memory --epoch --pace --partitions --theta --communication",
     },
     "query": {
         "tables": "--table --assume-timezone --max-out-of-order --sort --late",
@@ -75,6 +76,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"swjoin join {_TRIPS} \\\n      --lower -10min --upper 1h30m -o pairs.parquet",
         f"swjoin join {_TRIPS} \\\n      --within 1h --how left --where 'left_km < right_eur' -o trips_with_payments.csv",
         f"swjoin join {_TRIPS} \\\n      --within 2h --sort -o - > pairs.csv",
+        f"swjoin join {_NO_KEYS} \\\n      --within 1h --where 'abs(left_km - right_eur) <= 1' -o near.parquet",
         f"swjoin join {_TRIPS} \\\n      --last 100 -n 4 -o count --report report.json",
     ),
     "query": (

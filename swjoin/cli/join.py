@@ -53,8 +53,10 @@ def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if args.on and args.left_on and args.right_on:
         raise UserError("give --on, or --left-on and --right-on: not all three")
     left, right = separate(args.left_on or args.on), separate(args.right_on or args.on)
+    if not left and not right and args.where is not None:
+        return (), ()
     if not left or not right:
-        raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on")
+        raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on, or --where alone")
     return left, right
 
 
@@ -97,27 +99,23 @@ def _text(args: argparse.Namespace, side: str) -> TextConfig | None:
 
 
 def join_config(args: argparse.Namespace) -> RunConfig:
-    """The configuration of a `join`."""
+    """The configuration of a `join`; without join columns its streams are inputs of a plan."""
     left_on, right_on = _keys(args)
     columns = None if args.columns is None else separate(args.columns)
     texts = [_text(args, side) for side in STREAM_NAMES]
     units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone
     module: dict[str, Any] = {} if args.theta is None else {"theta_bytes": size_of(args.theta, "--theta")}
-    settings = shared_settings(args, {"communication": args.communication}, module)
+    cluster = {"communication": args.communication} | ({} if args.routing is None else {"routing": args.routing})
+    settings = shared_settings(args, cluster, module)
 
     def stream(side: int, path: str, key: tuple[str, ...]) -> StreamConfig:
         time, row_id = (getattr(args, f"{STREAM_NAMES[side]}_{name}") for name in ("time", "id"))
         paths, unit = split_paths(path), units[side]
         return StreamConfig(paths, key, time, unit, row_id, columns, assume_timezone=zone, csv=texts[side])
 
-    config = RunConfig(
-        queries=(_query(args),),
-        left=stream(LEFT, args.left, left_on),
-        right=stream(RIGHT, args.right, right_on),
-        pace=args.pace,
-        **settings,
-    )
-    return with_role_counts(config, args)
+    left, right = stream(LEFT, args.left, left_on), stream(RIGHT, args.right, right_on)
+    streams: dict[str, Any] = {"left": left, "right": right} if left_on else {"inputs": (left, right)}
+    return with_role_counts(RunConfig(queries=(_query(args),), pace=args.pace, **streams, **settings), args)
 
 
 def shared_settings(args: argparse.Namespace, cluster: dict[str, Any], module: dict[str, Any]) -> dict[str, Any]:
@@ -137,8 +135,12 @@ def shared_settings(args: argparse.Namespace, cluster: dict[str, Any], module: d
 
 
 def run_join(args: argparse.Namespace) -> int:
-    config = join_config(args)
-    return start_with_outputs(args, config, given_ranks(args))
+    config, plan = join_config(args), None
+    if config.inputs:
+        from swjoin.frontends.joins_without_keys import planned
+
+        config, plan = planned(config)
+    return start_with_outputs(args, config, given_ranks(args), plan)
 
 
 def start_with_outputs(

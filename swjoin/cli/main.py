@@ -131,7 +131,9 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         "--last", metavar="N", help="count windows instead: the last N tuples of the other stream; or N_LEFT,N_RIGHT"
     )
     p.add_argument("--how", choices=HOWS, default="inner", help="which rows come out (default inner)")
-    p.add_argument("--where", metavar="CONDITION", help="what else must hold of a pair: 'left_price < right_price'")
+    p.add_argument(
+        "--where", metavar="CONDITION", help="what else must hold of a pair, or without --on alone: 'left_price < right_price'"
+    )
     p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")
     p.add_argument("--right-id", metavar="COL", help="row id column on the right")
     p.add_argument(
@@ -148,7 +150,16 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         help="whether a slave receives while it joins",
     )
     p.add_argument("--memory", metavar="4GB", help="limit of the window state of one slave")
+    _add_routing(p)
     _add_execution(p)
+
+
+def _add_routing(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--routing",
+        metavar="matrix:M,N",
+        help="rows and columns of the cells of joins without an equality or a band (default: auto, by the slaves)",
+    )
 
 
 def _add_query(p: argparse.ArgumentParser) -> None:
@@ -171,11 +182,7 @@ def _add_query(p: argparse.ArgumentParser) -> None:
         choices=["subquery", "query", "operator"],
         help="slaves play one stage each (subquery, the default), all stages (query), or one operator each (operator)",
     )
-    p.add_argument(
-        "--routing",
-        metavar="matrix:M,N",
-        help="rows and columns of the cells of joins without an equality or a band (default: auto, by the slaves)",
-    )
+    _add_routing(p)
     _add_execution(p)
 
 

@@ -103,6 +103,11 @@ def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> 
     return {**window._asdict(), "how": options["how"], "where": options["where"]}
 
 
+def names_no_keys(options: Mapping[str, Any]) -> bool:
+    """Whether a condition alone decides which rows match."""
+    return options["where"] is not None and options["on"] is options["left_on"] is options["right_on"] is None
+
+
 def key_columns(options: Mapping[str, Any], side: int) -> tuple[str, ...]:
     """One side's join columns."""
     argument = f"{STREAM_NAMES[side]}_on"
@@ -123,9 +128,9 @@ def units_of(options: Mapping[str, Any]) -> tuple[TimeUnit | None, TimeUnit | No
     return side_units(*units)
 
 
-def _stream(options: Mapping[str, Any], side: int) -> StreamConfig:
+def _stream(options: Mapping[str, Any], side: int, *, keyed: bool) -> StreamConfig:
     """One side's columns."""
-    name, key = STREAM_NAMES[side], key_columns(options, side)
+    name, key = STREAM_NAMES[side], key_columns(options, side) if keyed else ()
     time, row_id = options[f"{name}_time"], options[f"{name}_id"]
     if not isinstance(time, str):
         raise UserError(f"{name}_time: {time!r} is not a column name")
@@ -158,8 +163,8 @@ class Request:
     ids: bool
 
     @staticmethod
-    def from_options(options: Mapping[str, Any]) -> Request:
-        """Of all options (`config.options.complete`); `columns` and `ids` may be missing."""
+    def from_options(options: Mapping[str, Any], *, keyed: bool = True) -> Request:
+        """Of all options (`config.options.complete`); `columns` and `ids` may be missing. keyed: with join columns."""
         options = {"columns": None, "ids": False, **options}
         one_of(options["late"], get_args(Late), "late")
         if not isinstance(options["ids"], bool):
@@ -170,7 +175,7 @@ class Request:
             raise UserError(f"max_out_of_order: {bound!r} must not be negative")
         window_bytes = None if memory is None else size_bytes(memory, "memory")
         query = QueryConfig(**window_fields(options))
-        streams = _stream(options, LEFT), _stream(options, RIGHT)
+        streams = _stream(options, LEFT, keyed=keyed), _stream(options, RIGHT, keyed=keyed)
         return Request(query, streams, options["late"], bound_us, window_bytes, options["ids"])
 
     @functools.lru_cache(64)  # noqa: B019 - small values, of the joins that a program repeats

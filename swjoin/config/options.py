@@ -79,6 +79,7 @@ class CountOptions(EngineOptions, total=False):
     right_csv: Mapping[str, Any] | None
     threads: int | None
     ranks: int | None
+    routing: str | None
     progress: bool | None
 
 

@@ -289,7 +289,7 @@ def refuse_routing(job: Job) -> None:
     """UserError for the join of two streams with a routing."""
     given = job.config.cluster.routing
     if job.plan is None and given != ClusterConfig.routing:
-        raise UserError(f"routing {given}: is for queries; the join of two streams has keys", remedy="leave it out")
+        raise UserError(f"routing {given}: is for joins without join columns", remedy="leave it out")
 
 
 def sized(job: Job, slaves: int) -> Job:

@@ -146,7 +146,7 @@ def test_the_join_of_two_streams_has_no_routing(command: tuple[object, ...], swj
     word, *options = command
     done = swjoin(word, "mpi_configs/local.yaml", *options, "--set", "cluster.routing=matrix:2,2")
     assert done.code == 2
-    assert done.err == ["swjoin: routing matrix:2,2: is for queries; the join of two streams has keys; leave it out"]
+    assert done.err == ["swjoin: routing matrix:2,2: is for joins without join columns; leave it out"]
 
 
 @pytest.mark.parametrize("routing", [5, True, "", b"matrix:2,2", ("matrix", 2, 2), "matrix:65,1"])

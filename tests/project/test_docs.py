@@ -54,7 +54,8 @@ def test_worked_examples(example: tuple[str, str, str, str], swjoin: Any, tmp_pa
     (tmp_path / "left.csv").write_text(left)
     (tmp_path / "right.csv").write_text(right)
     unit = [] if "-" in left else ["--time-unit", "s"]
-    argv = ["--on", "key", "--left-time", "time", "--right-time", "time", *unit, *shlex.split(options)]
+    key = ["--on", "key"] if "key" in left.splitlines()[0].split(",") else []
+    argv = [*key, "--left-time", "time", "--right-time", "time", *unit, *shlex.split(options)]
     done = swjoin("join", tmp_path / "left.csv", tmp_path / "right.csv", *argv, "-o", tmp_path / "out.parquet")
     assert done.code == 0, done.err
     rows = pq.read_table(tmp_path / "out.parquet").to_pylist()

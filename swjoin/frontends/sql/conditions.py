@@ -430,7 +430,7 @@ def _residual(
         if not pa.types.is_boolean(conditions.both.text(node)[1].type):
             raise UserError(f"{one_line(node.sql('duckdb'), 100)} is no condition", remedy="use a comparison")
         text = _predicate(conditions, node, (LEFT, RIGHT), inner_name)
-        works = node.find(exp.Div) is None and _works(conditions, sides, keys, text)  # x / 0 is null there
+        works = all(map(_safe_division, node.find_all(exp.Div))) and _works(conditions, sides, keys, text)
         side = conditions.side_of(conditions.both.read_by(node))
         if works:
             within.append(node)
@@ -441,7 +441,7 @@ def _residual(
             after.append(node)
         else:
             shown = one_line(node.sql("duckdb"), 100)
-            remedy = "it may have comparisons, IS NULL, +, -, * and abs of columns and constants"
+            remedy = "it may have comparisons, IS NULL, +, -, *, / NULLIF(x, 0) and abs of columns and constants"
             raise UserError(f"{shown} is not supported in ON of a {conditions.how} join", remedy=remedy)
     if not within:
         return (None, None), after
@@ -454,6 +454,8 @@ def _predicate(conditions: Conditions, node: exp.Expr, order: tuple[int, int], i
     """A condition in the language of residual predicates. order: of the sides, as the join has them."""
 
     def changed(part: exp.Expr) -> exp.Expr:
+        if isinstance(part, exp.Div) and _safe_division(part):
+            return exp.Div(this=part.this, expression=part.expression.unnest().this)
         if not isinstance(part, exp.Column):
             return part
         f = conditions.both.field(part)
@@ -461,6 +463,12 @@ def _predicate(conditions: Conditions, node: exp.Expr, order: tuple[int, int], i
         return instant_of(exp.column(inner_name(f), _SIDES[order[side]], quoted=True), f)
 
     return node.copy().transform(changed).sql("duckdb")
+
+
+def _safe_division(node: exp.Div) -> bool:
+    """Whether it is x / NULLIF(y, 0), which predicates write as x / y: there x / 0 is null."""
+    by = node.expression.unnest()
+    return isinstance(by, exp.Nullif) and number_of(by.expression) == 0
 
 
 def _works(conditions: Conditions, sides: Sequence[Side], keys: Any, text: str) -> bool:

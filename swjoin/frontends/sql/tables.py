@@ -12,13 +12,13 @@ from swjoin.config.options import TimeUnit
 from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.generator.input import GENERATED
 from swjoin.connectors.open import live_columns
-from swjoin.core.errors import UserError
+from swjoin.core.errors import Text, UserError
 from swjoin.frontends.sql.planner import Table
 
 _UNIT_US = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 
 
-def described(config: StreamConfig, unit_remedy: str) -> Table:
+def described(config: StreamConfig, unit_remedy: Text) -> Table:
     """The columns of an input. unit_remedy: how its unit is given. UserError when it cannot be read, or has no such time
     column, or one of numbers without a unit."""
     if config.generate is not None:
@@ -28,7 +28,7 @@ def described(config: StreamConfig, unit_remedy: str) -> Table:
     return with_time(columns, config.time, config.time_unit, unit_remedy)
 
 
-def with_time(columns: tuple[tuple[str, str], ...], time: str, unit: TimeUnit | None, unit_remedy: str) -> Table:
+def with_time(columns: tuple[tuple[str, str], ...], time: str, unit: TimeUnit | None, unit_remedy: Text) -> Table:
     """A table of these columns, names and Arrow types. time: "" for none. As `described`."""
     kinds = dict(columns)
     if not time:

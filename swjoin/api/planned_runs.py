@@ -1,0 +1,108 @@
+"""Runs of plans from Python: what `swjoin.sql` and joins without join columns have in common.
+
+What: `settings_of`, options as a configuration; `stored`, an input as paths; `Planned`, the configuration of inputs and a plan;
+`answered`, its rows and their proof.
+Why: tables in memory are written to a temporary folder, from which threads or ranks read them, as from any files.
+Stays out: queries (`api.queries`), joins (`api.tables`), runs (`runtime`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from swjoin.api.inputs import are_paths, to_table
+from swjoin.api.mpi_join import launch_quietly
+from swjoin.cluster.gateway.intake import LateRowError
+from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, duration_us, one_of, size_bytes
+from swjoin.config.job import Job
+from swjoin.config.options import Strategy
+from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, TimeConfig
+from swjoin.core.ledger import Proof
+from swjoin.runtime.in_process import run_local
+from swjoin.runtime.run_report import ledger_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Written: TypeAlias = tuple[Path, Literal["parquet", "csv"]]  # a file of rows, and its kind
+_ROWS = "rows.parquet"
+
+
+class Planned(NamedTuple):
+    """config: its inputs are those of the plan. plan: as `plan_to_plain` writes it. command: of what made it."""
+
+    config: RunConfig
+    plan: dict[str, Any]
+    command: str
+
+
+def settings_of(options: Mapping[str, Any]) -> RunConfig:
+    """The configuration, without inputs, of late, memory, max_out_of_order, ranks, routing, and of strategy if there is one."""
+    late, memory, bound = options["late"], options["memory"], options["max_out_of_order"]
+    one_of(late, ("error", "drop"), "late")
+    strategy = options.get("strategy") or ClusterConfig.strategy
+    one_of(strategy, get_args(Strategy), "strategy")
+    on_ranks = options["ranks"] is not None
+    routing = ClusterConfig.routing if options["routing"] is None else options["routing"]
+    placed: dict[str, Any] = {"strategy": strategy, "routing": routing}
+    sort = bound is None and (late == "drop" or on_ranks)  # otherwise only if need be
+    return RunConfig(
+        queries=(QueryConfig(0, 0),),
+        time=TimeConfig("event", 0 if bound is None else duration_us(bound, "max_out_of_order"), late, sort=sort),
+        cluster=ClusterConfig(partition_count=CLUSTER_PARTITIONS if on_ranks else JOIN_PARTITIONS, **placed),
+        module=ModuleConfig() if memory is None else ModuleConfig(window_bytes=size_bytes(memory, "memory")),
+    )
+
+
+def stored(value: object, name: str, time: str, file: Path) -> str | tuple[str, ...]:
+    """The path or paths of an input; a table in memory is written to this file. UserError for what is no input."""
+    import pyarrow as pa
+
+    if are_paths(value):
+        paths = [value] if isinstance(value, (str, os.PathLike)) else list(value)
+        texts = tuple(os.fspath(path) for path in paths)
+        return texts[0] if len(texts) == 1 else texts
+    table = to_table(value, name, time)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return str(file)
+
+
+def answered(
+    planned: Planned, options: Mapping[str, Any], written: Written | None, folder: Path, *, counted: bool = False
+) -> tuple[pa.Table | None, Proof]:
+    """The rows, unless they are written or counted only. options: threads, ranks, progress, max_out_of_order. folder: for the
+    rows and the report."""
+    import pyarrow.parquet as pq
+
+    nowhere: Written = folder / _ROWS, "parquet"
+    target, kind = nowhere if written is None else written
+    sink = SinkConfig("count" if counted else kind, ids=False)
+    config, outputs = dataclasses.replace(planned.config, sink=sink), (None if counted else target, False, None)
+    job = Job(config, *outputs, folder / "report.json", planned.command, spelling="arguments", plan=planned.plan)
+    found = _run(job, options)
+    proof = Proof(found["results"]["count"], found["results"]["digest"], ledger_of(found), tuple(found["warnings"]))
+    return (pq.read_table(target) if written is None and not counted else None), proof
+
+
+def _run(job: Job, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The report. Rows out of order are sorted, unless a bound says which are late; inputs in order, which most are, need not
+    be."""
+    assert job.report is not None
+    progress, threads = options["progress"], options["threads"]
+    try:
+        if options["ranks"] is None:
+            return run_local(job, progress, threads)
+        launch_quietly(job, options["ranks"], progress)
+    except LateRowError as error:
+        if options["max_out_of_order"] is not None or error.no_time:
+            raise
+        config = dataclasses.replace(job.config, time=dataclasses.replace(job.config.time, sort=True))
+        return run_local(dataclasses.replace(job, config=config), progress, threads)
+    found: dict[str, Any] = json.loads(job.report.read_text())
+    return found

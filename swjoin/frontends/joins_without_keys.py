@@ -1,0 +1,143 @@
+"""Joins of two streams without join columns, decided by a condition alone: `swjoin join` without --on.
+
+What: `planned(config)`, such a join as the configuration of a plan's inputs, and the plan.
+Why: a join with columns is routed by their hash; this one by the keys of a band or the cells of a matrix, which plans have. Its
+condition is written, and its result columns are named, as of a join with columns.
+Stays out: bands and matrices (`frontends.sql.conditions`), the language of conditions (`expressions.parser`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp
+
+from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
+from swjoin.connectors.output_columns import OutputColumns
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
+from swjoin.core.errors import UserError, setting
+from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.row_codec import StreamCodec
+from swjoin.expressions.binder import parse_expression
+from swjoin.expressions.compiler import resolve
+from swjoin.expressions.parser import parse_where, to_text
+from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.frontends.sql.tables import described
+from swjoin.plan.logical import check_routing
+from swjoin.plan.plain import plan_to_plain
+
+_NO_KEYS = "a join without join columns"
+_ON = setting("on")
+
+
+def planned(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration of the plan's inputs, and the plan as `plan_to_plain` writes it. config: its inputs are the left and
+    the right stream, its query is the join. UserError for what such a join cannot have, and for inputs that cannot be read."""
+    query, sides = config.query, config.inputs
+    _check(query, config)
+    tables = {name: _described(name, side) for name, side in zip(STREAM_NAMES, sides, strict=True)}
+    names = [[column for column, _ in table.columns] for table in tables.values()]
+    right = exp.Join(this=_table(RIGHT), on=exp.and_(_condition(query, names), *_bounds(query, sides)), **_kind(query))
+    selected = exp.select(*_selected(query, sides, names)).from_(_table(LEFT))
+    selected.append("joins", right)
+    plan = plan_query(selected.sql("duckdb"), tables)
+    check_routing(plan.plan, config.cluster.routing)
+    inputs = tuple(dataclasses.replace(sides[STREAM_NAMES.index(name)], columns=None) for name in plan.tables)
+    return dataclasses.replace(config, queries=(QueryConfig(0, 0),), inputs=inputs), plan_to_plain(plan.plan)
+
+
+def _check(query: QueryConfig, config: RunConfig) -> None:
+    remedy = ("name join columns: ", _ON)
+    if query.where is None:
+        raise UserError((_NO_KEYS, " needs a condition: ", setting("where")), remedy=remedy)
+    if query.last is not None:
+        raise UserError((setting("last"), f": {_NO_KEYS} has no count windows"), remedy=remedy)
+    if query.how == "full":
+        raise UserError((setting("how"), f": {_NO_KEYS} cannot be full"), remedy=remedy)
+    for side, stream in zip(STREAM_NAMES, config.inputs, strict=True):
+        if stream.id is not None:
+            raise UserError((setting(f"{side}_id"), f": {_NO_KEYS} numbers its rows itself"), remedy="leave it out")
+    if config.sink.ids:
+        raise UserError((setting("ids"), f": {_NO_KEYS} does not show them"), remedy=remedy)
+
+
+def _described(side: str, stream: StreamConfig) -> Table:
+    try:
+        return described(stream, ("give ", setting("time_unit")))
+    except UserError as error:
+        raise error.prefixed(side) from None
+
+
+def _table(side: int) -> exp.Table:
+    return exp.Table(this=_name(STREAM_NAMES[side]))
+
+
+def _name(text: str) -> exp.Identifier:
+    return exp.to_identifier(text, quoted=True)
+
+
+def _column(side: int, name: str) -> exp.Column:
+    return exp.Column(this=_name(name), table=_name(STREAM_NAMES[side]))
+
+
+def _condition(query: QueryConfig, names: list[list[str]]) -> exp.Expr:
+    """The condition, with the columns of SQL. UserError unless it names columns of both sides."""
+    assert query.where is not None
+    sides = set()
+
+    def column(name: str) -> str:
+        side, found = resolve(name, (names[LEFT], names[RIGHT]), ((), ()))
+        sides.add(side)
+        return _column(side, found).sql("duckdb")
+
+    def safe(node: exp.Expr) -> exp.Expr:
+        """x / 0 is null in conditions."""
+        if not isinstance(node, exp.Div):
+            return node
+        return exp.Div(this=node.this, expression=exp.Nullif(this=exp.paren(node.expression), expression=exp.Literal.number(0)))
+
+    condition = parse_expression(to_text(parse_where(query.where), column)).transform(safe)
+    if missing := {LEFT, RIGHT} - sides:
+        problem = (
+            f"where: {_NO_KEYS} needs a condition on both sides, and this one reads no {STREAM_NAMES[missing.pop()]} column"
+        )
+        raise UserError(problem, remedy=("compare the sides, or name join columns: ", _ON))
+    return condition
+
+
+def _bounds(query: QueryConfig, sides: tuple[StreamConfig, ...]) -> list[exp.Expr]:
+    """lower <= right time - left time <= upper."""
+    left, right = (_column(side, sides[side].time) for side in (LEFT, RIGHT))
+    found: list[exp.Expr] = []
+    for name, us in (("lower", query.lower_us), ("upper", query.upper_us)):
+        span = exp.Interval(this=exp.Literal.string(str(us)), unit=exp.Var(this="MICROSECOND"))
+        open_end = name in query.exclusive
+        kind = (exp.GT if open_end else exp.GTE) if name == "lower" else (exp.LT if open_end else exp.LTE)
+        found.append(kind(this=right.copy(), expression=exp.Add(this=left.copy(), expression=span)))
+    return found
+
+
+def _kind(query: QueryConfig) -> dict[str, str]:
+    if JOIN_KINDS[query.how].one_sided:
+        return {"kind": query.how.upper()}
+    return {} if query.how == "inner" else {"side": query.how.upper()}
+
+
+def _selected(query: QueryConfig, sides: tuple[StreamConfig, ...], names: list[list[str]]) -> list[exp.Expr]:
+    """The columns of the result, by the names that a join with columns gives them."""
+    codecs = []
+    for side, stream in enumerate(sides):
+        chosen = names[side] if stream.columns is None else [n for n in names[side] if n in {*stream.columns, stream.time}]
+        codecs.append(StreamCodec(tuple((name, pa.null(), "row") for name in chosen), (), None))
+    for name in sides[LEFT].columns or ():
+        if name not in names[LEFT] and name not in names[RIGHT]:
+            there = list(dict.fromkeys([*names[LEFT], *names[RIGHT]]))
+            near = difflib.get_close_matches(name[:200], there, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)[:1000]}"
+            raise UserError(f"columns: {name[:200]} is on neither side; {hint}")
+    shown = OutputColumns(codecs[LEFT], codecs[RIGHT], ids=False, how=query.how)
+    pairs = zip(shown.inputs, shown.schema.names, strict=True)
+    return [exp.alias_(_column(side, name), label, quoted=True) for (side, name), label in pairs]
