@@ -25,7 +25,7 @@ COMMANDS = [
     "--on k --left-time a --right-time b --within 1s --left-time-unit s --right-time-unit us --assume-timezone Europe/Berlin",
     "--on k --left-time a --right-time b --within 1s --max-out-of-order 10s --late drop --epoch 250ms --theta 64KB --memory 4G",
     "--on k --left-time a --right-time b --lower -1s --upper 1s --exclusive lower,upper",
-    "--on k --left-time a --right-time b --within 1s --partitions 30 --communication synchronous --sinks 3 --gateways 2",
+    "--on k --left-time a --right-time b --within 1s --partitions 30 --communication synchronous --sinks 3 --gateways 2 --routing matrix:2,3",
     "--on k --left-time a --right-time b --within 1s --sort",
     "--on k --left-time a --right-time b --within 1s --csv delimiter=;",
     "--on k --left-time a --right-time b --within 1s --left-csv delimiter=| --right-csv encoding=latin-1",
@@ -60,6 +60,7 @@ def test_options_mean_in_a_file_what_they_mean_to_the_command(command: str, wher
         ("epoch", "cluster", "distribution_epoch_us"),
         ("partitions", "cluster", "partition_count"),
         ("communication", "cluster", "communication"),
+        ("routing", "cluster", "routing"),
         ("gateways", "cluster", "gateways"),
         ("sinks", "cluster", "sinks"),
         ("theta", "module", "theta_bytes"),
@@ -74,7 +75,7 @@ def test_every_option_about_the_join_is_a_key() -> None:
     options = {a.dest for a in command._actions if a.option_strings}
     others = {"help", "ranks", "threads", "out", "format", "report", "pace"}  # of the command; pace is a key as it is
     others |= {"verbose", "quiet", "log_json", "debug"}
-    assert {*JOIN_KEYS, *OPTION_KEYS} == (options - others) | {"strategy", "routing"}  # of queries
+    assert {*JOIN_KEYS, *OPTION_KEYS} == (options - others) | {"strategy"}  # of queries
     assert {name for command in COMMANDS for name in given(command)} == options - others
     text = (ROOT / "mpi_configs" / "README.md").read_text()
     assert all(f"`{name}`" in text for name in OPTION_KEYS if name not in ("strategy", "routing"))
