@@ -16,6 +16,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
+from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError, setting
@@ -36,9 +37,11 @@ _ON = setting("on")
 def planned(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration of the plan's inputs, and the plan as `plan_to_plain` writes it. config: its inputs are the left and
     the right stream, its query is the join. UserError for what such a join cannot have, and for inputs that cannot be read."""
-    query, sides = config.query, config.inputs
+    query = config.query
     _check(query, config)
+    sides = _with_own_units(config.inputs)
     tables = {name: _described(name, side) for name, side in zip(STREAM_NAMES, sides, strict=True)}
+    _check_zones(tables)
     names = [[column for column, _ in table.columns] for table in tables.values()]
     right = exp.Join(this=_table(RIGHT), on=exp.and_(_condition(query, names), *_bounds(query, sides)), **_kind(query))
     selected = exp.select(*_selected(query, sides, names)).from_(_table(LEFT))
@@ -62,6 +65,24 @@ def _check(query: QueryConfig, config: RunConfig) -> None:
             raise UserError((setting(f"{side}_id"), f": {_NO_KEYS} numbers its rows itself"), remedy="leave it out")
     if config.sink.ids:
         raise UserError((setting("ids"), f": {_NO_KEYS} does not show them"), remedy=remedy)
+
+
+def _with_own_units(sides: tuple[StreamConfig, ...]) -> tuple[StreamConfig, ...]:
+    """A unit for both sides is for the integers among their times, if there are any."""
+    kinds = [dict(describe_columns(side)).get(side.time, "") for side in sides]
+    if not any("int" in kind for kind in kinds):
+        return sides
+    return tuple(
+        side if "int" in kind else dataclasses.replace(side, time_unit=None) for side, kind in zip(sides, kinds, strict=True)
+    )
+
+
+def _check_zones(tables: dict[str, Table]) -> None:
+    kinds = [dict(table.columns)[str(table.time)] for table in tables.values()]
+    zoned = ["tz=" in kind for kind in kinds]
+    if len(set(zoned)) == 2 and all("timestamp" in kind for kind in kinds):
+        problem = f"{STREAM_NAMES[zoned.index(False)]}: the times have no time zone, those of the other side have one"
+        raise UserError(problem, remedy=("give both a zone, or name join columns: ", _ON))
 
 
 def _described(side: str, stream: StreamConfig) -> Table:

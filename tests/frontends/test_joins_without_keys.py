@@ -138,6 +138,74 @@ def test_names_that_clash_are_those_of_joins_with_columns() -> None:
     assert rows_of(found) == rows_of(expected)
 
 
+def _timed(kind: pa.DataType) -> pa.Table:
+    return pa.table({"ts": pa.array(range(20), kind), "v": list(range(20))})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "options"),
+    [
+        (pa.int32(), pa.timestamp("us"), {"time_unit": "us"}),
+        (pa.int64(), pa.int64(), {"left_time_unit": "us", "right_time_unit": "ms", "within": "1s"}),
+        (pa.timestamp("ms"), pa.timestamp("us"), {}),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin"), {}),
+        (pa.timestamp("us"), pa.timestamp("us"), {"assume_timezone": "Europe/Berlin"}),
+        (pa.date32(), pa.timestamp("us"), {"within": "3d"}),
+    ],
+    ids=str,
+)
+def test_times_of_every_kind(left: pa.DataType, right: pa.DataType, options: dict[str, Any]) -> None:
+    given = {"left_time": "ts", "right_time": "ts", "where": "left_v < right_v - 12", "within": "5ms", **options}
+    found, expected = (join(_timed(left), _timed(right), **given) for join in (api.join, on_one_value))
+    assert len(found)
+    assert found.schema == expected.schema
+    assert rows_of(found) == rows_of(expected)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "options", "message"),
+    [
+        (
+            pa.timestamp("us", "UTC"),
+            pa.timestamp("us"),
+            {},
+            "right: the times have no time zone, those of the other side have one",
+        ),
+        (pa.float64(), pa.timestamp("us"), {}, "left: time column ts is double; it must be a timestamp, a date or an integer"),
+        (pa.int64(), pa.int64(), {}, "left: ts is a number without a unit; give time_unit"),
+        (
+            pa.timestamp("us"),
+            pa.timestamp("us"),
+            {"time_unit": "us"},
+            "ts is timestamp.us., which has a unit; leave the unit out",
+        ),
+        (
+            pa.timestamp("us"),
+            pa.timestamp("us"),
+            {"last": 5, "within": None},
+            "last: a join without join columns has no count windows",
+        ),
+        (pa.timestamp("us"), pa.timestamp("us"), {"ids": True}, "ids: a join without join columns does not show them"),
+        (pa.timestamp("us"), pa.timestamp("us"), {"late": "side"}, "late: 'side' needs a place"),
+        (
+            pa.timestamp("us"),
+            pa.timestamp("us"),
+            {"where": None},
+            "the join columns are missing: give on, or left_on and right_on",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_from_python(left: pa.DataType, right: pa.DataType, options: dict[str, Any], message: str) -> None:
+    given = {"left_time": "ts", "right_time": "ts", "where": "left_v < right_v - 12", "within": "5ms", **options}
+    for call in (api.join, api.count):
+        if "ids" not in options or call is api.join:
+            with pytest.raises(UserError, match=message):
+                call(_timed(left), _timed(right), **given)
+    with pytest.raises(UserError, match="the join columns are missing"):
+        api.WindowJoin(left_time="ts", right_time="ts", within="1s", where="left_v < right_v")
+
+
 def test_results_in_every_form(tables: tuple[pa.Table, pa.Table], files: tuple[Path, Path], tmp_path: Path) -> None:
     options: dict[str, Any] = {"where": "abs(left_v - right_v) <= 2", **TIMES}
     whole = api.join(*tables, **options)

@@ -35,6 +35,8 @@ def with_time(columns: tuple[tuple[str, str], ...], time: str, unit: TimeUnit | 
         return Table(columns, None)
     if time not in kinds:
         raise UserError(f"no column {time}; columns are {', '.join(kinds)[:300]}")
+    if not kinds[time].startswith(("timestamp", "date", "int", "uint", "null")):
+        raise UserError(f"time column {time} is {kinds[time]}", remedy="it must be a timestamp, a date or an integer")
     if "int" not in kinds[time]:
         if unit is not None:
             raise UserError(f"{time} is {kinds[time]}, which has a unit", remedy="leave the unit out")
