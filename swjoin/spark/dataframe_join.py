@@ -27,6 +27,8 @@ from swjoin.core.errors import UserError, spelled
 from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_codec import StreamCodec
+from swjoin.expressions.compiler import compile_text, resolve
+from swjoin.expressions.parser import columns_of, parse_where
 from swjoin.spark.executor_join import JoinSpec, join_parcels
 from swjoin.spark.parquet_files import ParquetFiles, read_pieces
 from swjoin.spark.shuffle_batches import PARCEL_SCHEMA, StreamSpec, pack
@@ -56,7 +58,7 @@ def window_join(left: DataFrame | ParquetFiles, right: DataFrame | ParquetFiles,
     "250ms", "6h", or a timedelta; both bounds are inclusive unless named in `exclusive`. A null key or time matches
     nothing. columns: of the result, when not all are wanted; others do not leave the JVM. partitions: Spark partitions of the
     join, by default twice the cores. window_memory: most that the windows of one Spark partition may take, without the columns
-    that are carried.
+    that are carried. where: what else must hold of a pair, such as "left_price < right_price" (docs/semantics.md).
 
     left, right: DataFrames, or `parquet(spark, path)` where the rows are files as they are: cheaper to read.
     Columns: the key once, named as on the left, then every other column of both sides, prefixed left_ / right_ where names
@@ -80,10 +82,14 @@ def window_join(left: DataFrame | ParquetFiles, right: DataFrame | ParquetFiles,
         StreamSpec(side, len(keys[side]), encoder.native, times[side], units[side], count, query.bounds.retention_us)
         for side in (LEFT, RIGHT)
     )
+    read = _read(query, kinds, keys)
     carried = [
-        [*keys[side], times[side], *(c.name for c in output if c.side == side and c.name not in (*keys[side], times[side]))]
+        list(dict.fromkeys([*keys[side], times[side], *(c.name for c in output if c.side == side), *read[side]]))
         for side in (LEFT, RIGHT)
     ]
+    left_read, right_read = (
+        tuple((name, kinds[side].field(name).type, carried[side].index(name)) for name in read[side]) for side in (LEFT, RIGHT)
+    )
     plan = JoinSpec(
         query.bounds,
         query.how,
@@ -92,7 +98,11 @@ def window_join(left: DataFrame | ParquetFiles, right: DataFrame | ParquetFiles,
         tuple(c.label for c in output),
         tuple(kinds[c.side].field(c.name).type for c in output),
         size_bytes(options["window_memory"], "window_memory"),
+        query.where,
+        (left_read, right_read),
     )
+    with spelled("arguments"):
+        compile_text(query.where, *plan.codecs(), count_windows=False)
     parcels = [_packed(sources[side], carried[side], plans[side], kinds[side]) for side in (LEFT, RIGHT)]
     schema = _schema(frames, output)
     rows = _joined(parcels[LEFT].union(parcels[RIGHT]), plan, schema)
@@ -106,10 +116,21 @@ def window_join(left: DataFrame | ParquetFiles, right: DataFrame | ParquetFiles,
 
 
 def _query(options: Mapping[str, Any]) -> QueryConfig:
-    if options["where"] is not None:
-        raise UserError("where: is not evaluated inside Spark; filter the result of an inner join: window_join(...).where(...)")
     with spelled("arguments"):
         return QueryConfig(**window_fields(options, count_windows=False))
+
+
+def _read(
+    query: QueryConfig, kinds: Sequence[pa.Schema], keys: tuple[tuple[str, ...], tuple[str, ...]]
+) -> tuple[list[str], list[str]]:
+    """The columns of either side that the predicate reads. UserError for names that are unknown or ambiguous."""
+    found: tuple[list[str], list[str]] = ([], [])
+    with spelled("arguments"):
+        for name in [] if query.where is None else columns_of(parse_where(query.where)):
+            side, column = resolve(name, (kinds[LEFT].names, kinds[RIGHT].names), keys)
+            if column not in found[side]:
+                found[side].append(column)
+    return found
 
 
 def _checked_types(frame: DataFrame, keys: tuple[str, ...], time: str, side: int) -> pa.Schema:

@@ -14,18 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from swjoin.core.batch import I64, LEFT, RIGHT, U64, Pairs, TupleBatch
+from swjoin.core.batch import I64, LEFT, RIGHT, U64, Pairs, PayloadRows, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed, spelled
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
 from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.row_codec import RowCodec, StreamCodec
 from swjoin.core.row_sizes import BLOCK_BYTES, pieces_of, row_bytes
-from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.expressions.compiler import compile_text
+from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.spark.shuffle_batches import StreamSpec, ascending, stream_times_us, unpack
 
@@ -41,12 +43,16 @@ RESULT_TUPLES = 1 << 16
 GATHERED_ROWS = 1 << 17  # rows that are put beside the windows' rows at once
 
 
+ReadColumns: TypeAlias = tuple[tuple[str, "pa.DataType", int], ...]  # name, type, index in the stream's parcels
+
+
 @dataclass(frozen=True)
 class JoinSpec:
     """The join as an executor gets it.
 
     how: which rows come out. streams: left and right. columns: of the output, in its order: side, and index in that side's
-    parcels. names, types: theirs.
+    parcels. names, types: theirs. window_bytes: limit of the windows. where: a residual predicate; read: what it reads of each
+    stream.
     """
 
     bounds: Bounds
@@ -56,6 +62,18 @@ class JoinSpec:
     names: tuple[str, ...]
     types: tuple[pa.DataType, ...]
     window_bytes: int
+    where: str | None = None
+    read: tuple[ReadColumns, ReadColumns] = ((), ())
+
+    def codecs(self) -> tuple[StreamCodec, StreamCodec]:
+        """Of the packed rows that the predicate reads. UserError for columns that it cannot read."""
+        left, right = (_codec(columns) for columns in self.read)
+        return left, right
+
+
+def _codec(columns: ReadColumns) -> StreamCodec:
+    named = [(name, kind) for name, kind, _ in columns]
+    return StreamCodec(tuple((*column, "row") for column in named), (), RowCodec.of(named) if named else None)
 
 
 @dataclass
@@ -70,11 +88,12 @@ class _Run:
 class _Stream:
     """One stream: the runs to be delivered, and the rows beside the windows, numbered from `first` on.
 
-    columns: of its parcels, those that the output has; only these are kept.
+    columns: of its parcels, those that the output has or a predicate reads; only these are kept. read, codec: of the predicate.
     """
 
-    def __init__(self, columns: list[int]) -> None:
+    def __init__(self, columns: list[int], read: ReadColumns, codec: RowCodec | None) -> None:
         self.columns = columns
+        self._read, self._codec = read, codec
         self.runs: list[_Run] = []
         self.waiting = 0
         self.rows: pa.RecordBatch | None = None
@@ -106,7 +125,7 @@ class _Stream:
         number = self.first + len(self.ts)
         if not fresh:
             self.rows = kept[0] if kept else None
-            return TupleBatch.empty()
+            return TupleBatch.empty(None if self._codec is None else self._codec.layout)
         key = np.concatenate([run.key for run in fresh])
         ts = np.concatenate([run.ts for run in fresh])
         self.waiting -= len(ts)
@@ -122,8 +141,16 @@ class _Stream:
             raise RunFailed(
                 f"the windows' rows do not fit into one Spark partition ({error}); use more partitions or fewer columns"
             ) from None
+        packed = None if self._codec is None else self._packed(self._codec, self.rows.slice(len(self.ts)))
         self.ts = np.concatenate([self.ts, ts])
-        return TupleBatch(key, ts, np.arange(number, number + len(ts), dtype=np.uint64), np.zeros(len(ts), np.int64))
+        return TupleBatch(key, ts, np.arange(number, number + len(ts), dtype=np.uint64), np.zeros(len(ts), np.int64), packed)
+
+    def _packed(self, codec: RowCodec, rows: pa.RecordBatch) -> PayloadRows:
+        """What the predicate reads of rows."""
+        import pyarrow as pa
+
+        columns = [rows.column(self.columns.index(index)) for _, _, index in self._read]
+        return codec.encode(pa.RecordBatch.from_arrays(columns, names=[name for name, _, _ in self._read]))
 
     def indexes_of(self, numbers: U64) -> I64:
         """Indexes in `rows` of rows with these numbers."""
@@ -145,16 +172,21 @@ class Joiner:
         self.plan = plan
         kind = JOIN_KINDS[plan.how]
         own_keys = [(RIGHT, index) for index in range(plan.streams[RIGHT].key_count)] if kind.unmatched[RIGHT] else []
-        wanted = [*plan.columns, *own_keys]
+        wanted = [*plan.columns, *own_keys, *((side, index) for side in (LEFT, RIGHT) for _, _, index in plan.read[side])]
         kept = [list(dict.fromkeys(index for side, index in wanted if side == s)) for s in (LEFT, RIGHT)]
-        self.streams = (_Stream(kept[LEFT]), _Stream(kept[RIGHT]))
+        codecs = plan.codecs()
+        one, two = (_Stream(kept[side], plan.read[side], codecs[side].rows) for side in (LEFT, RIGHT))
+        self.streams = one, two
         self.window_rows = 0
         self._encoder: KeyEncoder | None = None
         self._join = WindowJoinOperator(
             plan.bounds,
             WindowSizes(BLOCK_TUPLES, THETA_TUPLES, plan.window_bytes),
+            (codecs[LEFT].layout, codecs[RIGHT].layout),
             result_tuples=RESULT_TUPLES,
             kind=kind,
+            matching=Matching(compile_text(plan.where, *codecs, count_windows=False)),
+            ids_alone=True,
             name="Spark partition",
         )
         self._time_us = BEGIN_OF_TIME_US

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import swjoin
 from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import Bounds, format_digest, pair_digest
@@ -103,6 +104,43 @@ def test_other_kinds_row_by_row(how: str, spark: Any) -> None:
         columns = f"{present.format('key')}, {present.format('word')}, l.ts, l.left_n, r.ts, r.right_n"
     expected = connection.execute(f"SELECT {columns} FROM lefts l {how} JOIN rights r ON {condition}").fetchall()
     assert sorted(map(str, (tuple(row) for row in joined.collect()))) == sorted(map(str, expected))
+
+
+WHERE = [
+    ("left_x < right_x or (left_name = right_name and not flag) or right_ts - left_ts > 80", "full"),
+    ("abs(left_x - right_x) <= 0.5 and key <> 3", "anti"),
+    ("left_name > right_name", "inner"),
+    ("flag and left_x / (key - 2) < right_x", "left"),
+    ("left_name is null or right_x is null", "right"),
+    ("left_x <> left_x", "semi"),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "how"), [pytest.param(*each, marks=pytest.mark.long if i > 1 else ()) for i, each in enumerate(WHERE)]
+)
+def test_predicates(where: str, how: Any, spark: Any) -> None:
+    """The rows of `swjoin.join`; columns that only the predicate reads are not in the result."""
+    random, tables = np.random.default_rng(11), []
+    for side in ("left", "right"):
+        keys, times = streams(len(side), 400, 8)
+        x = random.normal(size=400)
+        x[random.random(400) < 0.1] = np.nan
+        columns = {
+            "key": pa.array(keys, mask=random.random(400) < 0.05),
+            "ts": pa.array(times),
+            "x": pa.array(x, mask=random.random(400) < 0.1),
+            "name": pa.array([f"n{k}" * (k % 3) for k in random.integers(0, 9, 400).tolist()], mask=random.random(400) < 0.1),
+            f"{side}_n": pa.array(range(400)),
+        }
+        tables.append(pa.table(columns | ({"flag": random.random(400) < 0.4} if side == "right" else {})))
+    options: dict[str, Any] = {**COMMON, "within": "90us", "where": where, "how": how}
+    shown = ["left_n", *(["right_n"] if how not in ("semi", "anti") else [])]
+    expected = swjoin.join(*tables, **options).select(shown)
+    joined = window_join(*(spark.createDataFrame(t) for t in tables), partitions=3, columns=shown, **options)
+    found = sorted(map(repr, (tuple(row) for row in joined.collect())))
+    assert found == sorted(map(repr, (tuple(row.values()) for row in expected.to_pylist())))
+    assert len(found) > 0
 
 
 def test_a_left_key_stays_out_of_right_columns_of_the_same_name(spark: Any) -> None:
@@ -300,7 +338,10 @@ def test_a_frame_joins_itself(spark: Any) -> None:
         ({"window_memory": 1 << 20}, "window_memory: size 1048576 has no unit"),
         ({"exclusive": "left"}, "exclusive: 'left' is not one of 'lower', 'upper'"),
         ({"how": "outer"}, "how: 'outer' is not one of 'inner', 'left', 'right', 'full', 'semi', 'anti'"),
-        ({"where": "left.id < 3"}, "where: is not evaluated inside Spark; filter the result"),
+        ({"where": "left.id < three"}, "where: column three is missing; there are left_id"),
+        ({"where": "id < 3"}, "where: both sides have a column id; write left_id or right_id"),
+        ({"where": "left_name < right_id"}, "where: text and a number cannot be compared with <"),
+        ({"where": "left_id + right_id"}, "where: it must be a condition, but it is a number"),
         ({"partitions": 0}, "partitions: 0 is not a number from 1 on"),
         ({"columns": ["left_id", "rihgt_id"]}, "columns: rihgt_id is twice there or no column of the result"),
         ({"window_memory": "lots"}, "size 'lots'"),
