@@ -194,6 +194,14 @@ def _fails(expr: Expr, rows: pa.RecordBatch) -> str | None:
     return None
 
 
+def _shown(value: pa.Scalar) -> str:
+    """A value in an error; of times that Python has none for, the integer."""
+    try:
+        return one_line(value, 60)
+    except (OverflowError, ValueError):
+        return one_line(value.cast(pa.int64() if pa.types.is_timestamp(value.type) else pa.string()), 60)
+
+
 def _failure(exprs: tuple[Expr, ...], rows: pa.RecordBatch) -> EvaluationFailed:
     """The error of the first row for which one of the expressions has no value, and the innermost one of these."""
     expr = next(expr for expr in exprs if _fails(expr, rows))
@@ -209,5 +217,5 @@ def _failure(exprs: tuple[Expr, ...], rows: pa.RecordBatch) -> EvaluationFailed:
     inner: Any = expr
     while inner.function not in _LAZY and (deeper := [arg for arg in inner.args if _fails(arg, row)]):
         inner = deeper[0]
-    given = ", ".join(f"{name} = {one_line(row.column(name)[0], 60)}" for name in columns_read(inner))
+    given = ", ".join(f"{name} = {_shown(row.column(name)[0])}" for name in columns_read(inner))
     return EvaluationFailed(f"{inner.text}: {_fails(inner, row)}{f', with {given}' if given else ''}", first)

@@ -257,6 +257,15 @@ def test_a_uint64_compares_by_value_and_has_no_arithmetic() -> None:
         bound("u + 1", table)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"), [(pa.timestamp("s"), 10**15, "1000000000000000"), (pa.date32(), 2**30, "<value out of range: 1073741824>")], ids=str
+)
+def test_times_that_python_has_none_for_are_shown(kind: pa.DataType, value: int, shown: str) -> None:
+    far = pa.array([1, value], pa.int64() if kind.bit_width == 64 else pa.int32()).cast(kind)
+    with pytest.raises(EvaluationFailed, match=rf", with far = {shown}$"):
+        ours("far + INTERVAL '1' DAY", pa.table({"far": far}))
+
+
 def test_a_decimal_keeps_its_digits_up_to_38() -> None:
     most = Decimal("9" * 36 + ".25")
     table = pa.table({"d": pa.array([Decimal("1.25"), most], pa.decimal128(38, 2))})
