@@ -258,7 +258,9 @@ def test_a_uint64_compares_by_value_and_has_no_arithmetic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "shown"), [(pa.timestamp("s"), 10**15, "1000000000000000"), (pa.date32(), 2**30, "<value out of range: 1073741824>")], ids=str
+    ("kind", "value", "shown"),
+    [(pa.timestamp("s"), 10**15, "1000000000000000"), (pa.date32(), 2**30, "<value out of range: 1073741824>")],
+    ids=str,
 )
 def test_times_that_python_has_none_for_are_shown(kind: pa.DataType, value: int, shown: str) -> None:
     far = pa.array([1, value], pa.int64() if kind.bit_width == 64 else pa.int32()).cast(kind)
