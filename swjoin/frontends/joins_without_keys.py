@@ -54,8 +54,6 @@ def planned(config: RunConfig) -> tuple[RunConfig, dict[str, Any]]:
 
 def _check(query: QueryConfig, config: RunConfig) -> None:
     remedy = ("name join columns: ", _ON)
-    if query.where is None:
-        raise UserError((_NO_KEYS, " needs a condition: ", setting("where")), remedy=remedy)
     if query.last is not None:
         raise UserError((setting("last"), f": {_NO_KEYS} has no count windows"), remedy=remedy)
     if query.how == "full":
@@ -114,13 +112,10 @@ def _condition(query: QueryConfig, names: list[list[str]]) -> exp.Expr:
         sides.add(side)
         return _column(side, found).sql("duckdb")
 
-    def safe(node: exp.Expr) -> exp.Expr:
-        """x / 0 is null in conditions."""
-        if not isinstance(node, exp.Div):
-            return node
-        return exp.Div(this=node.this, expression=exp.Nullif(this=exp.paren(node.expression), expression=exp.Literal.number(0)))
-
-    condition = parse_expression(to_text(parse_where(query.where), column)).transform(safe)
+    condition = parse_expression(to_text(parse_where(query.where), column))
+    for division in reversed(list(condition.find_all(exp.Div))):  # the inner ones first; x / 0 is null in conditions
+        by = division.expression.copy()
+        division.set("expression", exp.Nullif(this=by, expression=exp.Literal.number(0)))
     if missing := {LEFT, RIGHT} - sides:
         problem = (
             f"where: {_NO_KEYS} needs a condition on both sides, and this one reads no {STREAM_NAMES[missing.pop()]} column"

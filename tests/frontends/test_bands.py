@@ -62,6 +62,7 @@ TEXTS = [f"SELECT a.v, b.v AS w FROM a JOIN b ON {NEAR} AND {condition}" for con
 TEXTS += [
     f"SELECT a.v, b.v AS w FROM a LEFT JOIN b ON {NEAR} AND abs(a.i - b.i) <= 1",
     f"SELECT a.v, b.v AS w FROM a RIGHT JOIN b ON {NEAR} AND abs(a.x - b.x) <= 0.25",
+    f"SELECT a.v, b.v AS w FROM a LEFT JOIN b ON {NEAR} AND abs(a.i - b.i) <= 9 AND a.v / NULLIF(b.i + 3, 0) > 2",
     f"SELECT a.v FROM a SEMI JOIN b ON {NEAR} AND a.i BETWEEN b.i AND b.i + 2",
     f"SELECT a.v FROM a ANTI JOIN b ON {NEAR} AND a.x BETWEEN b.x AND b.x + 0.5",
     f"SELECT a.v, b.v AS w FROM a, b WHERE {NEAR} AND abs(a.i - b.i) <= 2 AND a.v % 3 = 1",

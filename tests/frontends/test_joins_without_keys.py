@@ -30,6 +30,7 @@ WHERE = [
     "left_v = right_v or left_x > right_x + 2",
     "left_v / 10 = right_v + 0.5",
     "left_v / right_v > 20",
+    "left_x / (right_v - left_v / (right_x - 1)) > 0.1",
     "left_v * 9000000000000000000 < right_v",
     "only_left < only_right and (left_v is null or right_v > 30)",
     "at > ts and left_v * 2 < right_v and not left_x > 0",

@@ -454,15 +454,16 @@ def _predicate(conditions: Conditions, node: exp.Expr, order: tuple[int, int], i
     """A condition in the language of residual predicates. order: of the sides, as the join has them."""
 
     def changed(part: exp.Expr) -> exp.Expr:
-        if isinstance(part, exp.Div) and _safe_division(part):
-            return exp.Div(this=part.this, expression=part.expression.unnest().this)
         if not isinstance(part, exp.Column):
             return part
         f = conditions.both.field(part)
         side = LEFT if f in conditions.names[LEFT].fields.values() else RIGHT
         return instant_of(exp.column(inner_name(f), _SIDES[order[side]], quoted=True), f)
 
-    return node.copy().transform(changed).sql("duckdb")
+    tree = node.copy()
+    for division in filter(_safe_division, reversed(list(tree.find_all(exp.Div)))):  # the inner ones first
+        division.set("expression", exp.paren(division.expression.unnest().this.copy()))
+    return tree.transform(changed).sql("duckdb")
 
 
 def _safe_division(node: exp.Div) -> bool:
