@@ -10,7 +10,7 @@ Stays out: the origin of batches (`connectors.files.source`, `api`), null keys a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -256,6 +256,14 @@ def _stream_columns(config: StreamConfig, schema: pa.Schema, time: TimeColumn, u
     return StreamColumns(codec, list(dict.fromkeys([*needed, *wanted])), time)
 
 
+def on_neither_side(name: str, columns: Iterable[str]) -> UserError:
+    """The error of a chosen column. columns: of both sides."""
+    there = list(dict.fromkeys(columns))
+    near = difflib.get_close_matches(name[:200], there, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)[:1000]}"
+    return UserError(f"columns: {name[:200]} is on neither side; {hint}")
+
+
 def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfig, pa.Schema]) -> None:
     """UserError when a chosen column does not exist. A column chosen for both sides need exist on one only."""
     both = set(left[0].columns or ()) & set(right[0].columns or ())
@@ -264,10 +272,7 @@ def _check_chosen(left: tuple[StreamConfig, pa.Schema], right: tuple[StreamConfi
             if name not in both:
                 _find(schema, name, f"{side} {_origin(config)}", "chosen")
             elif name not in left[1].names and name not in right[1].names:
-                there = list(dict.fromkeys([*left[1].names, *right[1].names]))
-                near = difflib.get_close_matches(name[:200], there, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)[:1000]}"
-                raise UserError(f"columns: {name[:200]} is on neither side; {hint}")
+                raise on_neither_side(name, [*left[1].names, *right[1].names])
 
 
 def _predicate_columns(query: QueryConfig | None, *streams: tuple[StreamConfig, pa.Schema]) -> tuple[set[str], set[str]]:

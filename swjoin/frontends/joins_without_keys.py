@@ -9,7 +9,6 @@ Stays out: bands and matrices (`frontends.sql.conditions`), the language of cond
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from sqlglot import exp
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
 from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.output_columns import OutputColumns
+from swjoin.connectors.row_encoder import on_neither_side
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import JOIN_KINDS
@@ -150,10 +150,7 @@ def _selected(query: QueryConfig, sides: tuple[StreamConfig, ...], names: list[l
         codecs.append(StreamCodec(tuple((name, pa.null(), "row") for name in chosen), (), None))
     for name in sides[LEFT].columns or ():
         if name not in names[LEFT] and name not in names[RIGHT]:
-            there = list(dict.fromkeys([*names[LEFT], *names[RIGHT]]))
-            near = difflib.get_close_matches(name[:200], there, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(there)[:1000]}"
-            raise UserError(f"columns: {name[:200]} is on neither side; {hint}")
+            raise on_neither_side(name, [*names[LEFT], *names[RIGHT]])
     shown = OutputColumns(codecs[LEFT], codecs[RIGHT], ids=False, how=query.how)
     pairs = zip(shown.inputs, shown.schema.names, strict=True)
     return [exp.alias_(_column(side, name), label, quoted=True) for (side, name), label in pairs]
