@@ -75,8 +75,8 @@ class GroupKeys:
         return self._encoder.encode(self._marked(columns))[0], np.zeros(count, np.bool_)
 
     def hashed(self, columns: Sequence[pa.Array], count: int) -> I64:
-        """Equal for equal groups, at any sender: int64 (count,)."""
-        if not self._types:
+        """Equal for equal groups, at any sender: int64 (count,). columns: none where the rows of all groups are together."""
+        if not columns:
             return np.zeros(count, np.int64)
         given = [_value(columns[0])] if self.native else self._marked(columns)
         return self._encoder.hashed(given)[0]

@@ -29,7 +29,7 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
-from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, TupleWindows
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Spread, Union, join_columns
 from swjoin.plan.lookups import Lookup, equality
 
@@ -66,6 +66,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _tuple_windows(plan, node, found[node.input])
         elif isinstance(node, AlignedWindows):
             columns, rows = _aligned_windows(plan, node, found[node.input])
+        elif isinstance(node, Views):
+            columns, rows = _views(plan, node, found[node.input])
         elif isinstance(node, Lookup):
             columns, rows = _lookup(plan, node, found)
         elif isinstance(node, Spread):
@@ -237,9 +239,9 @@ def _exact_sum(values: list[float]) -> float:
             return math.inf if total > 0 else -math.inf
 
 
-def _called(call: AggregateCall, kind: str, column: str, by: str, earlier: str) -> str:
+def _called(call: AggregateCall, kind: str, column: str, by: str, earlier: str, over: str) -> str:
     """A call in DuckDB's SQL. kind: type of the column. by: the column that is compared. earlier: by which rows are ordered,
-    with a place for a word behind each."""
+    with a place for a word behind each. over: the window of a running aggregate; "" for none."""
     if call.function in ("first", "last", "arg_min", "arg_max") or call.place > 1:
         how, by = " DESC" if call.function in ("last", "max", "arg_max") else "", by or column
         order = earlier.format(how) if call.function in ("first", "last") else f"{by}{how}, {earlier.format('')}"
@@ -247,13 +249,13 @@ def _called(call: AggregateCall, kind: str, column: str, by: str, earlier: str) 
         return f"(list({column} ORDER BY {order}) FILTER (WHERE {known}))[{call.place}]"
     of = f"DISTINCT {column}" if call.distinct else column
     if call.function in ("count", "min", "max"):
-        return f"{call.function}({of})"
+        return f"{call.function}({of}){over}"
     if kind in ("double", "float", "halffloat"):
-        total = f"exact_sum(list({of}::DOUBLE) FILTER (WHERE {column} IS NOT NULL))"
-        return f"{total} / count({of})" if call.function == "avg" else total
+        total = f"exact_sum(list({of}::DOUBLE) FILTER (WHERE {column} IS NOT NULL){over})"
+        return f"{total} / count({of}){over}" if call.function == "avg" else total
     if call.function == "avg":
-        return f"exact_mean(sum({of})::VARCHAR, count({of}))"
-    return f"sum({of})" if kind.startswith("decimal") else f"sum({of})::BIGINT"
+        return f"exact_mean((sum({of}){over})::VARCHAR, count({of}){over})"
+    return f"sum({of}){over}" if kind.startswith("decimal") else f"(sum({of}){over})::BIGINT"
 
 
 def _unrolled(windows: TimeWindows, table: str) -> str:
@@ -279,16 +281,21 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
     keys = [rows.columns[name] for name in node.key]
     edges = [_instant(f"start_us + {us}", node.time_type) for us in (0, node.windows.size_us)]
     calls, order = [], f"{rows.columns[node.order]}{{0}}, " if node.order else ""
+    over = " OVER so_far" if node.running else ""
     for call in node.calls:
         column = "*" if call.column is None else rows.columns[call.column]
         by = "" if call.by is None else rows.columns[call.by]
         kind = "" if call.column is None else types[call.column]
-        calls.append(_called(call, kind, column, by, order + "ts{0}, id{0}"))
+        calls.append(_called(call, kind, column, by, order + "ts{0}, id{0}", over))
     names = [*node.key, node.start, node.end, *(call.name for call in node.calls)]
     made = {name: f"c{i}" for i, name in enumerate(names)}
     values = "".join(f", {text} AS {made[name]}" for name, text in zip(names, [*keys, *edges, *calls], strict=True))
     grouped, ts = ", ".join([*keys, "start_us"]), f"start_us + {node.ts_after_us}"
-    return made, f"SELECT hash({grouped}) AS id, {ts} AS ts{values} FROM ({unrolled}) GROUP BY {grouped}"
+    selected = f"SELECT hash({grouped}) AS id, {ts} AS ts{values} FROM ({unrolled})"
+    if not node.running:
+        return made, f"{selected} GROUP BY {grouped}"
+    so_far = f"WINDOW so_far AS ({'PARTITION BY ' + ', '.join(keys) if keys else ''} ORDER BY start_us)"  # and all that is equal
+    return made, f"{selected} {so_far} QUALIFY row_number() OVER (PARTITION BY {grouped}) = 1"
 
 
 def _orders_by_ids(node: Node) -> bool:
@@ -372,8 +379,21 @@ def _aligned_windows(plan: LogicalPlan, node: AlignedWindows, rows: NodeTable) -
     return _repeated(plan, node, rows, f"SELECT *, {edges} FROM ({windows}) WHERE ts <= t0 + k * {slide} + {size}", ts, [])
 
 
+def _views(plan: LogicalPlan, node: Views, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of views, and a query of their rows, whose times are multiples."""
+    names, every = [name for name in plan.schema(node.input).types if name in rows.columns], node.every_us
+    by = "PARTITION BY " + ", ".join(rows.columns[name] for name in node.key) if node.key else ""
+    ends = f"lead(ts) OVER ({by} ORDER BY ts, id) AS following, max(ts) OVER () AS last FROM {rows.table}"
+    numbers = f"generate_series(ts // {every}, coalesce(following // {every} - 1, last // {every}))"
+    made = {name: f"c{i}" for i, name in enumerate([*names, node.as_of])}
+    values = [*(rows.columns[name] for name in names), _instant(f"k * {every}", node.time_type)]
+    shown = "".join(f", {value} AS {made[name]}" for name, value in zip([*names, node.as_of], values, strict=True))
+    views = f"SELECT *, unnest({numbers}) AS k FROM (SELECT *, {ends})"
+    return made, f"SELECT union_id(k, id) AS id, k * {every} AS ts{shown} FROM ({views})"
+
+
 def _repeated(
-    plan: LogicalPlan, node: Repeated, rows: NodeTable, windows: str, ts: str, numbers: list[tuple[str, str]]
+    plan: LogicalPlan, node: TupleWindows | AlignedWindows, rows: NodeTable, windows: str, ts: str, numbers: list[tuple[str, str]]
 ) -> tuple[dict[str, str], str]:
     """windows: a query of the rows, once for each window, k. ts: time of what comes out. numbers: columns, and their names."""
     names = [name for name in plan.schema(node.input).types if name in rows.columns]

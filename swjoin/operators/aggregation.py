@@ -185,20 +185,25 @@ class Aggregation(WindowOperator[GroupTable]):
         parts = []
         self._running = None
         for pane, table in list(self._panes.items()):
-            slots = np.flatnonzero(table.groups == move_id.group)
-            if not len(slots):
+            part = leaving_groups(table, int(move_id.group), pane)
+            if not len(part):
                 continue
-            rows = table.taken(slots)
-            fixed: U8 = np.ascontiguousarray(rows).view(np.uint8).reshape(len(slots), -1)
-            ids = np.zeros(len(slots), np.uint64)
-            times = table.panes[slots] if table.in_panes else np.full(len(slots), pane, np.int64)
-            parts.append(TupleBatch(table.keys[slots], times, ids, np.zeros(len(slots), np.int64), PayloadRows(fixed)))
+            parts.append(part)
             self._panes[pane] = table.without(move_id.group)
             if not len(self._panes[pane]):
                 del self._panes[pane]
+        parts += self._totals_leave(int(move_id.group))
         self._pane_bytes = sum(table.nbytes for table in self._panes.values())
         some = [TupleBatch.concat(part) for part in (parts, self._deciding.take_out(int(move_id.group))) if part]
         return LeavingState(move_id, some, self._next_us, chunk_bytes)
+
+    def _totals_leave(self, group: int) -> list[TupleBatch]:
+        """What a partition-group has beside its panes, of a time before them."""
+        return []
+
+    def _table_for(self, bucket: int) -> GroupTable:
+        """Where groups of a partition-group that comes belong."""
+        return self._panes.setdefault(bucket, self._new_table())
 
     def take_chunk(self, chunk: StateChunk) -> None:
         """Groups of a partition-group that comes. RunFailed for another layout, or if other windows are open here."""
@@ -216,7 +221,7 @@ class Aggregation(WindowOperator[GroupTable]):
         buckets = self._windows.buckets(chunk.tuples.ts)
         for pane in np.unique(buckets).tolist():
             index = np.flatnonzero(buckets == pane)
-            table = self._panes.setdefault(pane, self._new_table())
+            table = self._table_for(pane)
             panes = (chunk.tuples.ts[index],) if table.in_panes else ()
             table.put(chunk.tuples.key[index], int(chunk.group), found[index], *panes)
         self._pane_bytes = sum(table.nbytes for table in self._panes.values())
@@ -247,6 +252,16 @@ class Aggregation(WindowOperator[GroupTable]):
             assert panes.min() >= self._next_us, f"{where}, windows are open from {self._next_us} us on"
             assert (self._windows.buckets(panes) == pane).all(), f"{where} in the bucket of {pane} us"
         self._deciding.validate(self._panes)
+
+
+def leaving_groups(table: GroupTable, group: int, pane: int) -> TupleBatch:
+    """The groups of a partition-group, as they leave. pane: start of the table's pane."""
+    slots = np.flatnonzero(table.groups == group)
+    rows = table.taken(slots)
+    fixed: U8 = np.ascontiguousarray(rows).view(np.uint8).reshape(len(slots), 8 * table.row_words)
+    times = table.panes[slots] if table.in_panes else np.full(len(slots), pane, np.int64)
+    no_ids, no_arrival = np.zeros(len(slots), np.uint64), np.zeros(len(slots), np.int64)
+    return TupleBatch(table.keys[slots], times, no_ids, no_arrival, PayloadRows(fixed))
 
 
 class _Running:

@@ -1,13 +1,14 @@
-"""The operators of windows that begin with a group's first row: windows of tuples, and windows of time aligned to data.
+"""The operators of windows that depend on a group's other rows: windows of tuples, windows of time aligned to data, and views.
 
-What: `TupleWindows` and `AlignedWindows`, operators as `JoinOperator` describes them.
-Why: a row's number in its group, and the time from which a group's windows are counted, are final when the watermark has passed
-the row; rows are kept until then, and of every group one row for the run, which has the number or the time.
+What: `TupleWindows`, `AlignedWindows` and `Views`, operators as `JoinOperator` describes them.
+Why: a row's number in its group, the time from which a group's windows are counted, and the row after it are final when the
+watermark has passed; rows are kept until then, and of every group one row for the run, which has the number or the time.
 Stays out: columns of rows (`core.kept_columns`), what is computed of a window's rows (`operators.aggregation`, behind it).
 
 A row comes out once for each window that has it. Window k of tuples has the rows of its group with numbers k slide to k slide
 + size - 1, in the order of time and id; one that the stream does not fill comes out at its end, or not at all. Window k aligned
-to data is [t0 + k slide, t0 + k slide + size], both ends included, where t0 is the time of the group's first row.
+to data is [t0 + k slide, t0 + k slide + size], both ends included, where t0 is the time of the group's first row. View k, at the
+time k slide, has the last row of each group that is not later; it comes out when a row of its time or a later one is final.
 """
 
 from __future__ import annotations
@@ -207,3 +208,41 @@ class AlignedWindows(_GroupWindows):
             closing = self._found(self._final_us)
             assert closing.kept.all(), f"{self._name}: rows of windows that are closed"
             assert (closing.high < closing.low).all(), f"{self._name}: a window that ended by {self._final_us} us is not out"
+
+
+class Views(_GroupWindows):
+    """every_us: from one view to the next, microseconds. keys: the encoder of this instance. name: owner, for messages. Which
+    views are out follows from the rows that are kept: those up to the last one that was final."""
+
+    what = "view"
+
+    def __init__(self, every_us: int, columns: RepeatedColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
+        super().__init__((every_us, every_us), columns, keys, limits, name)
+
+    def _found(self, watermark_us: int) -> _Closing:
+        rows, every, most = self._sorted(), self._slide, len(self._kept)
+        final, is_out = rows.ts < watermark_us, rows.ts < self._final_us
+        last = int(rows.ts[final].max()) // every if final.any() else -_FAR_US
+        first = int(rows.ts[is_out].max()) // every + 1 if is_out.any() else -_FAR_US
+        numbers = -(-rows.ts // every)  # of the first view that has the row
+        following: I64 = np.full(most, _FAR_US, np.int64)  # of the first one that has the row after it
+        same = rows.group[1:] == rows.group[:-1]
+        following[:-1][same] = numbers[1:][same]
+        kept = ~final | (following > last)
+        if watermark_us == END_OF_TIME_US:
+            kept[:] = False
+        waiting = rows.ts[~final]
+        least_us = int(waiting.min()) if len(waiting) else END_OF_TIME_US
+        low, high = np.maximum(numbers, first), np.where(final, np.minimum(following - 1, last), -_FAR_US)
+        return _Closing(rows, low, high, rows.keys, kept, rows.ts, np.zeros(0, np.int64), least_us)
+
+    def _edges(self, closing: _Closing, at: I64, windows: I64) -> tuple[I64, I64, I64]:
+        times = windows * self._slide
+        return times, times, times
+
+    def validate(self) -> None:
+        """Raise AssertionError on a broken invariant."""
+        if len(self._kept):
+            closing = self._found(self._final_us)
+            assert closing.kept.all(), f"{self._name}: a row that no later view has"
+            assert (closing.high < closing.low).all(), f"{self._name}: a view of what was final is not out"

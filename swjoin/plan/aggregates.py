@@ -5,7 +5,8 @@ Why: its key, windows and calls, and the types of what it gives, are one descrip
 Stays out: other nodes (`plan.logical`), its watermark rule (`plan.watermarks`), accumulating (`operators.aggregation`).
 
 A row of the answer has the grouping columns, the window's start and end, and the results of the calls. Its id is the hash of
-the group's values and the window's start (`core.row_digests`).
+the group's values and the window's start (`core.row_digests`). A running aggregate has the results of all rows of the group up
+to the end of the window, for each window in which the group has rows.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Aggregate(OneKeyedInput):
     key: grouping columns, any number; null is a group. start, end: names of the window's columns. output_time: the time of a
     row: the last microsecond of its window, its start or its end. time_type: of the window's columns, a timestamp of
     microseconds, with a zone if the rows' times have one. order: a column by which rows are earlier or later than others, for
-    the calls that take one of them; "" for their time.
+    the calls that take one of them; "" for their time. running: results are of all rows of the group that are before the end
+    of the window; windows do not overlap then, and no call is decided by rows.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Aggregate(OneKeyedInput):
     output_time: WindowTime = "last"
     time_type: str = NAIVE
     order: str = ""
+    running: bool = False
 
     def reads(self, wanted: set[str]) -> set[str]:
         """Columns of its input. wanted: columns of its rows that are needed; all are made."""
@@ -113,6 +116,7 @@ class Aggregate(OneKeyedInput):
     def description(self) -> str:
         size, slide = (format_duration(us) for us in (self.windows.size_us, self.windows.slide_us))
         kind = f"windows of {size}" + ("" if size == slide else f" every {slide}")
+        kind = f"totals every {slide}" if self.running else kind
         return f"{', '.join(call.description for call in self.calls) or 'groups'} by {', '.join(self.key) or 'window'}, {kind}"
 
 
@@ -123,6 +127,8 @@ def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None)
     missing = sorted(name for name in node.reads(set()) if name not in types)
     if missing:
         raise UserError(f"no column {missing[0]}", subject=node.name, remedy=f"columns are {', '.join(types)}")
+    if node.running:
+        _check_running(node, types)
     found = [(name, types[name]) for name in node.key]
     found += [(name, node.time_type) for name in (node.start, node.end)]
     try:
@@ -136,6 +142,15 @@ def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None)
     if twice:
         raise UserError(f"two columns are named {twice[0]}", subject=node.name, remedy="name each once")
     return found
+
+
+def _check_running(node: Aggregate, types: Mapping[str, str]) -> None:
+    if node.windows.size_us != node.windows.slide_us:
+        raise UserError("totals of windows that overlap, or leave gaps", subject=node.name, remedy="give one length")
+    for call in node.calls:
+        if call.accumulation(types) == Accumulation.ROWS:
+            problem = f"{call.description} of all rows so far is not supported"
+            raise UserError(problem, subject=node.name, remedy="use count, sum, avg, min or max")
 
 
 def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping[str, str]) -> AggregateColumns:

@@ -1,6 +1,6 @@
-"""Rows that are kept until they are final, as nodes of logical plans: top-n, sessions, windows of tuples or aligned to data.
+"""Rows that are kept until they are final, as nodes of logical plans: top-n, sessions, windows of tuples or of data, views.
 
-What: `Ranked`, `Sessions`, `TupleWindows`, `AlignedWindows`; `kept_types`, `kept_columns_of`; `Keyed`, these and aggregates:
+What: `Ranked`, `Sessions`, `TupleWindows`, `AlignedWindows`, `Views`; `kept_types`, `kept_columns_of`; `Keyed`, these and aggregates:
 nodes of groups with one input.
 Why: key, order and windows, and the types of what they give, are one description for plans, explanations and instances.
 Stays out: other nodes (`plan.logical`), watermarks (`plan.watermarks`), keeping rows (`operators.ranking`,
@@ -168,9 +168,53 @@ class AlignedWindows(OneKeyedInput):
         return f"windows of {size}{every} from the first row on, by {', '.join(self.key) or 'time alone'}"
 
 
-Repeated: TypeAlias = TupleWindows | AlignedWindows
-Kept: TypeAlias = Ranked | Sessions | TupleWindows | AlignedWindows
-Keyed: TypeAlias = Aggregate | Ranked | Sessions | TupleWindows | AlignedWindows
+@dataclass(frozen=True)
+class Views(OneKeyedInput):
+    """The latest row of every group, once for each view: at every multiple of a time, from that of the first row to that of the
+    last one. They are the complete answers of an online aggregation (BiStream, section 3.3), of which a running aggregate
+    brings the groups that have changed.
+
+    key: grouping columns, any number; null is a group. every_us: microseconds; the rows' times are multiples. as_of: name of
+    the column of a view's time, which its rows have. All rows come to one instance: it knows which view is the last one. When
+    rows of a view are out, and which view is the next, depends on rows that are yet to come; so there is no watermark.
+    """
+
+    name: str
+    input: str
+    key: tuple[str, ...]
+    every_us: int
+    as_of: str = "as_of"
+    time_type: str = NAIVE
+    output_time: Literal["end"] = "end"
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (), ()
+
+    @property
+    def start(self) -> str:
+        return ""
+
+    @property
+    def end(self) -> str:
+        return self.as_of
+
+    def reads(self, wanted: set[str]) -> set[str]:
+        """Columns of its input from which these of its own come, and by which it groups."""
+        return {*self.key, *(wanted - {self.as_of})}
+
+    @property
+    def spans(self) -> tuple[tuple[str, int]]:
+        return (("length", self.every_us),)
+
+    @property
+    def description(self) -> str:
+        return f"views of {', '.join(self.key) or 'the total'} every {format_duration(self.every_us)}"
+
+
+Repeated: TypeAlias = TupleWindows | AlignedWindows | Views
+Kept: TypeAlias = Ranked | Sessions | TupleWindows | AlignedWindows | Views
+Keyed: TypeAlias = Aggregate | Ranked | Sessions | TupleWindows | AlignedWindows | Views
 
 
 def kept_types(node: Kept, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ from swjoin.core.join_semantics import mix64
 from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
-from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, kept_types
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views, kept_types
 from swjoin.plan.lookups import Lookup, lookup_columns
 from swjoin.plan.map_batches import MapBatches, keeps_time, mapped_columns
 from swjoin.routing.matrix import MOST_LINES, Matrix
@@ -445,7 +445,7 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
-        case Aggregate() | Ranked() | Sessions() | TupleWindows() | AlignedWindows():
+        case Aggregate() | Ranked() | Sessions() | TupleWindows() | AlignedWindows() | Views():
             return _keyed_schema(node, inputs[0])
         case Lookup():
             return _lookup_schema(node, *inputs)

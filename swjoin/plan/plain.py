@@ -14,7 +14,7 @@ from swjoin.config.loader import shown, value_from_plain, word
 from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Spread, Union
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
@@ -30,6 +30,7 @@ _KINDS: dict[str, type[Node]] = {
     "sessions": Sessions,
     "tuple_windows": TupleWindows,
     "aligned_windows": AlignedWindows,
+    "views": Views,
     "lookup": Lookup,
     "spread": Spread,
     "copies": Copies,

@@ -23,7 +23,7 @@ from swjoin.config.options import Strategy
 from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
-from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows, Views
 from swjoin.plan.logical import (
     Copies,
     Filter,
@@ -368,6 +368,8 @@ def describe_stage(stage: Stage) -> str:
         elif isinstance(stage.node, AlignedWindows):
             less = f" - {format_duration(stage.node.size_us)}" if stage.node.output_time == "start" else ""
             rule = f"that of its input{less}"
+        elif isinstance(stage.node, Views):
+            time, window, rule = f"its {stage.node.as_of}", "view", "none before the end of its input"
         return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
         what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"

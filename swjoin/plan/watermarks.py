@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, Views
 from swjoin.plan.logical import IntervalJoin, Node, Source
 from swjoin.plan.lookups import Lookup
 
@@ -59,6 +59,8 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
         if inputs[0] in (BEGIN_OF_TIME_US, END_OF_TIME_US):
             return inputs[0]
         return max(node.windows.first_after(inputs[0]) + node.ts_after_us, BEGIN_OF_TIME_US)
+    if isinstance(node, Views):  # one that has nothing new comes out with the next that has
+        return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US
     if isinstance(node, Sessions):  # those that are open end later
         return _shifted(inputs[0], 1 + node.ts_after_us)
     if isinstance(node, AlignedWindows) and node.output_time == "start":  # an open window ends at the watermark, or later
@@ -73,10 +75,10 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
 def needed_below(node: Node, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
-    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, for sessions, which may be of any length, and for windows
-    that begin with a group's first row; END_OF_TIME_US for a stage without state.
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, for sessions, which may be of any length, for windows that
+    begin with a group's first row, and for what has results of all rows; END_OF_TIME_US for a stage without state.
     """
-    if isinstance(node, Sessions | Repeated):
+    if isinstance(node, Sessions | Repeated) or (isinstance(node, Aggregate) and node.running):
         return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US, END_OF_TIME_US
     if isinstance(node, Aggregate | Ranked) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
         return max(node.windows.first_after(inputs[0]), BEGIN_OF_TIME_US), END_OF_TIME_US

@@ -13,7 +13,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.kept_columns import OrderKey
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
-from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, OutputTime, Result, Schema, Source, Union
 from tests.tools.plan_oracle import Row
 
@@ -77,15 +77,15 @@ def plan(name: str) -> LogicalPlan:
 
 @st.composite
 def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, int]] | None = None) -> LogicalPlan:
-    """Plans of 1 to 3 sources and 1 to 3 joins, unions, aggregates, top-n, sessions and windows of tuples or aligned to data;
-    all that no node reads is a result."""
+    """Plans of 1 to 3 sources and 1 to 3 joins, unions, aggregates, top-n, sessions, windows of tuples or aligned to data,
+    and views; all that no node reads is a result."""
     bounds = within or st.tuples(st.integers(-3, 3), st.integers(-3, 3)).map(lambda b: (min(b), max(b)))
     nodes: list[Node] = [source(f"s{i}") for i in range(draw(st.integers(1, 3)))]
     schemas: dict[str, Schema] = {node.name: Schema(COLUMNS, "ts") for node in nodes}
     for i in range(draw(st.integers(1, 3))):
         name, names = f"n{i}", sorted(schemas)
         left = draw(st.sampled_from(names))
-        choice = draw(st.integers(0, 11))
+        choice = draw(st.integers(0, 12))
         if choice == 5:
             time_of = draw(st.sampled_from(("last", "end")))
             node: Node = Sessions(name, left, ("k",), draw(st.integers(1, 4)), f"start{i}", f"end{i}", time_of)
@@ -95,6 +95,8 @@ def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, 
         elif choice == 11:
             size, slide, time_of = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from(("end", "start")))
             node = AlignedWindows(name, left, ("k",), size, slide, f"start{i}", f"end{i}", time_of)
+        elif choice == 12 and left.startswith("s"):
+            node = Views(name, left, ("k",), draw(st.integers(1, 3)), f"as_of{i}")
         elif choice == 6:
             windows = TimeWindows(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2)))
             time_of, most = draw(st.sampled_from(("last", "start", "end"))), draw(st.integers(1, 2))
@@ -103,9 +105,10 @@ def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, 
             node = Ranked(name, left, ("k",), order, most, windows, *names_of, time_of)
         elif choice == 1:
             windows = TimeWindows(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2)))
-            time_of = draw(st.sampled_from(("last", "start", "end")))
+            time_of, running = draw(st.sampled_from(("last", "start", "end"))), windows.size_us == windows.slide_us
             names_of = f"start{i}", f"end{i}"
-            node = Aggregate(name, left, ("k",), windows, (AggregateCall("v", "count"),), *names_of, time_of)
+            running = running and draw(st.booleans())
+            node = Aggregate(name, left, ("k",), windows, (AggregateCall("v", "count"),), *names_of, time_of, running=running)
         elif choice == 0:
             alike = [other for other in names if schemas[other] == schemas[left]]
             node = Union(name, (left, draw(st.sampled_from(alike))))

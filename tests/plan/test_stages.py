@@ -14,7 +14,7 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
 from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
@@ -28,6 +28,7 @@ from tests.tools.plan_oracle import (
     ranked_rows,
     session_rows,
     tuple_window_rows,
+    view_rows,
     union_rows,
 )
 
@@ -69,6 +70,8 @@ def played(stage: Stage, left: list[Row], right: list[Row]) -> list[Row]:
         return tuple_window_rows(stage.node, stage.schemas[LEFT], left)
     if isinstance(stage.node, AlignedWindows):
         return aligned_window_rows(stage.node, stage.schemas[LEFT], left)
+    if isinstance(stage.node, Views):
+        return view_rows(stage.node, stage.schemas[LEFT], left)
     return left if stage.gathers else join_rows(stage.join, stage.schemas, left, right)
 
 

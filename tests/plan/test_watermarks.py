@@ -15,7 +15,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, WindowTime
-from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows
+from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, OutputTime, Union
 from swjoin.plan.watermarks import join_shifts, needed_below, watermark_out
 from tests.plan.plans import OUTPUT_TIMES, join, plan, random_plans, random_rows, watermark_after
@@ -97,6 +97,11 @@ def windows_that_begin(node: Node, inputs: Sequence[int]) -> int:
     return inputs[0] if isinstance(node, AlignedWindows) else watermark_out(node, inputs)
 
 
+def views_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
+    """Forgets that a view without anything new waits for the next one."""
+    return inputs[0] if isinstance(node, Views) else watermark_out(node, inputs)
+
+
 def rows_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
     found = watermark_out(node, inputs)
     return found + 1 if isinstance(node, TupleWindows) and abs(found) < END_OF_TIME_US else found
@@ -104,7 +109,7 @@ def rows_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
 
 WRONG_RULES = [
     *(least_inputs, union_by_maximum, one_later, pairs_alone, windows_that_have_ended),
-    *(windows_that_begin, rows_that_have_passed),
+    *(windows_that_begin, rows_that_have_passed, views_that_have_passed),
 ]
 
 

@@ -17,7 +17,7 @@ from swjoin.core.ids import END_OF_TIME_US, LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
-from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows
+from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import (
     Copies,
     Filter,
@@ -179,6 +179,8 @@ def aggregated_rows(node: Aggregate, schema: Schema, rows: Sequence[Row]) -> lis
         end = start + node.windows.size_us
         ts = {"last": end - 1, "start": start, "end": end}[node.output_time]
         digest = row_hash([words_of(value) for value in (*key, start)])
+        if node.running:  # of all its rows so far
+            mine = [row for row in rows if row.ts < end and [row.values[names.index(name)] for name in node.key] == key]
         results = [_called(call, names, mine, node.order) for call in node.calls]
         out.append(Row(digest, ts, (*key, start, end, *results), (start, end)))
     return out
@@ -270,6 +272,18 @@ def aligned_window_rows(node: AlignedWindows, schema: Schema, rows: Sequence[Row
                 if row.ts <= end:
                     ts = end if node.output_time == "end" else start
                     out.append(Row(mix64(row.id + number * GOLDEN), ts, (*row.values, start, end), (start, end + 1)))
+    return out
+
+
+def view_rows(node: Views, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows of views. parents: the view's time, and the time by which a row at or after it is final."""
+    times, every, out = sorted(row.ts for row in rows), node.every_us, []
+    for number in range(-(-times[0] // every), times[-1] // every + 1) if times else ():
+        as_of = number * every
+        until = next(ts for ts in times if ts >= as_of) + 1
+        for mine in _by_key(node.key, schema, [row for row in rows if row.ts <= as_of]):
+            row = max(mine, key=lambda row: (row.ts, row.id))
+            out.append(Row(mix64(row.id + number * GOLDEN), as_of, (*row.values, as_of), (as_of, until)))
     return out
 
 
@@ -398,6 +412,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = tuple_window_rows(node, plan.schema(node.input), found[node.input])
             case AlignedWindows():
                 found[node.name] = aligned_window_rows(node, plan.schema(node.input), found[node.input])
+            case Views():
+                found[node.name] = view_rows(node, plan.schema(node.input), found[node.input])
             case Spread():  # any two rows meet, in one cell
                 found[node.name] = [row._replace(values=(*row.values, 0)) for row in found[node.input]]
             case Copies():

@@ -40,7 +40,7 @@ from swjoin.core.kept_columns import OrderKey
 from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
-from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows
+from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import (
     Column,
     Copies,
@@ -70,6 +70,7 @@ _OUTPUT_TIMES = ("max", "min", "left")
 MOST_RANKS = 8  # with instances
 SEEDS_OF_BUGS = 1_000  # plans below have no windows of groups: tests of planted bugs count on what they have
 SEEDS_WITHOUT_FUNCTIONS = range(20_000, 40_000)  # and no places; likewise, tests of aggregates and of rows that are kept
+SEEDS_OF_VIEWS = 50_000  # plans below have no views
 _FUNCTIONS = "tests.tools.plan_expressions"
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
@@ -111,6 +112,9 @@ class PlanScenario:
         group_windows = np.random.default_rng([seed, 30])
         if seed >= SEEDS_OF_BUGS and group_windows.random() < 0.25:
             plan = _draw_group_windows(group_windows, plan, span)
+        views = np.random.default_rng([seed, 34])
+        if seed >= SEEDS_OF_VIEWS and views.random() < 0.15:
+            plan = _draw_views(views, plan, span)
         lookups = np.random.default_rng([seed, 29])
         if lookups.random() < 0.25:
             plan = _draw_lookups(lookups, plan)
@@ -377,6 +381,29 @@ def _draw_rows_call(random: np.random.Generator, name: str, schema: Schema) -> A
     return AggregateCall(name, str(random.choice(["first", "last", "min", "max"])), column)
 
 
+def _draw_views(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """With a running aggregate over the rows of the result, or of a source alone, and mostly its views; now and then filtered."""
+    endless = any(isinstance(node, TupleWindows) and node.partial for node in plan.nodes)  # rows without a time
+    nodes, last = _begun(random, plan, 1 if endless else 0.75)
+    schema = _schema_with(nodes, last)
+    key = tuple(n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.6)
+    numbers = [n for n, kind in schema.columns if kind in ("int64", "double")]
+    calls = [AggregateCall("n", "count")]
+    for i in range(int(random.integers(0, 4)) if numbers else 0):
+        function = str(random.choice(["count", "sum", "avg", "min", "max"]))
+        calls.append(AggregateCall(f"f{i}", function, str(random.choice(numbers))))
+    every = max(1, int(span // random.choice([2, 5, 15])))
+    windows, names = TimeWindows(every, every, 1), ("vstart", "vend")
+    nodes.append(Aggregate("v", last, key, windows, tuple(calls), *names, running=True))
+    if random.random() < 0.8:
+        nodes.append(Views("views", "v", key, every, "as_of"))
+    last = nodes[-1].name
+    if random.random() < 0.3:
+        nodes.append(Filter("hv", last, '"n" between 2 and 60 or "n" is null'))
+        last = "hv"
+    return _reaching(nodes, last)
+
+
 def _draw_kept(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
     """With one or two top-n or sessions over the rows of the result, or of a source alone; now and then filtered."""
     nodes, last = _begun(random, plan, 0.6)
@@ -466,7 +493,7 @@ def _draw_places(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:
     """With some of the least and greatest values replaced by the second or third ones."""
     nodes: list[Node] = []
     for node in plan.nodes:
-        if isinstance(node, Aggregate):
+        if isinstance(node, Aggregate) and not node.running:
             drawn = [int(place) for place in random.integers(1, 4, len(node.calls))]
             placed = [call.function in PLACED and not call.distinct for call in node.calls]
             calls = (replace(c, place=p) if ok else c for c, p, ok in zip(node.calls, drawn, placed, strict=True))

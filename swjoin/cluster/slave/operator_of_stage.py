@@ -14,9 +14,10 @@ from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.gathering import Gathering
-from swjoin.operators.group_windows import AlignedWindows, TupleWindows
+from swjoin.operators.group_windows import AlignedWindows, TupleWindows, Views
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.keyed_operator import Limits
+from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.sessions import Sessions
 from swjoin.operators.window_join import Matching, WindowJoinOperator
@@ -36,7 +37,8 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
         return WindowJoinOperator.for_run(config, stage.layouts, name=name, matching=matching, in_order=False, rows=rows)
     assert isinstance(keys, GroupKeys), f"{name}: groups with the keys of a join"
     if isinstance(node, aggregates.Aggregate) and isinstance(columns, AggregateColumns):
-        return Aggregation(node.windows, columns, keys, limits, name)
+        kind = RunningAggregation if node.running else Aggregation
+        return kind(node.windows, columns, keys, limits, name)
     if isinstance(node, kept_rows.Ranked) and isinstance(columns, RankColumns):
         return Ranking(node.windows, columns, keys, limits, name)
     if isinstance(node, kept_rows.TupleWindows) and isinstance(columns, RepeatedColumns):
@@ -44,6 +46,8 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
     if isinstance(node, kept_rows.AlignedWindows) and isinstance(columns, RepeatedColumns):
         at_start = node.output_time == "start"
         return AlignedWindows((node.size_us, node.slide_us), columns, keys, limits, name, at_start=at_start)
+    if isinstance(node, kept_rows.Views) and isinstance(columns, RepeatedColumns):
+        return Views(node.every_us, columns, keys, limits, name)
     assert isinstance(node, kept_rows.Sessions), f"{name}: a stage without an operator"
     assert isinstance(columns, SessionColumns), f"{name}: sessions without their columns"
     return Sessions(node.gap_us, columns, keys, limits, name)
