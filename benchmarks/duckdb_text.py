@@ -14,11 +14,11 @@ from sqlglot import exp, parse_one
 
 from swjoin.frontends.sql.windows import Dialect, named_arguments, partition_by, plain_arguments
 
-_EDGES = ("window_start", "window_end")
+_EDGES = ("window_start", "window_end", "as_of")
 
 
 def in_duckdb(text: str) -> str:
-    """TUMBLE, HOP, SESSION and ROWS as subqueries. A literal with a point is a double."""
+    """TUMBLE, HOP, SESSION, ROWS and CUMULATE as subqueries. A literal with a point is a double."""
     tree = parse_one(text, read=Dialect)
     for node in list(tree.find_all(exp.Table))[::-1]:
         if isinstance(node.this, exp.Anonymous):
@@ -42,6 +42,8 @@ def _rows(node: Any) -> str:
     slide, size = micros[0], micros[-1]
     if name == "SESSION":
         return _sessions(node, ts, size)
+    if name == "CUMULATE":
+        return _views(node, ts, size)
     if "origin" in named_arguments(node.this):
         return _from_first(node, ts, size, slide)
     if len(lengths) == 1:
@@ -106,6 +108,14 @@ def _from_first(node: Any, ts: str, size: str, slide: str) -> str:
     windows = f"SELECT *, first__ + {slide} * {numbers} AS start__ FROM ({first})"
     edges = f"make_timestamp(start__) AS window_start, make_timestamp(start__ + {size}) AS window_end"
     return f"SELECT * EXCLUDE (us__, first__, start__), {edges} FROM ({windows}) WHERE us__ <= start__ + {size}"
+
+
+def _views(node: Any, ts: str, every: str) -> str:
+    """Rows once for each view that is not before them, up to the first one that no row comes after."""
+    counted = f"SELECT *, {ts} AS us__, max({ts}) OVER () AS last__ {_filtered(node)}"
+    first, last = (f"(ceil({us} / {every})::BIGINT * {every})" for us in ("us__", "last__"))
+    views = f"make_timestamp(unnest(generate_series({first}, {last}, {every}))) AS as_of"
+    return f"SELECT * EXCLUDE (us__, last__), {views} FROM ({counted})"
 
 
 def _sessions(node: Any, ts: str, gap: str) -> str:

@@ -127,14 +127,16 @@ def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None)
     missing = sorted(name for name in node.reads(set()) if name not in types)
     if missing:
         raise UserError(f"no column {missing[0]}", subject=node.name, remedy=f"columns are {', '.join(types)}")
-    if node.running:
-        _check_running(node, types)
+    if node.running and node.windows.size_us != node.windows.slide_us:
+        raise UserError("totals of windows that overlap, or leave gaps", subject=node.name, remedy="give one length")
     found = [(name, types[name]) for name in node.key]
     found += [(name, node.time_type) for name in (node.start, node.end)]
     try:
         GroupKeys([(name, type_named(types[name])) for name in node.key])
         for call in node.calls:
             found.append((call.name, call.result_type(types)))
+            if node.running:
+                check_running(call.accumulation(types))
     except UserError as error:
         raise error.prefixed(node.name) from None
     names = [name for name, _ in found]
@@ -144,13 +146,10 @@ def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None)
     return found
 
 
-def _check_running(node: Aggregate, types: Mapping[str, str]) -> None:
-    if node.windows.size_us != node.windows.slide_us:
-        raise UserError("totals of windows that overlap, or leave gaps", subject=node.name, remedy="give one length")
-    for call in node.calls:
-        if call.accumulation(types) == Accumulation.ROWS:
-            problem = f"{call.description} of all rows so far is not supported"
-            raise UserError(problem, subject=node.name, remedy="use count, sum, avg, min or max")
+def check_running(accumulation: Accumulation) -> None:
+    """UserError for a call that a running aggregate cannot have."""
+    if accumulation == Accumulation.ROWS:
+        raise UserError("is decided by rows, of which views keep none", remedy="use count, sum, avg, or min or max of numbers")
 
 
 def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping[str, str]) -> AggregateColumns:

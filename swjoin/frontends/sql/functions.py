@@ -84,7 +84,7 @@ class _Mapped:
     @property
     def times(self) -> tuple[str, ...]:
         types = {f.column: f.type for f in self.of.fields}
-        return tuple(name for name in self.of.times if (name, types[name]) in self.function.columns)
+        return tuple(name for name in self.of.times if (name, types.get(name)) in self.function.columns)
 
     def make(self, nodes: Nodes, time: str | None) -> str:
         if time not in self._made:

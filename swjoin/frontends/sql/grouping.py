@@ -17,13 +17,26 @@ from typing import NamedTuple
 import pyarrow as pa
 from sqlglot import exp
 
-from swjoin.core.aggregate_functions import FUNCTIONS, PICKS, result_type
+from swjoin.core.aggregate_functions import FUNCTIONS, PICKS, accumulation_of, result_type
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
 from swjoin.frontends.sql.conditions import Names
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
-from swjoin.frontends.sql.windows import END, START, Counted, Gap, GroupWindows, InGroupWindows, Windowed, window_type
-from swjoin.plan.aggregates import NAIVE, Aggregate, AggregateCall, WindowTime
+from swjoin.frontends.sql.windows import (
+    AS_OF,
+    END,
+    START,
+    Counted,
+    Cumulated,
+    Gap,
+    GroupWindows,
+    InGroupWindows,
+    Windowed,
+    edge_names,
+    window_type,
+)
+from swjoin.plan.aggregates import NAIVE, Aggregate, AggregateCall, WindowTime, check_running
+from swjoin.plan.kept_rows import Views
 from swjoin.plan.logical import Project
 
 _FUNCTIONS: dict[type[exp.Expr], str] = {
@@ -78,7 +91,8 @@ class CallText(NamedTuple):
 @dataclass(frozen=True)
 class Aggregated:
     """Groups. time: column of `of` that is the rows' time in windows; None: the window is a time itself, one of `instants`:
-    (column of a key, column of `of`). order: column of `of` by which rows are earlier or later; "" for their time."""
+    (column of a key, column of `of`). order: column of `of` by which rows are earlier or later; "" for their time. of_all:
+    views of all rows so far, at the ends of the windows."""
 
     of: Relation
     table: str
@@ -88,16 +102,19 @@ class Aggregated:
     time: Field | None
     instants: tuple[tuple[str, str], ...] = ()
     order: str = ""
+    of_all: bool = False
 
     @property
     def fields(self) -> tuple[Field, ...]:
         keys = tuple(key.field for key in self.keys)
-        kind = None if self.time is None else window_type(self.time)
-        windows = () if kind is None else tuple(Field(self.table, name, name, kind) for name in (START, END))
+        kind, edges = None if self.time is None else window_type(self.time), (AS_OF,) if self.of_all else (START, END)
+        windows = () if kind is None else tuple(Field(self.table, name, name, kind) for name in edges)
         return (*keys, *windows, *(Field("", call.name, call.name, call.type) for call in self.calls))
 
     @property
     def times(self) -> tuple[str, ...]:
+        if self.of_all:
+            return ()  # see `Views`
         return (
             (START, END)
             if self.time is not None
@@ -129,8 +146,11 @@ class Aggregated:
             below = nodes.add("select", lambda name: Project(name, source, computed))
         out: WindowTime = output  # type: ignore[assignment]
         kind, by = window_type(self.time) if self.time is not None else NAIVE, "" if order is None else read[order]
-        what = keys, self.windows, calls, start, end, out, kind, by
-        return nodes.add("aggregate", lambda name: Aggregate(name, below, *what))
+        what = keys, self.windows, calls, start, end, out, kind, by, self.of_all
+        groups = nodes.add("aggregate", lambda name: Aggregate(name, below, *what))
+        if not self.of_all:
+            return groups
+        return nodes.add("views", lambda name: Views(name, groups, keys, self.windows.size_us, AS_OF, kind))
 
 
 class Grouping:
@@ -138,12 +158,13 @@ class Grouping:
 
     def __init__(self, node: exp.Select, of: Relation, windowed: Windowed | None, table: str) -> None:
         self._of, self._windowed, self._table = of, windowed, table
-        self._names = Names(of.fields if windowed is None else (*of.fields, *windowed.fields[-2:]))
+        self._edges = () if windowed is None else windowed.edges
+        self._names = Names((*of.fields, *self._edges))
         self._items: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
         self._aliases = [item.alias if isinstance(item, exp.Alias) else "" for item in node.expressions]
         self._keys: list[Key] = []
         self._has_window = False
-        self._taken = {START, END, "instant", "after"}  # names of columns of the groups
+        self._taken = {START, END, AS_OF, "instant", "after"}  # names of columns of the groups
         self._found: dict[str, CallText] = {}  # by their text
         for expression in self._grouped_by(node):
             self._add_key(expression)
@@ -199,9 +220,10 @@ class Grouping:
         if _calls(expression):
             raise UserError(f"{shown}: GROUP BY of an aggregate", remedy="group in a subquery")
         read = self._names.read_by(expression)
-        if self._windowed is not None and any(f in self._windowed.fields[-2:] for f in read):
+        if any(f in self._edges for f in read):
             if not isinstance(expression, exp.Column):
-                raise UserError(f"{shown}: an expression of a window in GROUP BY", remedy=f"group by {START}, {END}")
+                edges = ", ".join(f.name for f in self._edges)
+                raise UserError(f"{shown}: an expression of a window in GROUP BY", remedy=f"group by {edges}")
             self._has_window = True
             return
         if isinstance(expression, exp.Column):
@@ -272,14 +294,17 @@ class Grouping:
         other, other_kind = (None, None) if by is None else self._argument(by, shown)
         try:
             found = result_type(function, kind, other_kind, distinct=distinct, place=place)
+            if self._windowed is not None and isinstance(self._windowed.windows, Cumulated):
+                check_running(accumulation_of(function, kind, other_kind, distinct=distinct, place=place))
             self._found[text] = CallText(name, function, value, found, other, distinct, place)
         except UserError as error:
             raise error.prefixed(shown) from None
 
     def _argument(self, argument: exp.Expr, shown: str) -> tuple[str, str]:
         """Text and type of what a call reads."""
-        if self._windowed is not None and any(f in self._windowed.fields[-2:] for f in self._names.read_by(argument)):
-            raise UserError(f"{shown}: an aggregate of a window's edge", remedy=f"write {START} or {END} by itself")
+        if any(f in self._edges for f in self._names.read_by(argument)):
+            edges = " or ".join(f.name for f in self._edges)
+            raise UserError(f"{shown}: an aggregate of a window's edge", remedy=f"write {edges} by itself")
         value, expr = self._names.text(argument)
         if pa.types.is_null(expr.type):
             raise UserError(f"{shown}: its argument is null for every row", remedy="leave it out")
@@ -290,12 +315,17 @@ class Grouping:
     def _aggregated(self) -> Aggregated:
         keys, calls = tuple(self._keys), tuple(self._found.values())
         if self._windowed is not None:
+            windows, time = self._windowed.windows, self._windowed.time
             if not self._has_window:
-                raise UserError("groups without their window", remedy=f"write GROUP BY {START}, {END} and what else groups")
-            if not isinstance(self._windowed.windows, TimeWindows):
-                return self._of_group_windows(self._windowed.windows, self._windowed.time, calls)
-            return Aggregated(self._of, self._table, keys, calls, self._windowed.windows, self._windowed.time)
-        texts = {quoted(time): time for time in self._of.times}
+                edges = ", ".join(edge_names(windows))
+                raise UserError("groups without their window", remedy=f"write GROUP BY {edges} and what else groups")
+            if isinstance(windows, Cumulated):
+                until = TimeWindows(windows.every_us, windows.every_us, 1)  # their last microseconds are multiples
+                return Aggregated(self._of, self._table, keys, calls, until, time, of_all=True)
+            if not isinstance(windows, TimeWindows):
+                return self._of_group_windows(windows, time, calls)
+            return Aggregated(self._of, self._table, keys, calls, windows, time)
+        texts = {text: time for time in self._of.times for text in (quoted(time), time)}
         instants = tuple((key.field.column, texts[key.text]) for key in keys if key.text in texts)
         if not instants:
             remedy = f"FROM TUMBLE(table, time, INTERVAL '1' MINUTE) ... GROUP BY {START}, {END}"

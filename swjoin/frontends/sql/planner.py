@@ -43,7 +43,7 @@ from swjoin.frontends.sql.relations import (
     quoted,
     source_of,
 )
-from swjoin.frontends.sql.windows import END, START, Dialect, InWindows, WindowCall, Windowed, window_call
+from swjoin.frontends.sql.windows import END, START, Dialect, InWindows, WindowCall, Windowed, edge_names, window_call
 from swjoin.plan.logical import LogicalPlan
 
 _CLAUSES = {
@@ -327,7 +327,7 @@ class _Planner:
             known = ", ".join(f.name for f in of.fields if f.column in of.times) or "none"
             raise UserError(f"{call.name}: {time.name} is no time of its rows", remedy=f"columns that are: {known}")
         for f in of.fields:
-            if f.name.casefold() in (START, END):
+            if f.name.casefold() in edge_names(call.windows):
                 raise UserError(f"{call.name}: the rows have a column {f.name} already", remedy="give it another name before")
         return Windowed(of, table, time, call.windows)
 
@@ -433,7 +433,8 @@ class _Planner:
         if (call := window_call(node)) is not None:
             windowed = self._windowed(node, call, named)
             if not isinstance(windowed.windows, TimeWindows):
-                raise UserError(f"{call.name} without GROUP BY {START}", remedy="select groups, in a subquery beside a join")
+                edge = edge_names(windowed.windows)[0]
+                raise UserError(f"{call.name} without GROUP BY {edge}", remedy="select groups, in a subquery beside a join")
             if windowed.windows.size_us > _MOST_WINDOWS * windowed.windows.slide_us:
                 problem = f"{call.name}: a row is in more than {_MOST_WINDOWS} windows"
                 raise UserError(problem, remedy=f"group by {START}, {END}")

@@ -163,7 +163,7 @@ def ordered_by(items: Sequence[exp.Expr]) -> Iterator[tuple[exp.Expr, bool, bool
 
 def numbered(call: NumberCall, relation: Relation, windowed: Windowed | None) -> Numbered:
     """The rows that a SELECT numbers. relation: without the columns of windows. UserError without a window."""
-    edges = () if windowed is None else windowed.fields[-2:]
+    edges = () if windowed is None else windowed.edges
     names, keys, instants, has_window = Names((*relation.fields, *edges)), [], [], False
     for item in call.node.args.get("partition_by") or []:
         column = item.unnest()

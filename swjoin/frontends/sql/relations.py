@@ -103,7 +103,7 @@ class Nodes:
 
 
 class Relation(Protocol):
-    """fields: in order. times: columns each of which can be the rows' time."""
+    """fields: in order. times: columns each of which can be the rows' time, and expressions that are to be selected first."""
 
     @property
     def fields(self) -> tuple[Field, ...]: ...
@@ -198,7 +198,7 @@ class Selected:
     def _origin(self, column: str) -> str | None:
         """The column below that has the same times."""
         text = self.texts[[f.column for f in self.fields].index(column)]
-        return self.instants.get(column) or next((time for time in self.of.times if quoted(time) == text), None)
+        return self.instants.get(column) or next((time for time in self.of.times if text in (quoted(time), time)), None)
 
     def make(self, nodes: Nodes, time: str | None) -> str:
         if time not in self._made:  # a query of WITH may be read several times
@@ -262,12 +262,25 @@ class Joined:
 
     @property
     def times(self) -> tuple[str, ...]:
-        """Either side's of an inner join, the left one's of a left, semi or anti join."""
+        """Either side's of an inner join, and the texts of the later and the earlier of both; the left one's of a left, semi or
+        anti join."""
         names = [next(column_of(f) for f in side.of.fields if f.column == side.time) for side in (self.left, self.right)]
-        return () if self.how == "full" else tuple(names[: 2 if self.how == "inner" else 1])
+        if self.how != "inner":
+            return () if self.how == "full" else (names[0],)
+        return (*names, *self._of_both)
+
+    @property
+    def _of_both(self) -> dict[str, OutputTime]:
+        names = [next(column_of(f) for f in side.of.fields if f.column == side.time) for side in (self.left, self.right)]
+        found: dict[str, OutputTime] = {}
+        for one, two in (names, names[::-1]):
+            pair = f"{quoted(one)}, {quoted(two)}"
+            found |= {f"GREATEST({pair})": "max", f"LEAST({pair})": "min"}
+        return found
 
     def make(self, nodes: Nodes, time: str | None) -> str:
-        swapped = time is not None and time != self.times[0]
+        of_both = self._of_both.get(time or "") if self.how == "inner" else None
+        swapped = time is not None and of_both is None and time != self.times[0]
         sides = (self.right, self.left) if swapped else (self.left, self.right)
         lower, upper, exclusive = self.bounds
         if swapped:
@@ -276,7 +289,7 @@ class Joined:
         query = QueryConfig(lower, upper, exclusive=exclusive, how=self.how, where=self.where[swapped])  # type: ignore[arg-type]
         left, right = (side.make(nodes) for side in sides)
         key = tuple(name for name, _ in self.left.keys)
-        output: OutputTime = "max" if self.how == "full" else "left"
+        output: OutputTime = of_both or ("max" if self.how == "full" else "left")
         band = self.band if self.band is None or not swapped else replace(self.band, wide=LEFT)
         return nodes.add("join", lambda name: IntervalJoin(name, left, right, key, key, query, output, band))
 

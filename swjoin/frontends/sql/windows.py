@@ -1,4 +1,4 @@
-"""Windows in FROM: TUMBLE, HOP, SESSION and ROWS, in both spellings.
+"""Windows in FROM: TUMBLE, HOP, SESSION, ROWS and CUMULATE, in both spellings.
 
 What: `Dialect`, DuckDB's SQL with `TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), ...))`; `window_call`; `Windowed`, their relation;
 `InWindows`, of rows with windows of time; `InGroupWindows`, of rows with sessions, windows of tuples or aligned to data;
@@ -30,7 +30,7 @@ from swjoin.plan.aggregates import NAIVE
 from swjoin.plan.kept_rows import AlignedWindows, Sessions, TupleWindows
 from swjoin.plan.logical import Filter, Node, Project, Union
 
-_INTERVALS = {"TUMBLE": ("size",), "HOP": ("slide", "size"), "SESSION": ("gap",)}
+_INTERVALS = {"TUMBLE": ("size",), "HOP": ("slide", "size"), "SESSION": ("gap",), "CUMULATE": ("every",)}
 _FORMS = {
     **{name: f"INTERVAL {', INTERVAL '.join(lengths)}" for name, lengths in _INTERVALS.items()},
     "ROWS": "SIZE[, ADVANCE][, partial => true]",
@@ -41,6 +41,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "ROWS": {"partial": ("true", "false")},
 }
 START, END = "window_start", "window_end"
+AS_OF = "as_of"  # the time of a view
 
 
 class Dialect(DuckDB):
@@ -131,7 +132,15 @@ class Aligned:
     slide_us: int
 
 
+@dataclass(frozen=True)
+class Cumulated:
+    """Views of all rows so far, one at every multiple of a time, microseconds."""
+
+    every_us: int
+
+
 GroupWindows: TypeAlias = Gap | Counted | Aligned  # which windows there are depends on the rows of a group
+Windows: TypeAlias = TimeWindows | GroupWindows | Cumulated
 
 
 @dataclass(frozen=True)
@@ -141,17 +150,15 @@ class WindowCall:
     name: str
     source: exp.Expr
     time: exp.Column
-    windows: TimeWindows | GroupWindows
+    windows: Windows
 
 
 def window_call(node: exp.Expr) -> WindowCall | None:
     """The windows that an item of FROM gives; None for another item. UserError for arguments that it cannot have."""
     call = node.this if isinstance(node, exp.Table) else None
-    if not isinstance(call, exp.Anonymous) or str(call.this).upper() not in {*_FORMS, "CUMULATE"}:
+    if not isinstance(call, exp.Anonymous) or str(call.this).upper() not in _FORMS:
         return None
     name, shown = str(call.this).upper(), one_line(call.sql("duckdb"), 100)
-    if name not in _FORMS:
-        raise UserError(f"{name} is not supported", subject=shown, remedy="use TUMBLE, HOP, SESSION or ROWS")
     form = f"{name}(TABLE, TIME COLUMN, {_FORMS[name]})"
     arguments = plain_arguments(call)
     source, time, *given = [*arguments, None, None][: max(2, len(arguments))]
@@ -173,7 +180,7 @@ def _windows_of(
     named: Mapping[str, exp.Expr],
     shown: str,
     form: str,
-) -> TimeWindows | GroupWindows:
+) -> Windows:
     """What a window function says. given: its arguments after the table and the time. named: those with names."""
     option = _OPTIONS.get(name, {})
     for key, node in named.items():
@@ -189,6 +196,8 @@ def _windows_of(
     found = dict(zip(_INTERVALS[name], (_length(part, shown, form) for part in given), strict=True))
     if name == "SESSION":
         return Gap(found["gap"], keys or None)
+    if name == "CUMULATE":
+        return Cumulated(found["every"])
     size, slide_us = found["size"], found.get("slide", found["size"])
     return Aligned(size, slide_us) if "origin" in named else TimeWindows(size, slide_us)
 
@@ -225,6 +234,11 @@ def window_type(f: Field) -> str:
     return f"timestamp[us, {zone[1]}]" if zone else NAIVE
 
 
+def edge_names(windows: Windows) -> tuple[str, ...]:
+    """The names of the columns that windows add."""
+    return (AS_OF,) if isinstance(windows, Cumulated) else (START, END)
+
+
 @dataclass(frozen=True)
 class Windowed:
     """A relation whose rows are in windows. of: with its fields; table: its name in FROM. time: its time column."""
@@ -232,12 +246,16 @@ class Windowed:
     of: Relation
     table: str
     time: Field
-    windows: TimeWindows | GroupWindows
+    windows: Windows
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        kind = window_type(self.time)
-        return (*self.of.fields, *(Field(self.table, name, name, kind) for name in (START, END)))
+        return (*self.of.fields, *self.edges)
+
+    @property
+    def edges(self) -> tuple[Field, ...]:
+        """The columns of a row's window: its start and end, or the time of a view."""
+        return tuple(Field(self.table, name, name, window_type(self.time)) for name in edge_names(self.windows))
 
     @property
     def times(self) -> tuple[str, ...]:
