@@ -10,7 +10,7 @@ from swjoin.core.errors import ImplausibleWarning, RunFailed, UserError
 from swjoin.core.version import __version__
 
 if TYPE_CHECKING:
-    from swjoin.api.fluent import col, expr, hop, lit, row_count, rows, session, stream, tumble
+    from swjoin.api.fluent import col, cumulate, expr, hop, lit, row_count, rows, session, stream, tumble
     from swjoin.api.proofs import proof
     from swjoin.api.queries import sql
     from swjoin.api.runs import Run, run
@@ -30,6 +30,7 @@ __all__ = [
     "col",
     "connect",
     "count",
+    "cumulate",
     "expr",
     "hop",
     "join",
@@ -54,7 +55,9 @@ _HOMES = {
     "proof": "swjoin.api.proofs",
     "run": "swjoin.api.runs",
     "sql": "swjoin.api.queries",
-    **dict.fromkeys(("col", "expr", "hop", "lit", "row_count", "rows", "session", "stream", "tumble"), "swjoin.api.fluent"),
+    **dict.fromkeys(
+        ("col", "cumulate", "expr", "hop", "lit", "row_count", "rows", "session", "stream", "tumble"), "swjoin.api.fluent"
+    ),
 }
 
 

@@ -31,7 +31,7 @@ from swjoin.core.ledger import Proof
 from swjoin.frontends.sql.functions import NAME, Function, declared
 from swjoin.frontends.sql.planner import Query, Table, plan_query
 from swjoin.frontends.sql.tables import with_time
-from swjoin.frontends.sql.windows import END, START
+from swjoin.frontends.sql.windows import AS_OF, END, START
 from swjoin.plan.map_batches import is_importable
 from swjoin.plan.stages import cut, describe_edge, describe_stage
 
@@ -257,12 +257,14 @@ Origin: TypeAlias = Literal["first"] | None
 
 @dataclass(frozen=True)
 class Window:
-    """call: of the query, without its table and time. has_time: whether `window_end` is the time of a group's row."""
+    """call: of the query, without its table and time. has_time: whether `window_end` is the time of a group's row. edges: names
+    of the columns of a group's window."""
 
     name: str
     sizes: tuple[exp.Expr, ...]
     options: tuple[exp.Expr, ...] = ()
     has_time: bool = True
+    edges: tuple[str, ...] = (START, END)
 
     def over(self, query: exp.Query, time: str) -> exp.Table:
         arguments = exp.Subquery(this=query.copy()), exp.column(time, quoted=True)
@@ -303,6 +305,15 @@ def rows(n: int, *, every: int | None = None, partial: bool = False) -> Window:
     if not isinstance(partial, bool):
         raise UserError(f"rows: partial={partial!r:.40}", remedy="give True or False")
     return Window("ROWS", tuple(sizes), (_option("partial", exp.true()),) if partial else (), has_time=not partial)
+
+
+def cumulate(every: Any) -> Window:
+    """Views of all rows so far, one at every multiple of `every`, such as "10s", from 1970 on.
+
+    `as_of` is a view's time: it has the groups of all rows at or before it. There are views from the first row to the last one,
+    each with all groups. No window, join or `head` can follow.
+    """
+    return Window("CUMULATE", (_length(every, "every"),), has_time=False, edges=(AS_OF,))
 
 
 def _length(value: Any, name: str) -> exp.Expr:
@@ -584,7 +595,7 @@ class Groups:
     def window(self, window: Window) -> Groups:
         """By windows, too."""
         if not isinstance(window, Window):
-            remedy = "give tumble('10s'), hop('10s', every='2s'), session('30s') or rows(10)"
+            remedy = "give tumble('10s'), hop('10s', every='2s'), session('30s'), rows(10) or cumulate('10s')"
             raise UserError(f"window: {window!r:.60} is no window", remedy=remedy)
         return replace(self, _window=window)
 
@@ -594,7 +605,7 @@ class Groups:
         by: columns and expressions with a name, nulls last; rows that are equal in them are in the order of their ids. The
         groups have windows, or the stream's time among their keys.
         """
-        of, edges = self._of, [] if self._window is None else [(START, col(START)), (END, col(END))]
+        of, edges = self._of, self._edges
         names = [*of.columns, *(name for name, _ in edges), rank]
         if len(set(names)) < len(names):
             raise UserError("head: two columns have one name", remedy="name the column of numbers: rank='number'")
@@ -607,6 +618,10 @@ class Groups:
         return Stream(tuple(names), of.time if self._window is None else END, query, of._sources)
 
     @property
+    def _edges(self) -> list[tuple[str, Expr]]:
+        return [] if self._window is None else [(name, col(name)) for name in self._window.edges]
+
+    @property
     def _from(self) -> exp.Expr:
         """The rows, with their windows."""
         of, window = self._of, self._window
@@ -617,9 +632,8 @@ class Groups:
         return window.over(of._query, of.time)
 
     def agg(self, *columns: Expr, **named: Expr) -> Stream:
-        """A row for each group: keys, `window_start` and `window_end` if there is a window, and these aggregates."""
-        found, of = _items(columns, named), self._of
-        edges = [] if self._window is None else [(START, col(START)), (END, col(END))]
+        """A row for each group: keys, `window_start` and `window_end` or `as_of` if there is a window, and these aggregates."""
+        found, of, edges = _items(columns, named), self._of, self._edges
         items = [*self._keys, *edges, *found]
         names = [name for name, _ in items]
         twice = [name for name in names if names.count(name) > 1]

@@ -131,7 +131,7 @@ def _join_without_keys(
 ) -> tuple[pa.Table | None, Proof]:
     """The rows of a join by its condition alone, unless they are written or counted only, and their proof."""
     from swjoin.api.planned_runs import Planned, answered, settings_of, stored
-    from swjoin.frontends.joins_without_keys import planned
+    from swjoin.frontends.planned_joins import planned
 
     request = _request_of(options)
     with tempfile.TemporaryDirectory(prefix="swjoin-join-", ignore_cleanup_errors=True) as name:

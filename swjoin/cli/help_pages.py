@@ -25,6 +25,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "--assume-timezone",
         "files of text": "--csv --left-csv --right-csv",
         "matching": "--within --lower --upper --exclusive --last --how --where",
+        "views": "--agg --group-by --every",
         "rows": "--max-out-of-order --sort --late --left-id --right-id",
         "output": "-o --format --columns --report",
         "execution": "-n --threads --gateways --sinks --routing --memory --epoch --pace --partitions --theta --communication",
@@ -77,6 +78,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"swjoin join {_TRIPS} \\\n      --within 1h --how left --where 'left_km < right_eur' -o trips_with_payments.csv",
         f"swjoin join {_TRIPS} \\\n      --within 2h --sort -o - > pairs.csv",
         f"swjoin join {_NO_KEYS} \\\n      --within 1h --where 'abs(left_km - right_eur) <= 1' -o near.parquet",
+        f"swjoin join {_TRIPS} \\\n      --within 1h --agg 'sum(eur) AS eur' --group-by user --every 1d -o views.csv",
         f"swjoin join {_TRIPS} \\\n      --last 100 -n 4 -o count --report report.json",
     ),
     "query": (

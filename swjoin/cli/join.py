@@ -99,8 +99,9 @@ def _text(args: argparse.Namespace, side: str) -> TextConfig | None:
 
 
 def join_config(args: argparse.Namespace) -> RunConfig:
-    """The configuration of a `join`; without join columns its streams are inputs of a plan."""
+    """The configuration of a `join`; without join columns, or with views, its streams are inputs of a plan."""
     left_on, right_on = _keys(args)
+    keyed = bool(left_on) and args.agg is None
     columns = None if args.columns is None else separate(args.columns)
     texts = [_text(args, side) for side in STREAM_NAMES]
     units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone
@@ -113,8 +114,11 @@ def join_config(args: argparse.Namespace) -> RunConfig:
         paths, unit = split_paths(path), units[side]
         return StreamConfig(paths, key, time, unit, row_id, columns, assume_timezone=zone, csv=texts[side])
 
-    left, right = stream(LEFT, args.left, left_on), stream(RIGHT, args.right, right_on)
-    streams: dict[str, Any] = {"left": left, "right": right} if left_on else {"inputs": (left, right)}
+    left, right = (
+        stream(side, path, key if keyed else ())
+        for side, path, key in ((LEFT, args.left, left_on), (RIGHT, args.right, right_on))
+    )
+    streams: dict[str, Any] = {"left": left, "right": right} if keyed else {"inputs": (left, right)}
     return with_role_counts(RunConfig(queries=(_query(args),), pace=args.pace, **streams, **settings), args)
 
 
@@ -135,11 +139,21 @@ def shared_settings(args: argparse.Namespace, cluster: dict[str, Any], module: d
 
 
 def run_join(args: argparse.Namespace) -> int:
+    for name in ("group_by", "every"):
+        if args.agg is None and getattr(args, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} without --agg: give what is aggregated, such as --agg 'count(*) AS n'")
     config, plan = join_config(args), None
     if config.inputs:
-        from swjoin.frontends.joins_without_keys import planned
+        from swjoin.frontends.planned_joins import Views, planned
 
-        config, plan = planned(config)
+        views = None
+        if args.agg is not None:
+            if args.every is None:
+                raise UserError("--agg without --every: give the time from one view to the next, such as --every 1s")
+            views = Views(separate(args.group_by), args.agg, duration_of(args.every, "--every"))
+            if views.every_us <= 0:
+                raise UserError(f"--every {args.every}: give a time above zero")
+        config, plan = planned(config, _keys(args), views)
     return start_with_outputs(args, config, given_ranks(args), plan)
 
 

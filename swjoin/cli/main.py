@@ -134,6 +134,13 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--where", metavar="CONDITION", help="what else must hold of a pair, or without --on alone: 'left_price < right_price'"
     )
+    p.add_argument(
+        "--agg",
+        metavar="ITEMS",
+        help="write views of the pairs so far instead of pairs: 'count(*) AS n, sum(right_eur) AS eur'",
+    )
+    p.add_argument("--group-by", metavar="COL", nargs="+", action="extend", help="columns that group the pairs of views")
+    p.add_argument("--every", metavar="1s", help="time from one view to the next")
     p.add_argument("--left-id", metavar="COL", help="row id column on the left (default: position)")
     p.add_argument("--right-id", metavar="COL", help="row id column on the right")
     p.add_argument(

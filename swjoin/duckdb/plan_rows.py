@@ -294,7 +294,9 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
     selected = f"SELECT hash({grouped}) AS id, {ts} AS ts{values} FROM ({unrolled})"
     if not node.running:
         return made, f"{selected} GROUP BY {grouped}"
-    so_far = f"WINDOW so_far AS ({'PARTITION BY ' + ', '.join(keys) if keys else ''} ORDER BY start_us)"  # and all that is equal
+    so_far = (
+        f"WINDOW so_far AS ({'PARTITION BY ' + ', '.join(keys) if keys else ''} ORDER BY start_us)"  # and all that is equal
+    )
     return made, f"{selected} {so_far} QUALIFY row_number() OVER (PARTITION BY {grouped}) = 1"
 
 
@@ -393,7 +395,12 @@ def _views(plan: LogicalPlan, node: Views, rows: NodeTable) -> tuple[dict[str, s
 
 
 def _repeated(
-    plan: LogicalPlan, node: TupleWindows | AlignedWindows, rows: NodeTable, windows: str, ts: str, numbers: list[tuple[str, str]]
+    plan: LogicalPlan,
+    node: TupleWindows | AlignedWindows,
+    rows: NodeTable,
+    windows: str,
+    ts: str,
+    numbers: list[tuple[str, str]],
 ) -> tuple[dict[str, str], str]:
     """windows: a query of the rows, once for each window, k. ts: time of what comes out. numbers: columns, and their names."""
     names = [name for name in plan.schema(node.input).types if name in rows.columns]

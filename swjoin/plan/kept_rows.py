@@ -1,7 +1,7 @@
 """Rows that are kept until they are final, as nodes of logical plans: top-n, sessions, windows of tuples or of data, views.
 
-What: `Ranked`, `Sessions`, `TupleWindows`, `AlignedWindows`, `Views`; `kept_types`, `kept_columns_of`; `Keyed`, these and aggregates:
-nodes of groups with one input.
+What: `Ranked`, `Sessions`, `TupleWindows`, `AlignedWindows`, `Views`; `kept_types`, `kept_columns_of`; `Keyed`, these and
+aggregates: nodes of groups with one input.
 Why: key, order and windows, and the types of what they give, are one description for plans, explanations and instances.
 Stays out: other nodes (`plan.logical`), watermarks (`plan.watermarks`), keeping rows (`operators.ranking`,
 `operators.sessions`, `operators.group_windows`).

@@ -28,8 +28,8 @@ from tests.tools.plan_oracle import (
     ranked_rows,
     session_rows,
     tuple_window_rows,
-    view_rows,
     union_rows,
+    view_rows,
 )
 
 

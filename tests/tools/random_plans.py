@@ -382,7 +382,7 @@ def _draw_rows_call(random: np.random.Generator, name: str, schema: Schema) -> A
 
 
 def _draw_views(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
-    """With a running aggregate over the rows of the result, or of a source alone, and mostly its views; now and then filtered."""
+    """With a running aggregate over the result, or a source alone, and mostly its views; now and then filtered."""
     endless = any(isinstance(node, TupleWindows) and node.partial for node in plan.nodes)  # rows without a time
     nodes, last = _begun(random, plan, 1 if endless else 0.75)
     schema = _schema_with(nodes, last)

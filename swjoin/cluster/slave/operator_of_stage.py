@@ -17,8 +17,8 @@ from swjoin.operators.gathering import Gathering
 from swjoin.operators.group_windows import AlignedWindows, TupleWindows, Views
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.keyed_operator import Limits
-from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.ranking import Ranking
+from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.sessions import Sessions
 from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.plan import aggregates, kept_rows
