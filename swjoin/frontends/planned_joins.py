@@ -143,7 +143,7 @@ class _Viewed:
         try:
             select = parse_query(f"SELECT {views.aggregates}")
         except UserError as error:
-            raise error.prefixed(_AGG) from None
+            raise UserError(error.problem, subject=(_AGG,), remedy=error.remedy) from None
         if not isinstance(select, exp.Select) or {name for name, value in select.args.items() if value} != {"expressions"}:
             problem = (_AGG, f": {views.aggregates} is more than aggregates")
             raise UserError(problem, remedy="write such as 'count(*) AS n, sum(left_v) AS s'")
@@ -159,7 +159,8 @@ class _Viewed:
             try:
                 side, found = resolve(name, (names[LEFT], names[RIGHT]), key)
             except UserError as error:
-                raise UserError(str(error).removeprefix("where: "), subject=(_AGG,)) from None
+                of = setting("group_by") if name in views.by else _AGG
+                raise UserError(str(error).removeprefix("where: "), subject=(of,)) from None
             self.columns.append(exp.alias_(_column(side, found), name, quoted=True))
 
     def query(self, pairs: exp.Select) -> exp.Select:

@@ -7,8 +7,8 @@ Stays out: columns of rows (`core.kept_columns`), what is computed of a window's
 
 A row comes out once for each window that has it. Window k of tuples has the rows of its group with numbers k slide to k slide
 + size - 1, in the order of time and id; one that the stream does not fill comes out at its end, or not at all. Window k aligned
-to data is [t0 + k slide, t0 + k slide + size], both ends included, where t0 is the time of the group's first row. View k, at time
-k slide, has the last row of each group that is not later; it comes out when a row of its time or a later one is final.
+to data is [t0 + k slide, t0 + k slide + size], both ends included, where t0 is the time of the group's first row. View k, at
+time k slide, has the last row of each group that is not later; it comes out when a row of its time or a later one is final.
 """
 
 from __future__ import annotations

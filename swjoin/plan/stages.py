@@ -369,7 +369,7 @@ def describe_stage(stage: Stage) -> str:
             less = f" - {format_duration(stage.node.size_us)}" if stage.node.output_time == "start" else ""
             rule = f"that of its input{less}"
         elif isinstance(stage.node, Views):
-            time, window, rule = f"its {stage.node.as_of}", "view", "none before the end of its input"
+            time, window, rule = "the time", "view", "none before the end of its input"
         return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
         what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"

@@ -1,5 +1,5 @@
-"""Bugs planted into top-n, sessions, windows of tuples or aligned to data, and calls that rows decide must be caught by random
-plans in the simulator."""
+"""Bugs planted into top-n, sessions, windows of tuples or aligned to data, views, and calls that rows decide must be caught by
+random plans in the simulator."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.data_messages import StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.kept_columns import RankColumns
+from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.deciding_rows import DecidingRows
-from swjoin.operators.group_windows import AlignedWindows, TupleWindows, _Closing
+from swjoin.operators.group_windows import AlignedWindows, TupleWindows, Views, _Closing
 from swjoin.operators.kept_rows import KeptRows, RowsOperator
 from swjoin.operators.ranking import Ranking
+from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.sessions import Sessions
 from swjoin.plan import aggregates, kept_rows
 from swjoin.plan.logical import LogicalPlan, Node
@@ -33,6 +35,7 @@ from tests.tools.plan_oracle import evaluate
 from tests.tools.random_plans import PlanScenario, simulate
 
 PLANS = 14
+OF_VIEWS = [50231, 50254, 50262, 50265, 50272, 50281, 50284, 50287, 50307, 50326, 50327, 50352, 50383, 50550, 50608, 50639]
 Monkey = pytest.MonkeyPatch
 
 
@@ -60,7 +63,12 @@ def _plans(kind: str) -> tuple[PlanScenario, ...]:
         "calls": lambda node: _decided(node, ("first", "last", "arg_min", "arg_max")),
         "last": lambda node: _decided(node, ("last",)),
         "distinct": lambda node: _decided(node, ()),
+        "views": lambda node: isinstance(node, kept_rows.Views),
     }
+    if of == "views":
+        seeds = [PlanScenario.draw(seed) for seed in OF_VIEWS]
+        assert all(any(map(wanted[of], s.plan.nodes)) for s in seeds), "plans without views"
+        return tuple(map(_in_motion, seeds) if moving else seeds)
     repeated = of in ("tuples", "aligned", "aligned by start", "ordered calls")
     drawn = (PlanScenario.draw(seed) for seed in itertools.count(30_000))
     drawn = (s for s in drawn if any(isinstance(node, kept_rows.Repeated) for node in s.plan.nodes) == repeated)
@@ -208,6 +216,32 @@ def _first_row_forgotten(monkeypatch: Monkey) -> None:
     _with_found(monkeypatch, AlignedWindows, forgetful)
 
 
+def _groups_forgotten(monkeypatch: Monkey) -> None:
+    """A group that does not change has no row in later views."""
+
+    def forgetful(self: Views, closing: _Closing) -> _Closing:
+        return closing._replace(kept=closing.kept & (closing.rows.ts >= self._final_us))
+
+    _with_found(monkeypatch, Views, forgetful)
+
+
+def _without_the_last(monkeypatch: Monkey) -> None:
+    _with_found(monkeypatch, Views, lambda self, closing: closing._replace(high=closing.high - 1))
+
+
+def _totals_left_behind(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(RunningAggregation, "_totals_leave", lambda self, group: [])
+
+
+def _totals_of_the_window(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(RunningAggregation, "_table_of", Aggregation._table_of)
+
+
+def _not_in_the_totals(monkeypatch: Monkey) -> None:
+    """What is out after a restore is not added to the totals."""
+    monkeypatch.setattr(RunningAggregation, "_left", Aggregation._left)
+
+
 def _half_open(monkeypatch: Monkey) -> None:
     """A row at the end of a window that begins with the first row is not in it."""
     found = AlignedWindows._found
@@ -255,7 +289,7 @@ def _nothing_needed(monkeypatch: Monkey) -> None:
     """A checkpoint forgets rows of open sessions, as if these were as short as windows."""
 
     def forgetful(node: object, inputs: object) -> tuple[int, int]:
-        short = isinstance(node, kept_rows.Sessions | kept_rows.Repeated)
+        short = isinstance(node, kept_rows.Sessions | kept_rows.Repeated | aggregates.Aggregate)
         return (inputs[0], END_OF_TIME_US) if short else needed_below(node, inputs)  # type: ignore
 
     monkeypatch.setattr(stage, "needed_below", forgetful)
@@ -319,6 +353,14 @@ BUGS: dict[str, tuple[str, Callable[[Monkey], None]]] = {
     "a promise beyond the starts of open windows": ("aligned by start", _promise_of_ends),
     "windows from the first row lost by a move": ("aligned that move", _lost_by_a_move),
     "the first row of a group that a checkpoint forgets": ("aligned", _nothing_needed),
+    "views that lose a group": ("views", _groups_forgotten),
+    "views without the last one": ("views", _without_the_last),
+    "totals of one window": ("views", _totals_of_the_window),
+    "totals that a move leaves behind": ("views that move", _totals_left_behind),
+    "views lost by a move": ("views that move", _lost_by_a_move),
+    "totals without what was out after a restore": ("views", _not_in_the_totals),
+    "views that come out again after a restore": ("views", _out_again),
+    "rows of totals that a checkpoint forgets": ("views", _nothing_needed),
     "the first for the last": ("last", _last_is_first),
     "a value that counts twice": ("distinct", _values_apart),
     "deciding rows that a move forgets": ("calls that move", _undecided_after_a_move),
@@ -336,6 +378,6 @@ def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("kind", ["top", "sessions", "calls", "tuples", "aligned"])
+@pytest.mark.parametrize("kind", ["top", "sessions", "calls", "tuples", "aligned", "views"])
 def test_without_a_bug_the_plans_are_right(kind: str) -> None:
     assert _caught([*_plans(kind), *_restored(kind)]) == []

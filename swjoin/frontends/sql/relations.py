@@ -271,11 +271,14 @@ class Joined:
 
     @property
     def _of_both(self) -> dict[str, OutputTime]:
-        names = [next(column_of(f) for f in side.of.fields if f.column == side.time) for side in (self.left, self.right)]
+        """The texts of the later and of the earlier time of a pair, as expressions over its columns have them."""
+        texts = []
+        for side in (self.left, self.right):
+            f = next(f for f in side.of.fields if f.column == side.time)
+            texts.append(instant_of(exp.column(column_of(f), quoted=True), f).sql("duckdb"))
         found: dict[str, OutputTime] = {}
-        for one, two in (names, names[::-1]):
-            pair = f"{quoted(one)}, {quoted(two)}"
-            found |= {f"GREATEST({pair})": "max", f"LEAST({pair})": "min"}
+        for one, two in (texts, texts[::-1]):
+            found |= {f"GREATEST({one}, {two})": "max", f"LEAST({one}, {two})": "min"}
         return found
 
     def make(self, nodes: Nodes, time: str | None) -> str:
