@@ -363,7 +363,7 @@ def test_a_state_beyond_its_limit_ends_the_run(tmp_path: Path) -> None:
         (f"SELECT 1 AS n FROM HOP(a, ts, {SECOND}) GROUP BY window_end", "HOP(a, ts, INTERVAL '1' SECOND) is not complete"),
         (
             f"SELECT 1 AS n FROM CUMULATE(a, ts, {SECOND}) GROUP BY window_end",
-            "CUMULATE is not supported; use TUMBLE, HOP, SESSION",
+            "column window_end is missing; there are",
         ),
         (f"SELECT 1 AS n FROM CUMULATE(a, ts, {SECOND}, {SECOND}) GROUP BY window_end", "CUMULATE(a, ts, INTERVAL '1' SECOND"),
         (f"SELECT 1 AS n FROM TUMBLE(b, ts, {SECOND}) GROUP BY window_end", "table b is unknown; there are a, n"),
