@@ -16,7 +16,7 @@ from swjoin.core.errors import Text, UserError, setting
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
 from swjoin.core.units import MAX_SPAN_US, format_duration
 from swjoin.expressions.parser import parse_where
-from swjoin.routing.matrix import MOST_LINES, Matrix
+from swjoin.routing.named import WORDS, is_routing
 
 MOST_PARTITION_GROUPS = 65_536
 MOST_SINKS = MOST_GATEWAYS = 1024
@@ -206,8 +206,10 @@ class ClusterConfig:
     counted have one. strategy: of plans, which slave ranks play which stage: `subquery`, each stage has ranks of its own, but
     if these are fewer than stages, all play every stage; `query`, all of them do; `operator`, as `subquery`, and every operator
     is a stage. routing: how rows of joins without an equality or a band find their partners: `matrix:M,N`, a left row is in all
-    cells of one of M rows of a matrix, a right row in all cells of one of N columns; `auto` and `matrix` choose M and N by the
-    number of instances. instances: shares of the ranks, a number for each stage; left out, as the work is estimated.
+    cells of one of M rows of a matrix, a right row in all cells of one of N columns; `random:M,N`, a left row is stored at one
+    of M units, a right row at one of N others, and each probes all units of the other side; without numbers, and with `auto`,
+    which is `matrix`, they are chosen by the number of instances. instances: shares of the ranks, a number for each stage; left
+    out, as the work is estimated.
     failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread has made no
     progress, counts as dead; 0: never.
     """
@@ -228,9 +230,7 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         strategies = ", ".join(get_args(Strategy))
         check(self.strategy in get_args(Strategy), (setting("strategy", "cluster: strategy"), f" must be one of {strategies}"))
-        named = self.routing in ("auto", "matrix") or Matrix.named(self.routing) is not None
-        lines = f"must be auto, matrix, or matrix:M,N of 1 to {MOST_LINES} rows and columns"
-        check(named, (setting("routing", "cluster: routing"), f" {self.routing}: {lines}"))
+        check(is_routing(self.routing), (setting("routing", "cluster: routing"), f" {self.routing}: must be {WORDS}"))
         check(all(count > 0 for count in self.instances), "cluster: instances must be numbers above 0")
         gateways = setting("gateways", "cluster: gateways")
         check(1 <= self.gateways <= MOST_GATEWAYS, (gateways, f" must be 1 to {MOST_GATEWAYS}"))

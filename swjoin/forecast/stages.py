@@ -244,8 +244,8 @@ class PlanProfile:
                 more[new.receiver.id][new.port] = factor
         stages = []
         for profile, stage in zip(self.stages, plan.stages, strict=True):
-            of_matrix = plan.matrix_of(stage) is not None
-            stages.append(replace(profile.of_copies(more[stage.id], copy_s) if of_matrix else profile, stage=stage))
+            spread = plan.places_of(stage) is not None
+            stages.append(replace(profile.of_copies(more[stage.id], copy_s) if spread else profile, stage=stage))
         return replace(self, plan=plan, stages=tuple(stages), edges=tuple(edges))
 
     @cached_property
@@ -269,7 +269,7 @@ class PlanProfile:
             grown = [now / then if then else 1.0 for now, then in zip(ports, before, strict=True)]
             came.append((ports[LEFT], ports[RIGHT]))
             factors.append((grown[LEFT], grown[RIGHT]))
-            of_keys = keys_grow and self.plan.matrix_of(profile.stage) is None
+            of_keys = keys_grow and self.plan.places_of(profile.stage) is None
             rows_out = profile.produced * grown[LEFT] if of_keys else profile.rows_out(factors[-1])
             out.append(rows_out / span_s)
             given[profile.stage.name] = out[-1]
@@ -371,11 +371,10 @@ class EpochWork:
             if stage.gathers:  # rows go to its instances in turn, whatever their partition-group
                 return (1 / count,) * count
             active = min(count, most) or count
-            matrix = profile.plan.matrix_of(stage)
-            if matrix is not None:
-                cells = matrix.rows * matrix.columns
-                held = Counter(cell % groups % active for cell in range(cells))
-                return tuple(held[i] / cells for i in range(count))
+            places = profile.plan.places_of(stage)
+            if places is not None:
+                held = Counter(place % groups % active for place in range(places.count))
+                return tuple(held[i] / places.count for i in range(count))
             return tuple((groups // active + (i < groups % active)) / groups if i < active else 0.0 for i in range(count))
 
         def sent(sender: object, count: int) -> tuple[float, float, float]:

@@ -244,7 +244,7 @@ def _batch_map(node: MapBatches, schema: Schema, wanted: set[str]) -> BatchMap:
 def _spreading(node: Spread) -> Spreading:
     from swjoin.expressions.chain import Spreading
 
-    return Spreading(node.column, node.matrix.places(node.port, node.groups))
+    return Spreading(node.column, node.places.places(node.port, node.groups))
 
 
 def _copying(node: Copies) -> Copying:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -26,7 +26,7 @@ import numpy as np
 from swjoin.config.sections import QueryConfig, check_key
 from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import mix64
 from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.aggregates import Aggregate, aggregate_types
@@ -34,7 +34,9 @@ from swjoin.plan.bound import is_column, type_of
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views, kept_types
 from swjoin.plan.lookups import Lookup, lookup_columns
 from swjoin.plan.map_batches import MapBatches, keeps_time, mapped_columns
+from swjoin.routing.biclique import Biclique
 from swjoin.routing.matrix import MOST_LINES, Matrix
+from swjoin.routing.named import Places, form_of, named
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -151,7 +153,8 @@ class Spread(_OneInput):
 
     column: further one, of the cell's key, by which both sides are joined. port: LEFT for rows of the matrix, RIGHT for its
     columns. one_place: left rows are in one cell each, as the join says which of them have no partner. lines: rows and columns
-    of the matrix, and groups: partition-groups; 0 until the number of instances is known, see `spread_over`.
+    of the matrix, and groups: partition-groups; 0 until the number of instances is known, see `spread_over`. form: `matrix`, or
+    `random` for units that store one stream each, lines of them (`routing.biclique`).
     """
 
     name: str
@@ -161,19 +164,24 @@ class Spread(_OneInput):
     one_place: bool = False
     lines: tuple[int, int] = (0, 0)
     groups: int = 0
+    form: Literal["matrix", "random"] = "matrix"
 
     @property
     def copies(self) -> int:
         """Of a row."""
-        return self.lines[1 - self.port]
+        return self.lines[1 - self.port] + (self.form == "random")
 
     @property
-    def matrix(self) -> Matrix:
-        assert min(*self.lines, self.groups) > 0, f"{self.name}: a matrix without a size"
-        return Matrix(*self.lines)
+    def places(self) -> Places:
+        assert min(*self.lines, self.groups) > 0, f"{self.name}: places without a number"
+        return Matrix(*self.lines) if self.form == "matrix" else Biclique(*self.lines)
 
     @property
     def description(self) -> str:
+        if self.form == "random":
+            own, other = (f"{count or 'as many'} {name} units" for count, name in zip(self.lines, STREAM_NAMES, strict=True))
+            own, other = (own, other) if self.port == LEFT else (other, own)
+            return f"stored at one of {own}, probes all of {other}"
         of = "of as many cells as instances" if 0 in self.lines else f"{self.lines[0]} x {self.lines[1]}"
         return f"a {('row', 'column')[self.port]} of a matrix {of}"
 
@@ -230,6 +238,9 @@ class UnionInput:
 def check_routing(plan: LogicalPlan, routing: str) -> None:
     """UserError for a routing that the plan cannot have. routing: as of `config.sections.ClusterConfig`."""
     spread, matrix = [node for node in plan.nodes if isinstance(node, Spread)], Matrix.named(routing)
+    if form_of(routing) == "random" and any(node.one_place for node in spread):
+        remedy = "leave it out, or write matrix:4,1"
+        raise UserError(f"routing {routing}: left, semi and anti joins need all partners of a row at one place", remedy=remedy)
     if routing != "auto" and not spread:
         raise UserError(f"routing {routing}: no join of the query lacks both an equality and a band", remedy="leave it out")
     if matrix is not None and matrix.columns > 1 and any(node.one_place for node in spread):
@@ -239,7 +250,8 @@ def check_routing(plan: LogicalPlan, routing: str) -> None:
 
 def without_sizes(plan: LogicalPlan) -> LogicalPlan:
     """The plan with matrices of no size."""
-    nodes = (replace(node, lines=(0, 0), groups=0) if isinstance(node, Spread) else node for node in plan.nodes)
+    plain = {"lines": (0, 0), "groups": 0, "form": "matrix"}
+    nodes = (replace(node, **plain) if isinstance(node, Spread) else node for node in plan.nodes)  # type: ignore[arg-type]
     return LogicalPlan(tuple(nodes))
 
 
@@ -247,10 +259,11 @@ def spread_over(plan: LogicalPlan, instances: int, groups: int, routing: str) ->
     """The plan with matrices of a size: of `routing`, or for so many instances. groups: partition-groups. Those that have one
     keep it, so a run goes on as it began. UserError as `check_routing`."""
     check_routing(plan, routing)
-    given = Matrix.named(routing)
-    sizes = {node.lines for node in plan.nodes if isinstance(node, Spread) and node.groups}
-    if given is not None and sizes - {(given.rows, given.columns)}:
-        shown = " and ".join(f"matrix:{rows},{columns}" for rows, columns in sorted(sizes))
+    given, form = named(routing), form_of(routing)
+    sizes = {(node.form, *node.lines) for node in plan.nodes if isinstance(node, Spread) and node.groups}
+    wanted = None if given is None else (form, *astuple(given))
+    if (wanted is not None and sizes - {wanted}) or (routing == "random" and {each for each, *_ in sizes} - {"random"}):
+        shown = " and ".join(f"{each}:{one},{two}" for each, one, two in sorted(sizes))
         raise UserError(f"routing {routing}: the run has {shown}, which it keeps", remedy="leave it out")
     if all(node.groups for node in plan.nodes if isinstance(node, Spread)):
         return plan
@@ -258,8 +271,14 @@ def spread_over(plan: LogicalPlan, instances: int, groups: int, routing: str) ->
     def of_size(node: Node) -> Node:
         if not isinstance(node, Spread) or node.groups:
             return node
-        matrix = given or Matrix.of_instances(instances, one_place=node.one_place)
-        return replace(node, lines=(matrix.rows, matrix.columns), groups=groups)
+        if form == "matrix":
+            lines = astuple(given or Matrix.of_instances(instances, one_place=node.one_place))
+            return replace(node, lines=lines, groups=groups)
+        lines = astuple(given or Biclique.of_instances(min(instances, groups // 2)))
+        if sum(lines) > groups:
+            problem = f"routing {routing}: {sum(lines)} units for {groups} partition-groups"
+            raise UserError(problem, remedy=("write fewer, or raise ", setting("partitions", "cluster.partition_count")))
+        return replace(node, lines=lines, groups=groups, form=form)
 
     return LogicalPlan(tuple(map(of_size, plan.nodes)))
 

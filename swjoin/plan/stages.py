@@ -43,7 +43,7 @@ from swjoin.plan.logical import (
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.watermarks import join_shifts
-from swjoin.routing.matrix import Matrix
+from swjoin.routing.named import Places
 
 StageId = NewType("StageId", int)
 EdgeId = NewType("EdgeId", int)
@@ -150,10 +150,10 @@ class StagePlan:
     def edges_from(self, sender: Sender) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.sender == sender)
 
-    def matrix_of(self, stage: Stage) -> Matrix | None:
-        """By whose cells rows come to a stage; None where they come by keys, or to any instance."""
+    def places_of(self, stage: Stage) -> Places | None:
+        """To which rows come at a stage; None where they come by keys, or to any instance."""
         steps = (step for edge in self.edges if edge.receiver == stage for step in edge.steps)
-        return next((step.matrix for step in steps if isinstance(step, Spread)), None)
+        return next((step.places for step in steps if isinstance(step, Spread)), None)
 
     def edges_to(self, receiver: Receiver, port: int = 0) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.receiver == receiver and edge.port == port)

@@ -1,6 +1,6 @@
 """Routing by a matrix of cells, in which every left row meets every right row once.
 
-What: `Matrix`: its cells for a number of instances, the copies of rows, and `cell_keys`.
+What: `Matrix`: its cells for a number of instances, and the copies of rows; `keys_of_places`.
 Why: a join without an equality has no key by which partners find each other. A left row is in every cell of one row of the
 matrix, a right row in every cell of one column (StreamCloud, the Cartesian product; BiStream's baseline). The line is a hash of
 the row's id, so it is the same after a crash.
@@ -48,6 +48,11 @@ class Matrix:
             return None
         return Matrix(int(found[1]), int(found[2]))
 
+    @property
+    def count(self) -> int:
+        """Cells."""
+        return self.rows * self.columns
+
     def copies(self, port: int, ids: U64) -> tuple[I64, I64]:
         """Positions of rows, each as often as it has copies and in their order, and the cell of each copy: int64 (copies,).
         ids: uint64 (n,) of the rows of the left or the right port."""
@@ -58,7 +63,7 @@ class Matrix:
 
     def places(self, port: int, groups: int) -> Callable[[U64], tuple[I64, I64]]:
         """Of the ids of a port's rows: `copies`, and the keys of their cells. groups: partition-groups."""
-        keys = self.cell_keys(groups)
+        keys = keys_of_places(self.count, groups)
 
         def of(ids: U64) -> tuple[I64, I64]:
             positions, cells = self.copies(port, ids)
@@ -66,14 +71,15 @@ class Matrix:
 
         return of
 
-    def cell_keys(self, groups: int) -> I64:
-        """The key of every cell, int64 (rows * columns,): cell c is in partition-group c mod `groups`, so that the placement at
-        the start of a run gives all instances as many cells."""
-        keys = []
-        for cell in range(self.rows * self.columns):
-            high = -(-(cell % groups) * _HALF // groups)
-            keys.append(_unmixed(high << 32 | cell * 0x9E3779B1 % _HALF))
-        return np.array(keys, np.uint64).view(np.int64)
+
+def keys_of_places(count: int, groups: int) -> I64:
+    """The key of every place, int64 (count,): place p is in partition-group p mod `groups`, so that the placement at the start
+    of a run gives all instances as many places."""
+    keys = []
+    for place in range(count):
+        high = -(-(place % groups) * _HALF // groups)
+        keys.append(_unmixed(high << 32 | place * 0x9E3779B1 % _HALF))
+    return np.array(keys, np.uint64).view(np.int64)
 
 
 def _unmixed(hashed: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import arrange
-from swjoin.routing.matrix import MOST_LINES, Matrix
+from swjoin.routing.matrix import MOST_LINES, Matrix, keys_of_places
 
 LINES = st.integers(1, MOST_LINES)
 IDS = st.lists(st.integers(0, (1 << 64) - 1), max_size=40)
@@ -39,7 +39,7 @@ def test_every_pair_meets_in_one_cell(rows: int, columns: int, left: list[int], 
 
 @given(LINES, LINES, st.integers(1, 300))
 def test_cells_have_keys_of_their_own_in_partition_groups_in_turn(rows: int, columns: int, groups: int) -> None:
-    keys = Matrix(rows, columns).cell_keys(groups)
+    keys = keys_of_places(Matrix(rows, columns).count, groups)
     assert len(set(keys.tolist())) == rows * columns
     nothing = np.zeros(len(keys), np.int64)
     arranged = arrange(TupleBatch(keys, nothing, np.arange(len(keys), dtype=np.uint64), nothing), np.arange(groups), groups)

@@ -8,7 +8,7 @@ Stays out: the join and its occupancy (`cluster.slave.slave`), merging (`cluster
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send
 from swjoin.cluster.slave.merger import Merger, Piece
 from swjoin.cluster.slave.text_keys import KeysInRows, TextKeys
+from swjoin.cluster.slave.units import Units
 from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, Pairs, ResultRows, RowLayout, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
@@ -51,6 +52,8 @@ class StageInstance:
         self.join_cpu_us = self.peak_window_tuples = 0
         self._slave, self._instances = slave, instances
         self.keys = self.columns.new_keys()
+        self._units = Units.of(instances, self.stage, self.layouts)
+        self._next: deque[Delivery] = deque()  # for the operator, of the piece that is being joined
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
@@ -98,10 +101,19 @@ class StageInstance:
     @property
     def ready(self) -> bool:
         """Whether the join can go on: what it brings forth has room."""
-        return self.merger.ready and not self.outlet.waits
+        return (bool(self._next) or self.merger.ready) and not self.outlet.waits
 
     def take(self) -> Delivery:
         """What is ready, as the join takes it: both ports, packed rows, keys of 64 bits. Only if `ready`."""
+        if not self._next:
+            delivery = self._merged()
+            self._next.extend([delivery] if self._units is None else self._units.parts(delivery))
+        found = self._next.popleft()
+        tuples = found.left, found.right
+        self._arrival_us = min((int(batch.arrival_us.min()) for batch in tuples if len(batch)), default=0)
+        return found
+
+    def _merged(self) -> Delivery:
         piece = self._open = self.merger.take()
         for delivery in piece.deliveries:  # counted as they are taken, so that a checkpoint has the counts of its cut
             count(self.ledger.received, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)
@@ -110,7 +122,6 @@ class StageInstance:
         sides = [self._side(port, piece.parts[port]) for port in (LEFT, RIGHT)]
         groups, counts = on_common_groups(sides)
         tuples = sides[LEFT].tuples, sides[RIGHT].tuples
-        self._arrival_us = min((int(batch.arrival_us.min()) for batch in tuples if len(batch)), default=0)
         of = piece.deliveries[0]
         nulls = self._packed(LEFT, piece.null_keys[LEFT]), self._packed(RIGHT, piece.null_keys[RIGHT])
         mine = [[m for m in piece.moves if m[i] == self._slave] for i in (2, 3)]
@@ -128,9 +139,13 @@ class StageInstance:
         )
 
     def packed(self, delivery: Delivery) -> Delivery:
-        """A logged part, as the join restores it: rows with a null key have come out, and no window holds them."""
+        """A logged part, as the join restores it: rows with a null key have come out, and no window holds them, nor those that
+        have only probed."""
         left, right = self._packed(LEFT, [delivery.left]), self._packed(RIGHT, [delivery.right])
         nothing = TupleBatch.empty()
+        if self._units is not None:
+            delivery = self._units.stored(replace(delivery, left=left, right=right))
+            left, right = delivery.left, delivery.right
         return replace(delivery, left=left, right=right, null_keys=(nothing, nothing))
 
     def _side(self, port: int, parts: Sequence[Grouped]) -> Grouped:
@@ -157,6 +172,8 @@ class StageInstance:
     def joined(self, *, ended: bool) -> list[Effect]:
         """The delivery taken last has been joined: its parts make room. ended: its epoch is complete."""
         assert self._open is not None, "nothing is being joined"
+        if self._next:
+            return []  # of the same piece
         self._consumed.update(self._open.senders)
         self._open = None
         effects: list[Effect] = []
