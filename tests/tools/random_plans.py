@@ -70,7 +70,7 @@ _OUTPUT_TIMES = ("max", "min", "left")
 MOST_RANKS = 8  # with instances
 SEEDS_OF_BUGS = 1_000  # plans below have no windows of groups: tests of planted bugs count on what they have
 SEEDS_WITHOUT_FUNCTIONS = range(20_000, 40_000)  # and no places; likewise, tests of aggregates and of rows that are kept
-SEEDS_OF_VIEWS = 50_000  # plans below have no views
+SEEDS_OF_VIEWS = 50_000  # plans below have no views, and no units that store one stream each
 _FUNCTIONS = "tests.tools.plan_expressions"
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
@@ -127,8 +127,12 @@ class PlanScenario:
         spread = np.random.default_rng([seed, 33])
         if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and spread.random() < 0.15:
             plan = _draw_spread(spread, plan, span)
+        units = np.random.default_rng([seed, 35])
+        if seed >= SEEDS_OF_VIEWS and not any(isinstance(node, Spread) for node in plan.nodes) and units.random() < 0.15:
+            plan = _draw_spread(units, plan, span, of_units=True)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
+        plan = _fitted(plan, config.cluster.partition_count)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
         width, batch_rows = int(random.integers(1, 4)), int(random.choice([1, 7, 1000]))
         part_rows = (None, 1, 2, 10)[seed % 4] if config.pace == "asap" else None  # slots end while small parts wait
@@ -519,20 +523,20 @@ def _draw_functions(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
     return LogicalPlan(tuple(nodes))
 
 
-def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int, *, of_units: bool = False) -> LogicalPlan:
     """With a join of its rows, or of a source's, and of a source's rows without an equality: on the cells of a matrix, or where
-    one of the first ones' columns is one of two of the others."""
+    one of the first ones' columns is one of two of the others. of_units: at units that store one stream each."""
     nodes: list[Node] = [node for node in plan.ordered if not isinstance(node, Result)]
     source = next(node for node in nodes if isinstance(node, Source) and node.time is not None)
     other, last = source.name, source.name if random.random() < 0.5 else _last(plan.nodes)
-    how = str(random.choice(["inner", "inner", "left", "semi", "anti"]))
+    how = "inner" if of_units else str(random.choice(["inner", "inner", "left", "semi", "anti"]))
     one_place, lines = how != "inner", (int(random.integers(1, 5)), int(random.integers(1, 5)))
     lines = (lines[0], 1) if one_place else lines
     low, high = sorted(random.integers(-span // 20, span // 20 + 1, 2).tolist())
     groups = int(random.choice([1, 3, 60]))  # not always those of the run: cells may be anywhere
     numbers = [name for name, kind in plan.schema(last).columns if kind == "int64"]
     band = None
-    if numbers and source.columns[0].type == "int64" and random.random() < 0.6:
+    if numbers and source.columns[0].type == "int64" and not of_units and random.random() < 0.6:
         left, key = last, str(random.choice(numbers))
         if random.random() < 0.5:
             nodes.append(Copies("at right", other, "cell", "v", "k"))
@@ -543,7 +547,8 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> L
     else:
         left, key = "at left", "cell"
         for port, below in enumerate((last, other)):
-            nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups))
+            form = "random" if of_units else "matrix"
+            nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups, form))
     query = QueryConfig(low, high, how=how)  # type: ignore[arg-type]
     time = str(random.choice(_OUTPUT_TIMES))
     sides = (left, (key,)), ("at right", ("cell",))
@@ -555,6 +560,22 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int) -> L
     hidden = ("cell", "place")
     nodes.append(Project("met", "meeting", tuple((c.name, f'"{c.name}"') for c in schema.columns if c.name not in hidden)))
     return _reaching(nodes, "met")
+
+
+def _fitted(plan: LogicalPlan, groups: int) -> LogicalPlan:
+    """With units in partition-groups of their own, of those of the run; with cells if there are too few."""
+
+    def fits(node: Node) -> Node:
+        if not isinstance(node, Spread) or node.form == "matrix":
+            return node
+        lines = node.lines[0], min(node.lines[1], groups - min(node.lines[0], groups - 1))
+        return (
+            replace(node, lines=(min(lines[0], groups - 1), lines[1]), groups=groups)
+            if groups > 1
+            else replace(node, form="matrix")
+        )
+
+    return LogicalPlan(tuple(map(fits, plan.nodes)))
 
 
 def _draw_band(random: np.random.Generator) -> BandKeys:

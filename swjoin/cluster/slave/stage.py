@@ -138,6 +138,11 @@ class StageInstance:
             final=piece.final,
         )
 
+    def waiting_tuples(self, port: int) -> int:
+        """Tuples of a piece that the operator gets next, or at the end of the epoch."""
+        held = 0 if self._units is None else self._units.waiting_tuples(port)
+        return held + sum(len((delivery.left, delivery.right)[port]) for delivery in self._next)
+
     def packed(self, delivery: Delivery) -> Delivery:
         """A logged part, as the join restores it: rows with a null key have come out, and no window holds them, nor those that
         have only probed."""

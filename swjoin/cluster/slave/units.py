@@ -72,6 +72,10 @@ class Units:
         plain |= {"left": tuples[LEFT], "right": tuples[RIGHT], "moves_out": no_moves(), "moves_in": no_moves()}
         return replace(delivery, last=False, checkpoint=False, final=False, **plain)
 
+    def waiting_tuples(self, side: int) -> int:
+        """That wait for the end of the epoch."""
+        return sum(len(part.tuples) for part in self._right) if side == RIGHT else 0
+
     def stored(self, delivery: Delivery) -> Delivery:
         """Without the tuples that only probe."""
         of_left = self._stores_left[delivery.groups]
