@@ -65,7 +65,8 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     times: left first, then the order of rows); last=(100, 50): the last 100 left rows, the last 50 right rows.
     how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
     rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
-    Without on it alone decides, such as "abs(left_v - right_v) <= 5" (docs/semantics.md); routing: "matrix:ROWS,COLUMNS" then.
+    Without on it alone decides, such as "abs(left_v - right_v) <= 5" (docs/semantics.md); routing: "matrix:ROWS,COLUMNS" or
+    "random:UNITS,UNITS" then.
 
     left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
     or directories (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC). They are held in memory; in any row order. on: the join

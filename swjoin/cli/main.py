@@ -164,8 +164,8 @@ def _add_join(p: argparse.ArgumentParser) -> None:
 def _add_routing(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--routing",
-        metavar="matrix:M,N",
-        help="rows and columns of the cells of joins without an equality or a band (default: auto, by the slaves)",
+        metavar="matrix:M,N|random:M,N",
+        help="cells, or units of each stream, of joins without an equality or a band (default: auto, a matrix by the slaves)",
     )
 
 

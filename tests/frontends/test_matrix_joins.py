@@ -1,4 +1,5 @@
-"""Joins without an equality or a band, on the cells of a matrix: rows are DuckDB's for any matrix, in process and on ranks."""
+"""Joins without an equality or a band, on the cells of a matrix or at units of one stream each: rows are DuckDB's for any
+number of them, in process and on ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import UserError
 from swjoin.duckdb.verify import verify
+from swjoin.routing.biclique import Biclique
 from swjoin.routing.matrix import Matrix
 from swjoin.runtime.in_process import run_local
 from tests.support.limits import PROCESS_S
@@ -83,6 +85,64 @@ def test_any_matrix_gives_the_same_rows(slaves: int, routing: str, streams: Inpu
     assert verify(tmp_path).equal
 
 
+@pytest.mark.parametrize(
+    ("slaves", "routing"), [(1, "random:1,1"), (3, "random"), (2, "random:4,3"), (5, "random:1,6"), (4, "random:2,2")]
+)
+def test_any_units_give_the_same_rows(slaves: int, routing: str, streams: Inputs, tmp_path: Path) -> None:
+    """Each row is stored once, and travels to all units of the other stream besides."""
+    text = THETA[1] if slaves == 4 else SMALLER
+    text = text.replace(" AND abs(a.k - b.k) <= 2", " AND a.k <> b.k")
+    job = query_job(text, streams, tmp_path, cluster={"epoch_tuples": 50, "partition_count": 7, "routing": routing})
+    report = run_local(job, False, slaves)
+    assert rows_of(job) == duckdb_rows(streams, text)
+    assert report["ledger"]["balanced"]
+    units = Biclique.named(routing) or Biclique.of_instances(slaves)
+    lines = [node["lines"] for node in report["plan"]["nodes"] if node["kind"] == "spread"]
+    assert lines == [[units.left, units.right]] * 2
+    rows = [report["input"][name]["tuples"] for name in "ab"]
+    joined = report["stages"][0]["joined"]
+    assert joined == {"left": rows[0] * (1 + units.right), "right": rows[1] * (1 + units.left)}
+    assert verify(tmp_path).equal
+
+
+def test_windows_hold_a_row_once_whatever_the_units(streams: Inputs, tmp_path: Path) -> None:
+    held = {}
+    for routing in ("matrix:1,1", "random:1,1", "random:6,6", "matrix:6,6"):
+        job = query_job(SMALLER, streams, tmp_path / routing, cluster={"epoch_tuples": 150, "routing": routing})
+        report = run_local(job, False, 1)
+        held[routing] = report["stages"][0]["peak_window_tuples"][0]
+    assert held["random:6,6"] == held["random:1,1"] == held["matrix:1,1"]
+    assert held["matrix:6,6"] == 6 * held["matrix:1,1"]
+
+
+@pytest.mark.drawn
+@pytest.mark.mpi
+@pytest.mark.timeout(4 * PROCESS_S)
+def test_ranks_have_units(streams: Inputs, tmp_path: Path) -> None:
+    texts = [THETA[0], THETA[2], THETA[8], THETA[9], SMALLER]
+    routings = ["random", "random:1,3", "random:2,2", "random:5,1", "random:3,3"]
+    jobs = [
+        query_job(text, streams, tmp_path / str(i), cluster={"epoch_tuples": 60, "gateways": 2, "routing": routing})
+        for i, (text, routing) in enumerate(zip(texts, routings, strict=True))
+    ]
+    run_jobs(6, jobs, tmp_path)
+    for job, text in zip(jobs, texts, strict=True):
+        assert report_of(job)["ledger"]["balanced"]
+        assert rows_of(job) == duckdb_rows(streams, text), text
+
+
+def test_units_that_cannot_be(streams: Inputs, tmp_path: Path) -> None:
+    job = query_job(SMALLER, streams, tmp_path / "many", cluster={"partition_count": 7, "routing": "random:4,4"})
+    with pytest.raises(
+        UserError, match="routing random:4,4: 8 units for 7 partition-groups; write fewer, or raise --partitions"
+    ):
+        run_local(job, False, 2)
+    text = f"SELECT a.v FROM a LEFT JOIN b ON {NEAR} AND a.k < b.k"
+    job = query_job(text, streams, tmp_path / "left", cluster={"routing": "random"})
+    with pytest.raises(UserError, match="routing random: left, semi and anti joins need all partners of a row at one place"):
+        run_local(job, False, 2)
+
+
 def test_all_slaves_share_a_join_without_an_equality(streams: Inputs, tmp_path: Path) -> None:
     job = query_job(SMALLER, streams, tmp_path, cluster={"epoch_tuples": 150})
     report = run_local(job, False, 6)
@@ -120,7 +180,8 @@ def test_a_routing_without_a_use(streams: Inputs, swjoin: Any, tmp_path: Path) -
     table = f"a={streams['a'].path}:ts"
     done = swjoin("query", "SELECT k FROM a", "--table", table, "--routing", "matrix:x", "-o", tmp_path / "out.parquet")
     assert done.code == 2
-    assert done.err == ["swjoin: --routing matrix:x: must be auto, matrix, or matrix:M,N of 1 to 64 rows and columns"]
+    words = "must be auto, matrix or random, matrix:M,N of 1 to 64 rows and columns, or random:M,N of as many units"
+    assert done.err == [f"swjoin: --routing matrix:x: {words}"]
 
 
 def test_commands_on_a_run_with_a_matrix(streams: Inputs, swjoin: Any, tmp_path: Path) -> None:
@@ -129,6 +190,8 @@ def test_commands_on_a_run_with_a_matrix(streams: Inputs, swjoin: Any, tmp_path:
     run = tmp_path / "run"
     other = swjoin("explain", run, "--threads", 2, "--set", "cluster.routing=matrix:5,5")
     assert other.err == ["swjoin: routing matrix:5,5: the run has matrix:2,3, which it keeps; leave it out"]
+    changed = swjoin("explain", run, "--threads", 2, "--set", "cluster.routing=random")
+    assert changed.err == ["swjoin: routing random: the run has matrix:2,3, which it keeps; leave it out"]
     assert "a row of a matrix 2 x 3" in " ".join(swjoin("explain", run, "--threads", 5).out.split())
     rows = []
     for routing in ("matrix:1,1", "matrix:2,3", "matrix:16,16"):
@@ -149,8 +212,8 @@ def test_the_join_of_two_streams_has_no_routing(command: tuple[object, ...], swj
     assert done.err == ["swjoin: routing matrix:2,2: is for joins without join columns; leave it out"]
 
 
-@pytest.mark.parametrize("routing", [5, True, "", b"matrix:2,2", ("matrix", 2, 2), "matrix:65,1"])
+@pytest.mark.parametrize("routing", [5, True, "", b"matrix:2,2", ("matrix", 2, 2), "matrix:65,1", "random:1"])
 def test_routings_from_python_that_are_none(routing: Any) -> None:
     table = pa.table({"ts": pa.array([1, 2], pa.timestamp("us")), "k": [1, 2]})
-    with pytest.raises(UserError, match="must be auto, matrix, or matrix:M,N"):
+    with pytest.raises(UserError, match="must be auto, matrix or random, matrix:M,N"):
         api.sql("SELECT a.k FROM a, b WHERE a.k < b.k AND a.ts = b.ts", a=table, b=table, time="ts", routing=routing)
