@@ -128,7 +128,7 @@ class PlanScenario:
         if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and spread.random() < 0.15:
             plan = _draw_spread(spread, plan, span)
         units = np.random.default_rng([seed, 35])
-        if seed >= SEEDS_OF_VIEWS and not any(isinstance(node, Spread) for node in plan.nodes) and units.random() < 0.15:
+        if seed >= SEEDS_OF_VIEWS and units.random() < 0.15 and all(node.name != "meeting" for node in plan.nodes):
             plan = _draw_spread(units, plan, span, of_units=True)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
