@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -547,7 +547,7 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int, *, o
     else:
         left, key = "at left", "cell"
         for port, below in enumerate((last, other)):
-            form = "random" if of_units else "matrix"
+            form: Literal["matrix", "random"] = "random" if of_units else "matrix"
             nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups, form))
     query = QueryConfig(low, high, how=how)  # type: ignore[arg-type]
     time = str(random.choice(_OUTPUT_TIMES))

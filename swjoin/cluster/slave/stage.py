@@ -8,7 +8,7 @@ Stays out: the join and its occupancy (`cluster.slave.slave`), merging (`cluster
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,7 @@ from swjoin.core.ids import SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.core.row_digests import row_hashes
+from swjoin.plan.columns import StageColumns
 from swjoin.plan.watermarks import needed_below, watermark_out
 
 _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
@@ -41,8 +42,8 @@ class StageInstance:
     the last epoch has been joined. join_cpu_us: CPU time of the join. peak_window_tuples: at the ends of epochs."""
 
     def __init__(self, instances: Instances, slave: SlaveId) -> None:
+        self._slave, self._instances = slave, instances
         self.stage = instances.stage_of(slave)
-        self.columns = instances.columns_of(slave)
         name = f"slave {slave} ({self.stage.name})"
         self.merger = Merger(name, instances.senders_to(self.stage), instances.first_epoch)
         edges = [] if self.stage == instances.last else instances.edges_from(self.stage)
@@ -50,14 +51,16 @@ class StageInstance:
         self.null_key_rows = [0, 0]  # that were taken
         self.ended = False
         self.join_cpu_us = self.peak_window_tuples = 0
-        self._slave, self._instances = slave, instances
         self.keys = self.columns.new_keys()
         self._units = Units.of(instances, self.stage, self.layouts)
-        self._next: deque[Delivery] = deque()  # for the operator, of the piece that is being joined
         self._open: Piece | None = None  # is being joined
         self._consumed: Counter[RoleId] = Counter()  # parts worked on
         self._granted: Counter[RoleId] = Counter()  # of these, those of which the sender knows
         self._arrival_us = 0  # of the rows that come out now
+
+    @property
+    def columns(self) -> StageColumns:
+        return self._instances.columns_of(self._slave)
 
     @property
     def node(self) -> int:
@@ -101,14 +104,13 @@ class StageInstance:
     @property
     def ready(self) -> bool:
         """Whether the join can go on: what it brings forth has room."""
-        return (bool(self._next) or self.merger.ready) and not self.outlet.waits
+        return (len(self._units) > 0 or self.merger.ready) and not self.outlet.waits
 
     def take(self) -> Delivery:
         """What is ready, as the join takes it: both ports, packed rows, keys of 64 bits. Only if `ready`."""
-        if not self._next:
-            delivery = self._merged()
-            self._next.extend([delivery] if self._units is None else self._units.parts(delivery))
-        found = self._next.popleft()
+        if not len(self._units):
+            self._units.add(self._merged())
+        found = self._units.take()
         tuples = found.left, found.right
         self._arrival_us = min((int(batch.arrival_us.min()) for batch in tuples if len(batch)), default=0)
         return found
@@ -139,19 +141,15 @@ class StageInstance:
         )
 
     def waiting_tuples(self, port: int) -> int:
-        """Tuples of a piece that the operator gets next, or at the end of the epoch."""
-        held = 0 if self._units is None else self._units.waiting_tuples(port)
-        return held + sum(len((delivery.left, delivery.right)[port]) for delivery in self._next)
+        """Tuples that were taken from the merger and are not being joined."""
+        return self._units.waiting_tuples(port)
 
     def packed(self, delivery: Delivery) -> Delivery:
         """A logged part, as the join restores it: rows with a null key have come out, and no window holds them, nor those that
         have only probed."""
         left, right = self._packed(LEFT, [delivery.left]), self._packed(RIGHT, [delivery.right])
         nothing = TupleBatch.empty()
-        if self._units is not None:
-            delivery = self._units.stored(replace(delivery, left=left, right=right))
-            left, right = delivery.left, delivery.right
-        return replace(delivery, left=left, right=right, null_keys=(nothing, nothing))
+        return self._units.stored(replace(delivery, left=left, right=right, null_keys=(nothing, nothing)))
 
     def _side(self, port: int, parts: Sequence[Grouped]) -> Grouped:
         if not parts:
@@ -177,7 +175,7 @@ class StageInstance:
     def joined(self, *, ended: bool) -> list[Effect]:
         """The delivery taken last has been joined: its parts make room. ended: its epoch is complete."""
         assert self._open is not None, "nothing is being joined"
-        if self._next:
+        if len(self._units):
             return []  # of the same piece
         self._consumed.update(self._open.senders)
         self._open = None

@@ -1,6 +1,7 @@
 """Units that store one stream each: in which order an instance joins the deliveries of an epoch.
 
-What: `Units`: `parts`, the deliveries in whose place one is joined; `stored`, what windows hold of a logged one.
+What: `Units`: `add` a delivery, `take` the next of those in whose place it is joined; `stored`, what windows hold of a logged
+one.
 Why: a row is stored at one unit and probes all of the other stream; of two partners exactly one must find the other. All units
 see all tuples in one order, by epoch and side: left tuples of an epoch come first, wherever they are, so at a left unit stores
 come before probes, and at a right unit probes before stores. The later partner in this order finds the earlier one stored
@@ -10,8 +11,9 @@ Stays out: which units there are (`routing.biclique`), joining (`operators.windo
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,27 +25,41 @@ from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.plan.stages import Stage
 from swjoin.routing.biclique import Biclique
 
+Layouts: TypeAlias = tuple[RowLayout | None, RowLayout | None]
 _AT_END = ("left_time_us", "right_time_us", "last", "moves_out", "moves_in", "checkpoint", "null_keys", "final")
 
 
 class Units:
-    """stores_left: of left units, bool by partition-group. layouts: of the rows that the join stores."""
+    """stores_left: of left units, bool by partition-group; None where all places store both streams, and deliveries are joined
+    as they come. layouts: of the rows that the join stores."""
 
-    def __init__(self, stores_left: Bool, layouts: tuple[RowLayout | None, RowLayout | None]) -> None:
+    def __init__(self, stores_left: Bool | None, layouts: Layouts) -> None:
         self._stores_left, self._layouts = stores_left, layouts
+        self._next: deque[Delivery] = deque()
         self._right: list[Grouped] = []  # of the open epoch
         self._times_us = BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
 
     @staticmethod
-    def of(instances: Instances, stage: Stage, layouts: tuple[RowLayout | None, RowLayout | None]) -> Units | None:
-        """None for a stage whose places store both streams."""
+    def of(instances: Instances, stage: Stage, layouts: Layouts) -> Units:
         places = instances.stages.places_of(stage)
-        if not isinstance(places, Biclique):
-            return None
-        return Units(places.stores_left(instances.config.cluster.partition_count), layouts)
+        groups = instances.config.cluster.partition_count
+        return Units(places.stores_left(groups) if isinstance(places, Biclique) else None, layouts)
+
+    def __len__(self) -> int:
+        """Deliveries to be taken."""
+        return len(self._next)
+
+    def add(self, delivery: Delivery) -> None:
+        self._next.extend(self.parts(delivery))
+
+    def take(self) -> Delivery:
+        return self._next.popleft()
 
     def parts(self, delivery: Delivery) -> list[Delivery]:
-        """One or more; right tuples wait for the end of their epoch, which the last one ends."""
+        """The deliveries in whose place this one is joined, one or more. Right tuples wait for the end of their epoch, which
+        the last one ends."""
+        if self._stores_left is None:
+            return [delivery]
         self._right.append(Grouped.of(delivery, RIGHT))
         found = self._of_side(delivery, LEFT, Grouped.of(delivery, LEFT))
         if delivery.final:
@@ -56,6 +72,7 @@ class Units:
         return found
 
     def _of_side(self, delivery: Delivery, side: int, rows: Grouped) -> list[Delivery]:
+        assert self._stores_left is not None, "places that store both streams"
         of_left = self._stores_left[rows.groups]
         parts = [(_where(rows, of_left), LEFT), (_where(rows, ~of_left), RIGHT)]
         return [self._part(delivery, side, part, stores) for part, stores in parts if len(part.tuples)]
@@ -73,11 +90,14 @@ class Units:
         return replace(delivery, last=False, checkpoint=False, final=False, **plain)
 
     def waiting_tuples(self, side: int) -> int:
-        """That wait for the end of the epoch."""
-        return sum(len(part.tuples) for part in self._right) if side == RIGHT else 0
+        """That have been added and not taken."""
+        held = sum(len(part.tuples) for part in self._right) if side == RIGHT else 0
+        return held + sum(len((delivery.left, delivery.right)[side]) for delivery in self._next)
 
     def stored(self, delivery: Delivery) -> Delivery:
         """Without the tuples that only probe."""
+        if self._stores_left is None:
+            return delivery
         of_left = self._stores_left[delivery.groups]
         left, right = _where(Grouped.of(delivery, LEFT), of_left), _where(Grouped.of(delivery, RIGHT), ~of_left)
         groups, counts = on_common_groups([left, right])
