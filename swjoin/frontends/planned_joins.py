@@ -69,9 +69,9 @@ def planned(config: RunConfig, key: _Key = ((), ()), views: Views | None = None)
 
 
 def _check(query: QueryConfig, config: RunConfig, views: str | None) -> None:
-    remedy, what = ("name join columns: ", _ON), f"{_NO_KEYS} has"
+    remedy, what, numbers = ("name join columns: ", _ON), f"{_NO_KEYS} has", f"{_NO_KEYS} numbers its rows itself"
     if views is not None:
-        remedy, what = ("leave out ", _AGG), "views of a join have"
+        remedy, what, numbers = ("leave out ", _AGG), "views of a join have", "views number their rows themselves"
         if query.how != "inner":
             raise UserError((setting("how"), ": views are of pairs"), remedy="leave it out")
         if any(stream.columns is not None for stream in config.inputs):
@@ -83,7 +83,7 @@ def _check(query: QueryConfig, config: RunConfig, views: str | None) -> None:
         raise UserError((setting("how"), f": {_NO_KEYS} cannot be full"), remedy=remedy)
     for side, stream in zip(STREAM_NAMES, config.inputs, strict=True):
         if stream.id is not None:
-            raise UserError((setting(f"{side}_id"), f": {what} ids of its own"), remedy="leave it out")
+            raise UserError((setting(f"{side}_id"), f": {numbers}"), remedy="leave it out")
     if config.sink.ids:
         raise UserError((setting("ids"), f": {_NO_KEYS} does not show them"), remedy=remedy)
 

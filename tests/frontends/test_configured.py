@@ -340,7 +340,7 @@ def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path)
         ),
         (
             {"routing": "matrix:0,2"},
-            "cluster: routing matrix:0,2: must be auto, matrix, or matrix:M,N of 1 to 64 rows and columns",
+            "cluster: routing matrix:0,2: must be auto, matrix or random, matrix:M,N of 1 to 64 rows and columns, or",
         ),
         ({"clustr": {}}, "clustr: unknown configuration key; did you mean cluster?"),
     ],

@@ -270,7 +270,7 @@ VIEWS = "--on v --agg 'count(*) AS n' --every 1s"
         ("--on v --agg 'count(*)' --every 1s", "column 2, COUNT(*), has no name; give it one: ... AS name"),
         (f"{VIEWS} --how left", "--how: views are of pairs; leave it out"),
         (f"{VIEWS} --columns x", "--columns: views have the columns of --group-by and --agg; leave it out"),
-        (f"{VIEWS} --left-id v", "--left-id: views of a join have ids of its own; leave it out"),
+        (f"{VIEWS} --left-id v", "--left-id: views number their rows themselves; leave it out"),
         ("--on v --agg 'count(*) AS n' --every 1s --last 5", "--last: views of a join have no count windows; leave out --agg"),
         ("--on w --agg 'count(*) AS n' --every 1s", "left: column w is missing; there are v, x, name, ts, only_left"),
         (f"{VIEWS} --routing matrix:2,2", "routing matrix:2,2: no join of the query lacks both an equality and a band"),
