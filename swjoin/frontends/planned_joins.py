@@ -16,11 +16,12 @@ import pyarrow as pa
 from sqlglot import exp
 
 from swjoin.config.run import QueryConfig, RunConfig, StreamConfig
+from swjoin.config.sections import check_key
 from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.row_encoder import on_neither_side
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
-from swjoin.core.errors import UserError, setting
+from swjoin.core.errors import Spelled, UserError, setting
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.row_codec import StreamCodec
 from swjoin.expressions.binder import parse_expression
@@ -29,7 +30,7 @@ from swjoin.expressions.parser import parse_where, to_text
 from swjoin.frontends.sql.planner import Table, parse_query, plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.frontends.sql.windows import AS_OF
-from swjoin.plan.logical import check_routing
+from swjoin.plan.logical import check_routing, key_family
 from swjoin.plan.plain import plan_to_plain
 
 _NO_KEYS = "a join without join columns"
@@ -55,9 +56,9 @@ def planned(config: RunConfig, key: _Key = ((), ()), views: Views | None = None)
     _check(query, config, None if views is None else "views")
     sides = _with_own_units(config.inputs)
     tables = {name: _described(name, side) for name, side in zip(STREAM_NAMES, sides, strict=True)}
-    _check_zones(tables)
+    _check_zones(tables, ("leave out ", _AGG) if key[LEFT] else ("name join columns: ", _ON))
     names = [[column for column, _ in table.columns] for table in tables.values()]
-    on = exp.and_(*_equal(key, names), *_condition(query, names, key), *_bounds(query, sides))
+    on = exp.and_(*_equal(key, tables), *_condition(query, names, key), *_bounds(query, sides))
     right = exp.Join(this=_table(RIGHT), on=on, **_kind(query))
     asked = None if views is None else _Viewed(views, sides, names, key)
     selected = exp.select(*(_selected(query, sides, names) if asked is None else asked.columns)).from_(_table(LEFT))
@@ -98,12 +99,12 @@ def _with_own_units(sides: tuple[StreamConfig, ...]) -> tuple[StreamConfig, ...]
     )
 
 
-def _check_zones(tables: dict[str, Table]) -> None:
-    kinds = [dict(table.columns)[str(table.time)] for table in tables.values()]
-    zoned = ["tz=" in kind for kind in kinds]
-    if len(set(zoned)) == 2 and all("timestamp" in kind for kind in kinds):
+def _check_zones(tables: dict[str, Table], otherwise: tuple[str | Spelled, ...]) -> None:
+    """otherwise: what can be done, beside changing the input."""
+    zoned = ["tz=" in dict(table.columns)[str(table.time)] for table in tables.values()]
+    if len(set(zoned)) == 2:
         problem = f"{STREAM_NAMES[zoned.index(False)]}: the times have no time zone, those of the other side have one"
-        raise UserError(problem, remedy=("give both a zone, or name join columns: ", _ON))
+        raise UserError(problem, remedy=("give both columns a zone, or ", *otherwise))
 
 
 def _described(side: str, stream: StreamConfig) -> Table:
@@ -125,14 +126,23 @@ def _column(side: int, name: str) -> exp.Column:
     return exp.Column(this=_name(name), table=_name(STREAM_NAMES[side]))
 
 
-def _equal(key: _Key, names: list[list[str]]) -> list[exp.Expr]:
-    """The join columns are equal."""
+def _equal(key: _Key, tables: dict[str, Table]) -> list[exp.Expr]:
+    """The join columns are equal. UserError for what a join without a plan refuses, too."""
     if len(key[LEFT]) != len(key[RIGHT]):
         raise UserError(f"{len(key[LEFT])} join columns on the left, {len(key[RIGHT])} on the right")
-    for side in (LEFT, RIGHT):
+    families: tuple[list[str], list[str]] = ([], [])
+    for side, table in enumerate(tables.values()):
+        types = dict(table.columns)
         for name in key[side]:
-            if name not in names[side]:
-                raise UserError(f"{STREAM_NAMES[side]}: column {name} is missing", remedy=f"there are {', '.join(names[side])}")
+            if name not in types:
+                raise UserError(f"{STREAM_NAMES[side]}: column {name} is missing", remedy=f"there are {', '.join(types)}")
+            families[side].append(key_family(name, types[name]))
+        if key[side]:
+            check_key(key[side])
+    for i, pair in enumerate(zip(*families, strict=True)):
+        if len(set(pair)) == 2 and {"integer", "string", "binary"} & set(pair):
+            one, two = (f"{key[side][i]} is {dict(tables[STREAM_NAMES[side]].columns)[key[side][i]]}" for side in (LEFT, RIGHT))
+            raise UserError(f"join keys: left {one}, right {two}", remedy="cast one side so that both agree")
     return [exp.EQ(this=_column(LEFT, one), expression=_column(RIGHT, two)) for one, two in zip(*key, strict=True)]
 
 
@@ -148,7 +158,12 @@ class _Viewed:
             problem = (_AGG, f": {views.aggregates} is more than aggregates")
             raise UserError(problem, remedy="write such as 'count(*) AS n, sum(left_v) AS s'")
         self._views, self._items = views, select.expressions
+        self._check_names()
         read = dict.fromkeys([*views.by, *map(_spelled, select.find_all(exp.Column))])
+        if AS_OF in read:
+            raise UserError(
+                (_AGG, f": a column {AS_OF}, the name of a view's time"), remedy=f"write left_{AS_OF} or right_{AS_OF}"
+            )
         self._time = "pair time"
         while self._time in read:
             self._time += "_"
@@ -162,6 +177,20 @@ class _Viewed:
                 of = setting("group_by") if name in views.by else _AGG
                 raise UserError(str(error).removeprefix("where: "), subject=(of,)) from None
             self.columns.append(exp.alias_(_column(side, found), name, quoted=True))
+
+    def _check_names(self) -> None:
+        """UserError for an item that is no aggregate, or has no name or another one's."""
+        shown = [AS_OF, *self._views.by]
+        for item in self._items:
+            text = item.unalias().sql("duckdb")
+            if not isinstance(item, exp.Alias):
+                raise UserError((_AGG, f": {text} has no name"), remedy=f"give it one: {text} AS name")
+            if item.find(exp.AggFunc) is None:
+                raise UserError((_AGG, f": {text} is no aggregate"), remedy=("group by it: ", setting("group_by")))
+            shown.append(item.alias)
+        for name in shown:
+            if sum(name.casefold() == other.casefold() for other in shown) > 1:
+                raise UserError(f"{name} is twice among as_of, the columns that group, and the aggregates", remedy="rename one")
 
     def query(self, pairs: exp.Select) -> exp.Select:
         def column(node: exp.Expr) -> exp.Expr:
