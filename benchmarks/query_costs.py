@@ -1,14 +1,15 @@
-"""What a query pays for being exact, and for having stages: merging, ledgers, digests; delays on ranks; recovery.
+"""What a query pays for being exact, and for having stages: merging, ledgers, digests; views; delays on ranks; recovery.
 
 What: `overheads`: Nexmark's queries as they are over the same without ledgers of edges, without digests of rows, and with
-best-effort merging, whole runs in this process, turn by turn. `delay`: three joins in a row on MPI ranks in realtime pace, from
-a row's arrival to the sink, with standing partition-groups and with one move a second. `recovery`: five stages on ranks with
-checkpoints, of which a rank is killed.
+best-effort merging, whole runs in this process, turn by turn. `views`: aggregates of a join's pairs, a view each second, over
+the pairs alone, and the bytes that go to the views over those of the pairs. `delay`: three joins in a row on MPI ranks in
+realtime pace, from a row's arrival to the sink, with standing partition-groups and with one move a second. `recovery`: five
+stages on ranks with checkpoints, of which a rank is killed.
 Why: each figure is the price of one promise. Answers are checked, where they can be right: best-effort merging loses rows.
 Stays out: throughput (`benchmarks.nexmark`, `benchmarks.stages`), first use (`benchmarks.small`).
 
-Usage: python -m benchmarks.query_costs [overheads | delay | recovery] [--events N] [--rate N] [--seconds N] [--repeat N]
-[--tiny]
+Usage: python -m benchmarks.query_costs [overheads | views | delay | recovery] [--events N] [--rate N] [--seconds N]
+[--repeat N] [--tiny]
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ import pyarrow as pa
 
 from benchmarks import ROOT, parse
 from benchmarks.baselines.best_effort_merger import BestEffortMerger
-from benchmarks.nexmark import swjoin_run
+from benchmarks.duckdb_text import in_duckdb
+from benchmarks.nexmark import connected, swjoin_run
 from benchmarks.run import turns
 from benchmarks.workloads import nexmark
 from swjoin.cluster.ranks import RankMap
@@ -42,7 +44,7 @@ from tests.tools.processes import LaunchedRun
 
 SLAVES = 2
 MEASURED = ("q1", "q5", "q20")  # every row comes out; two aggregates in a row; a join of wide rows
-PLAYED = ("overheads", "delay", "recovery")
+PLAYED = ("overheads", "views", "delay", "recovery")
 
 
 # ---------------------------------------------------------------- promises, with and without
@@ -111,6 +113,45 @@ def overheads(folder: Path, events: int, repeats: int) -> None:
             each = [b / a for a, b in zip(found["as it is"], found["without"], strict=True)]
             print(f"| {what} | {name} | {statistics.median(each):.3f} | {min(each):.3f} to {max(each):.3f} |", flush=True)
     print(f"\nRuns with best-effort merging whose answer was wrong: {len(lost)} of {2 * (repeats + 1)}")
+
+
+# ---------------------------------------------------------------- views
+
+PAIRS = """SELECT A.category, B.price, greatest(A.date_time, B.date_time) AS ts FROM auction A JOIN bid B
+  ON A.id = B.auction AND B.date_time BETWEEN A.date_time AND A.date_time + INTERVAL '10' SECOND"""
+VIEWS = f"""SELECT as_of, category, count(*) AS n, sum(price) AS total, min(price) AS least, max(price) AS most
+  FROM CUMULATE(({PAIRS}), ts, INTERVAL '1' SECOND) GROUP BY as_of, category"""
+
+
+def views(folder: Path, events: int, repeats: int) -> None:
+    paths = nexmark.write(folder, events)
+    pairs = f"SELECT category, price FROM ({PAIRS}) q"
+    db = connected(paths)
+    expected = {"off": db.execute(f"SELECT count(*) FROM ({pairs})").fetchone()[0]}
+    expected["on"] = len(db.execute(in_duckdb(VIEWS)).fetchall())
+    bytes_of: dict[str, int] = {}
+
+    def measured(name: str, text: str) -> Callable[[], float]:
+        def measure() -> float:
+            with tempfile.TemporaryDirectory(dir=folder) as out:
+                took_s, (count, _) = swjoin_run(text, paths, Path(out) / "run", SLAVES)
+                report = json.loads((Path(out) / "run" / "run.json").read_text())
+            if count != expected[name]:
+                raise SystemExit(f"{name}: {count} rows, DuckDB has {expected[name]}")
+            bytes_of.update({edge["from"]: edge["bytes"] for edge in report["edges"]})
+            return took_s
+
+        return measure
+
+    found = turns({"off": measured("off", pairs), "on": measured("on", VIEWS)}, repeats)
+    each = [off / on for off, on in zip(found["off"], found["on"], strict=True)]
+    print(f"\n## Views of a join's pairs each second, {events:,} events of Nexmark, {SLAVES} slaves in one process\n")
+    print("| what | value | range |\n|---|---|---|")
+    print(f"| pairs; rows of views | {expected['off']:,}; {expected['on']:,} | |")
+    ratio = f"{statistics.median(each):.3f} | {min(each):.3f} to {max(each):.3f}"
+    print(f"| throughput with views over pairs alone (floor 0.9, goal 0.97) | {ratio} |")
+    (join,), (changed,) = ([n for name, n in bytes_of.items() if name.startswith(kind)] for kind in ("join", "aggregate"))
+    print(f"| bytes to the views over bytes of pairs (floor 1/50, goal 1/500) | 1/{join / changed:.0f} | |")
 
 
 # ---------------------------------------------------------------- on ranks
@@ -232,7 +273,7 @@ def rows_read(checkpoints: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("part", choices=PLAYED, nargs="?")
-    parser.add_argument("--events", type=int, default=1_000_000, help="of Nexmark (overheads)")
+    parser.add_argument("--events", type=int, default=1_000_000, help="of Nexmark (overheads, views)")
     parser.add_argument("--rate", type=float, default=200_000, help="rows per second of both inputs (delay, recovery)")
     parser.add_argument("--seconds", type=float, default=20, help="of the inputs (delay, recovery)")
     parser.add_argument("--epoch", default="20ms", help="distribution epoch (delay)")
@@ -243,6 +284,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if args.part in (None, "overheads"):
             overheads(Path(folder), args.events, args.repeat)
+        if args.part in (None, "views"):
+            views(Path(folder), args.events, args.repeat)
         if args.part in (None, "delay"):
             delay(Path(folder), args.rate, args.seconds, args.repeat, args.ranks, args.epoch)
         if args.part in (None, "recovery"):
