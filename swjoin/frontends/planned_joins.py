@@ -53,7 +53,7 @@ def planned(config: RunConfig, key: _Key = ((), ()), views: Views | None = None)
     the right stream, its query is the join. views: what is asked of the pairs; None: themselves. UserError for what such a join
     cannot have, and for inputs that cannot be read."""
     query = config.query
-    _check(query, config, None if views is None else "views")
+    _check(query, config, with_views=views is not None)
     sides = _with_own_units(config.inputs)
     tables = {name: _described(name, side) for name, side in zip(STREAM_NAMES, sides, strict=True)}
     _check_zones(tables, ("leave out ", _AGG) if key[LEFT] else ("name join columns: ", _ON))
@@ -69,9 +69,9 @@ def planned(config: RunConfig, key: _Key = ((), ()), views: Views | None = None)
     return dataclasses.replace(config, queries=(QueryConfig(0, 0),), inputs=inputs), plan_to_plain(plan.plan)
 
 
-def _check(query: QueryConfig, config: RunConfig, views: str | None) -> None:
+def _check(query: QueryConfig, config: RunConfig, *, with_views: bool) -> None:
     remedy, what, numbers = ("name join columns: ", _ON), f"{_NO_KEYS} has", f"{_NO_KEYS} numbers its rows itself"
-    if views is not None:
+    if with_views:
         remedy, what, numbers = ("leave out ", _AGG), "views of a join have", "views number their rows themselves"
         if query.how != "inner":
             raise UserError((setting("how"), ": views are of pairs"), remedy="leave it out")

@@ -237,13 +237,13 @@ class UnionInput:
 
 def check_routing(plan: LogicalPlan, routing: str) -> None:
     """UserError for a routing that the plan cannot have. routing: as of `config.sections.ClusterConfig`."""
-    spread, matrix = [node for node in plan.nodes if isinstance(node, Spread)], Matrix.named(routing)
+    spread, matrix = [node for node in plan.nodes if isinstance(node, Spread)], named(routing)
     if form_of(routing) == "random" and any(node.one_place for node in spread):
         remedy = "leave it out, or write matrix:4,1"
         raise UserError(f"routing {routing}: left, semi and anti joins need all partners of a row at one place", remedy=remedy)
     if routing != "auto" and not spread:
         raise UserError(f"routing {routing}: no join of the query lacks both an equality and a band", remedy="leave it out")
-    if matrix is not None and matrix.columns > 1 and any(node.one_place for node in spread):
+    if isinstance(matrix, Matrix) and matrix.columns > 1 and any(node.one_place for node in spread):
         remedy = f"write matrix:{min(matrix.rows * matrix.columns, MOST_LINES)},1"
         raise UserError(f"routing {routing}: left, semi and anti joins have one column of cells", remedy=remedy)
 

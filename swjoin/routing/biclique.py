@@ -9,7 +9,6 @@ Stays out: the order in which a unit stores and probes (`cluster.slave.stage`), 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,8 +17,6 @@ import numpy as np
 from swjoin.core.batch import I64, LEFT, U64, Bool
 from swjoin.core.hashing import hash_lines
 from swjoin.routing.matrix import MOST_LINES, keys_of_places
-
-_TEXT = re.compile(r"random:([1-9][0-9]?),([1-9][0-9]?)")
 
 
 @dataclass(frozen=True)
@@ -33,14 +30,6 @@ class Biclique:
     def of_instances(count: int) -> Biclique:
         """A left and a right unit for each."""
         return Biclique(min(count, MOST_LINES), min(count, MOST_LINES))
-
-    @staticmethod
-    def named(text: object) -> Biclique | None:
-        """Of random:LEFT,RIGHT; None for another text, for more units than there can be, and for what is no text."""
-        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
-        if found is None or max(int(found[1]), int(found[2])) > MOST_LINES:
-            return None
-        return Biclique(int(found[1]), int(found[2]))
 
     @property
     def count(self) -> int:

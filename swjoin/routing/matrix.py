@@ -9,7 +9,6 @@ Stays out: the plan's nodes (`plan.logical`), columns of rows (`expressions.chai
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ from swjoin.core.batch import I64, LEFT, U64
 from swjoin.core.hashing import hash_lines
 
 MOST_LINES = 64
-_TEXT = re.compile(r"matrix:([1-9][0-9]?),([1-9][0-9]?)")
 _MASK, _HALF = (1 << 64) - 1, 1 << 32
 _UNMIX = pow(0xC4CEB9FE1A85EC53, -1, 1 << 64), pow(0xFF51AFD7ED558CCD, -1, 1 << 64)  # of `core.hashing.mix64_scalar`
 
@@ -39,14 +37,6 @@ class Matrix:
             return Matrix(min(count, MOST_LINES), 1)
         shapes = [Matrix(rows, min(count // rows, MOST_LINES)) for rows in range(1, MOST_LINES + 1) if rows * rows <= count]
         return max((m for m in shapes if m.columns <= 2 * m.rows + 1), key=lambda m: (m.rows * m.columns, m.rows))
-
-    @staticmethod
-    def named(text: object) -> Matrix | None:
-        """Of matrix:ROWS,COLUMNS; None for another text, for more lines than there can be, and for what is no text."""
-        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
-        if found is None or max(int(found[1]), int(found[2])) > MOST_LINES:
-            return None
-        return Matrix(int(found[1]), int(found[2]))
 
     @property
     def count(self) -> int:

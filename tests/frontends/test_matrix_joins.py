@@ -15,7 +15,6 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import UserError
 from swjoin.duckdb.verify import verify
-from swjoin.routing.biclique import Biclique
 from swjoin.routing.matrix import Matrix
 from swjoin.runtime.in_process import run_local
 from tests.support.limits import PROCESS_S
@@ -70,38 +69,31 @@ def test_ranks_join_without_an_equality(streams: Inputs, tmp_path: Path) -> None
         assert rows_of(job) == duckdb_rows(streams, text), text
 
 
-@pytest.mark.parametrize(("slaves", "routing"), [(1, "auto"), (3, "matrix"), (6, "auto"), (4, "matrix:3,5"), (2, "matrix:1,4")])
-def test_any_matrix_gives_the_same_rows(slaves: int, routing: str, streams: Inputs, tmp_path: Path) -> None:
-    """And its copies travel: a row goes to every cell of its line."""
-    job = query_job(SMALLER, streams, tmp_path, cluster={"epoch_tuples": 150, "partition_count": 7, "routing": routing})
+@pytest.mark.parametrize(
+    ("slaves", "routing", "lines", "copies"),
+    [
+        (1, "auto", [1, 1], [1, 1]),
+        (3, "matrix", [1, 3], [3, 1]),
+        (6, "auto", [2, 3], [3, 2]),
+        (4, "matrix:3,5", [3, 5], [5, 3]),
+        (2, "matrix:1,4", [1, 4], [4, 1]),
+        (1, "random:1,1", [1, 1], [2, 2]),
+        (3, "random", [3, 3], [4, 4]),
+        (2, "random:4,3", [4, 3], [4, 5]),
+        (5, "random:1,6", [1, 6], [7, 2]),
+    ],
+)
+def test_any_places_give_the_same_rows(
+    slaves: int, routing: str, lines: list[int], copies: list[int], streams: Inputs, tmp_path: Path
+) -> None:
+    """And copies travel: a row goes to every cell of its line, or to the unit that stores it and all of the other stream."""
+    job = query_job(SMALLER, streams, tmp_path, cluster={"epoch_tuples": 50, "partition_count": 7, "routing": routing})
     report = run_local(job, False, slaves)
     assert rows_of(job) == duckdb_rows(streams, SMALLER)
     assert report["ledger"]["balanced"]
-    matrix = Matrix.named(routing) or Matrix.of_instances(slaves)
-    lines = [node["lines"] for node in report["plan"]["nodes"] if node["kind"] == "spread"]
-    assert lines == [[matrix.rows, matrix.columns]] * 2
+    assert [node["lines"] for node in report["plan"]["nodes"] if node["kind"] == "spread"] == [lines] * 2
     rows = [report["input"][name]["tuples"] for name in "ab"]
-    assert report["stages"][0]["joined"] == {"left": rows[0] * matrix.columns, "right": rows[1] * matrix.rows}
-    assert verify(tmp_path).equal
-
-
-@pytest.mark.parametrize(
-    ("slaves", "routing"), [(1, "random:1,1"), (3, "random"), (2, "random:4,3"), (5, "random:1,6"), (4, "random:2,2")]
-)
-def test_any_units_give_the_same_rows(slaves: int, routing: str, streams: Inputs, tmp_path: Path) -> None:
-    """Each row is stored once, and travels to all units of the other stream besides."""
-    text = THETA[1] if slaves == 4 else SMALLER
-    text = text.replace(" AND abs(a.k - b.k) <= 2", " AND a.k <> b.k")
-    job = query_job(text, streams, tmp_path, cluster={"epoch_tuples": 50, "partition_count": 7, "routing": routing})
-    report = run_local(job, False, slaves)
-    assert rows_of(job) == duckdb_rows(streams, text)
-    assert report["ledger"]["balanced"]
-    units = Biclique.named(routing) or Biclique.of_instances(slaves)
-    lines = [node["lines"] for node in report["plan"]["nodes"] if node["kind"] == "spread"]
-    assert lines == [[units.left, units.right]] * 2
-    rows = [report["input"][name]["tuples"] for name in "ab"]
-    joined = report["stages"][0]["joined"]
-    assert joined == {"left": rows[0] * (1 + units.right), "right": rows[1] * (1 + units.left)}
+    assert list(report["stages"][0]["joined"].values()) == [n * each for n, each in zip(rows, copies, strict=True)]
     assert verify(tmp_path).equal
 
 

@@ -11,6 +11,7 @@ from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import arrange
 from swjoin.routing.matrix import MOST_LINES, Matrix, keys_of_places
+from swjoin.routing.named import named
 
 LINES = st.integers(1, MOST_LINES)
 IDS = st.lists(st.integers(0, (1 << 64) - 1), max_size=40)
@@ -96,4 +97,4 @@ def test_rows_are_shared_evenly() -> None:
     ],
 )
 def test_names(text: object, matrix: Matrix | None) -> None:
-    assert Matrix.named(text) == matrix
+    assert named(text) == matrix
