@@ -14,12 +14,10 @@ import swjoin
 from swjoin import col, hop, row_count, rows, stream, tumble
 from swjoin.config.connectors import StreamConfig
 from swjoin.core.errors import UserError
-from swjoin.duckdb.verify import verify
 from swjoin.frontends.sql.planner import Table, plan_query
 from tests.support.limits import PROCESS_S
-from tests.support.plan_runs import duckdb_rows, report_of, rows_of, write_streams
-from tests.support.queries import query_job, run_query
-from tests.support.ranks import run_jobs
+from tests.support.plan_runs import write_streams
+from tests.support.queries import check_on_ranks, checked_query, run_query
 
 Inputs = dict[str, StreamConfig]
 TABLES = {"a": Table((("k", "int64"), ("v", "int64"), ("x", "string"), ("ts", "timestamp[us]")), "ts")}
@@ -65,24 +63,14 @@ QUERIES = [
 
 @pytest.mark.parametrize("text", QUERIES, ids=[text[:70] for text in QUERIES])
 def test_rows_are_those_of_duckdb(text: str, streams: Inputs, tmp_path: Path) -> None:
-    found, report = run_query(text, streams, tmp_path)
-    assert found == duckdb_rows(streams, text)
-    assert len(found) >= 1
-    assert report["ledger"] == {"balanced": True, "complaints": []}
-    assert verify(tmp_path).equal
+    assert len(checked_query(text, streams, tmp_path)) >= 1
 
 
 @pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_have_the_same_rows(streams: Inputs, tmp_path: Path) -> None:
-    chosen = [QUERIES[i] for i in (0, 2, 4, 8, 10, 15)]
-    cluster = {"epoch_tuples": 40, "gateways": 2, "partition_count": 13}
-    jobs = [query_job(text, streams, tmp_path / str(i), cluster=cluster) for i, text in enumerate(chosen)]
-    run_jobs(5, jobs, tmp_path)
-    for text, job in zip(chosen, jobs, strict=True):
-        assert report_of(job)["ledger"]["balanced"]
-        assert rows_of(job) == duckdb_rows(streams, text)
+    check_on_ranks([QUERIES[i] for i in (0, 2, 4, 8, 10, 15)], streams, tmp_path, 5)
 
 
 def _table(ms: list[int], k: list[Any] | None = None) -> pa.Table:

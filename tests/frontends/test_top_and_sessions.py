@@ -19,9 +19,8 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.duckdb.verify import verify
 from swjoin.frontends.sql.planner import Table, plan_query
 from tests.support.limits import PROCESS_S
-from tests.support.plan_runs import duckdb_rows, report_of, rows_of, write_streams
-from tests.support.queries import query_job, run_query
-from tests.support.ranks import run_jobs
+from tests.support.plan_runs import write_streams
+from tests.support.queries import check_on_ranks, checked_query, run_query
 
 Inputs = dict[str, StreamConfig]
 TABLES = {
@@ -84,24 +83,14 @@ QUERIES = [
 
 @pytest.mark.parametrize("text", QUERIES, ids=[text[:70] for text in QUERIES])
 def test_rows_are_those_of_duckdb(text: str, streams: Inputs, tmp_path: Path) -> None:
-    rows, report = run_query(text, streams, tmp_path)
-    assert rows == duckdb_rows(streams, text)
-    assert len(rows) >= 1
-    assert report["ledger"] == {"balanced": True, "complaints": []}
-    assert verify(tmp_path).equal
+    assert len(checked_query(text, streams, tmp_path)) >= 1
 
 
 @pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_have_the_same_rows(streams: Inputs, tmp_path: Path) -> None:
-    chosen = [QUERIES[i] for i in (0, 4, 8, 12, 15, 16, 18)]
-    cluster = {"epoch_tuples": 40, "gateways": 2, "partition_count": 13}
-    jobs = [query_job(text, streams, tmp_path / str(i), cluster=cluster) for i, text in enumerate(chosen)]
-    run_jobs(5, jobs, tmp_path)
-    for job, text in zip(jobs, chosen, strict=True):
-        assert report_of(job)["ledger"]["balanced"]
-        assert rows_of(job) == duckdb_rows(streams, text), text
+    check_on_ranks([QUERIES[i] for i in (0, 4, 8, 12, 15, 16, 18)], streams, tmp_path, 5)
 
 
 def _us(*values: int) -> pa.Array:
