@@ -28,6 +28,7 @@ from tests.support.ranks import run_mpirun
 
 _RANKS, _STALE, _FRESH, _BIG = 5, 3, 4, 1 << 20
 _EXCLUDED = 4
+_WITHOUT_IT, _ALL_DONE = 30_999, 31_000  # tags of words to the excluded rank
 
 
 class _Suspecting(Heartbeats):
@@ -63,14 +64,24 @@ def _wait_for_attempt(channel: ResilientChannel) -> None:
         channel.next_attempt()
 
 
+def _wait_for_word(channel: ResilientChannel, tag: int) -> None:
+    deadline = time.monotonic() + PROCESS_S
+    while not channel.comm.Iprobe(source=0, tag=tag) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _tell_excluded(channel: ResilientChannel, tag: int) -> None:
+    channel.comm.Isend([np.empty(0, np.uint8), channel.mpi.BYTE], dest=_EXCLUDED, tag=tag)
+
+
 def _be_excluded(channel: ResilientChannel) -> None:
-    """It does not take part any more, and behaves as if it did: it sends results, and in the end an order to end."""
+    """It does not take part any more, and behaves as if it did: it sends results, and once the others have begun without it
+    (before that, it may order) an order to end."""
     for rank in range(4):
         channel.send_later(np.full(_BIG, 7, np.uint8), rank, _STALE)
+    _wait_for_word(channel, _WITHOUT_IT)
     channel.end_all("stale", 1)
-    deadline = time.monotonic() + PROCESS_S
-    while not channel.comm.Iprobe(source=0, tag=31_000) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    _wait_for_word(channel, _ALL_DONE)
     os._exit(0)
 
 
@@ -89,6 +100,8 @@ def main() -> None:
     assert (channel.attempt, channel.rank, channel.size) == (1, me, 4)
     assert heartbeats.ended == ([_EXCLUDED] if me == 0 else [])
     channel.barrier()
+    if me == 0:
+        _tell_excluded(channel, _WITHOUT_IT)
     for _ in range(500):  # what the excluded rank has sent comes meanwhile
         channel.check()
         assert not channel.probe(channel.any, _STALE)
@@ -100,7 +113,7 @@ def main() -> None:
     channel.barrier()
     if me == 0:
         print("all went on", flush=True)
-        channel.comm.Isend([np.empty(0, np.uint8), channel.mpi.BYTE], dest=_EXCLUDED, tag=31_000)
+        _tell_excluded(channel, _ALL_DONE)
     time.sleep(0.5)
     os._exit(0)
 
