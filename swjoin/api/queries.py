@@ -46,10 +46,10 @@ def sql(query: str, /, **given: Any) -> Any:
     max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever the order); late:
     "error" or "drop". memory: limit of the window state of a thread or rank, such as "4GB". threads: in this process (default:
     one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3. strategy: which of
-    them play which stage: "query", "subquery" or "operator" (docs/queries.md). routing: of joins without an equality or a band:
-    "matrix:ROWS,COLUMNS" or "random:UNITS,UNITS" (default: by the threads or ranks). progress: as of `swjoin.join`.
-    returns: "arrow", "pandas" or "polars"; "same": what the first table is. out: a file for the rows, .parquet,
-    .csv or .csv.gz; returns its `Proof`.
+    them play which stage: "query", "subquery" or "operator" (docs/queries.md). routing: how rows of joins find their partners,
+    such as "range" or "matrix:2,3" (docs/queries.md#routings; default: by the condition). progress: as of `swjoin.join`.
+    returns: "arrow", "pandas" or "polars"; "same": what the first table is. out: a file for the rows, .parquet, .csv or
+    .csv.gz; returns its `Proof`.
 
     `swjoin.proof(table)` has the count, the digest of the rows' values and the ledger of an Arrow table.
 
@@ -113,9 +113,10 @@ def _planned(
             known[name] = described(stream, "give time_unit")
         except UserError as error:
             raise error.prefixed(name) from None
-    planned = plan_query(query, known, functions)
+    settings = settings_of(options)
+    planned = plan_query(query, known, functions, settings.cluster.routing)
     inputs = tuple(streams[name] for name in planned.tables)
-    config = dataclasses.replace(settings_of(options), inputs=inputs)
+    config = dataclasses.replace(settings, inputs=inputs)
     return Planned(config, plan_to_plain(planned.plan), "swjoin.sql")
 
 

@@ -30,7 +30,15 @@ from swjoin.api.proofs import remember
 from swjoin.api.result_files import result_file
 from swjoin.api.result_frames import converter
 from swjoin.api.table_input import ReopenedInputs, open_sides
-from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, Request, check_workers, names_no_keys
+from swjoin.config.arguments import (
+    CLUSTER_PARTITIONS,
+    JOIN_PARTITIONS,
+    Request,
+    check_workers,
+    key_columns,
+    names_no_keys,
+    runs_as_plan,
+)
 from swjoin.config.options import CountOptions, JoinOptions, complete, takes_options
 from swjoin.config.run import SinkConfig
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
@@ -65,8 +73,8 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     times: left first, then the order of rows); last=(100, 50): the last 100 left rows, the last 50 right rows.
     how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
     rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
-    Without on it alone decides, such as "abs(left_v - right_v) <= 5" (docs/semantics.md); routing: "matrix:ROWS,COLUMNS" or
-    "random:UNITS,UNITS" then.
+    Without on it alone decides, such as "abs(left_v - right_v) <= 5" (docs/semantics.md). routing: how rows find partners, such
+    as "range" or "matrix:2,3" (docs/queries.md#routings); the rows are the same.
 
     left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
     or directories (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC). They are held in memory; in any row order. on: the join
@@ -95,8 +103,8 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
         if out is not None and returns != "arrow":
             raise UserError(f"returns: {returns!r} and out are given; the rows go into the file")
         convert = converter(returns, left)
-        if names_no_keys(given):
-            rows, found = _join_without_keys(given, left, right, None if out is None else result_file(out))
+        if runs_as_plan(given):
+            rows, found = _join_as_plan(given, left, right, None if out is None else result_file(out))
             warn(found.warnings, 2)
             if rows is None:
                 return found
@@ -118,8 +126,8 @@ def count(left: Input, right: Input, **options: Unpack[CountOptions]) -> Proof:
     """
     given = complete(count, options)
     with spelled("arguments"):
-        if names_no_keys(given):
-            _, found = _join_without_keys(given, left, right, None, counted=True)
+        if runs_as_plan(given):
+            _, found = _join_as_plan(given, left, right, None, counted=True)
         else:
             with Progress(given["progress"]) as progress:
                 found = _Tables(given, left, right, progress, materialise=False).run(None, None)
@@ -127,22 +135,23 @@ def count(left: Input, right: Input, **options: Unpack[CountOptions]) -> Proof:
     return found
 
 
-def _join_without_keys(
+def _join_as_plan(
     options: dict[str, Any], left: object, right: object, written: Written | None, *, counted: bool = False
 ) -> tuple[pa.Table | None, Proof]:
-    """The rows of a join by its condition alone, unless they are written or counted only, and their proof."""
+    """The rows of a join that is run as a plan, unless they are written or counted only, and their proof."""
     from swjoin.api.planned_runs import Planned, answered, settings_of, stored
     from swjoin.frontends.planned_joins import planned
 
     request = _request_of(options)
     with tempfile.TemporaryDirectory(prefix="swjoin-join-", ignore_cleanup_errors=True) as name:
         sides = tuple(
-            dataclasses.replace(stream, path=stored(value, side, stream.time, Path(name) / f"{side}.arrow"))
+            dataclasses.replace(stream, key=(), path=stored(value, side, stream.time, Path(name) / f"{side}.arrow"))
             for stream, side, value in zip(request.streams, STREAM_NAMES, (left, right), strict=True)
         )
         sink = SinkConfig("count", ids=request.ids)
         config = dataclasses.replace(settings_of(options), queries=(request.query,), inputs=sides, sink=sink)
-        made = Planned(*planned(config), "swjoin.count" if counted else "swjoin.join")
+        key = ((), ()) if names_no_keys(options) else (key_columns(options, LEFT), key_columns(options, RIGHT))
+        made = Planned(*planned(config, key), "swjoin.count" if counted else "swjoin.join")
         return answered(made, options, written, Path(name), counted=counted)
 
 
@@ -222,10 +231,7 @@ def _reader(options: dict[str, Any], left: object, right: object) -> pa.RecordBa
 
 def _request_of(options: dict[str, Any]) -> Request:
     """UserError for what is no join of tables."""
-    keyed = not names_no_keys(options)
-    if keyed and options["routing"] is not None:
-        raise UserError(f"routing {options['routing']}: is for joins without join columns", remedy="leave it out")
-    request = Request.from_options(options, keyed=keyed)
+    request = Request.from_options(options, keyed=not names_no_keys(options))
     if request.late == "side":
         raise UserError("late: 'side' needs a place for late rows, which a table does not have; use swjoin.WindowJoin")
     check_workers(options["threads"], options["ranks"])

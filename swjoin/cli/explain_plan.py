@@ -19,6 +19,7 @@ from swjoin.cluster.role import RoleId, gateway_role, sink_role
 from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, SinkConfig
 from swjoin.core.batch import STREAM_NAMES
+from swjoin.plan.logical import way_of
 from swjoin.plan.stages import Edge, Stage, cut, describe_edge, describe_stage
 from swjoin.plan.subclusters import Communication, Subclusters
 
@@ -114,7 +115,18 @@ def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
 
 
 def stages(instances: Instances) -> list[str]:
-    return [f"{describe_stage(stage)}." for stage in instances.stages.stages]
+    return [f"{describe_stage(stage)}{_routing(instances, stage)}." for stage in instances.stages.stages]
+
+
+def _routing(instances: Instances, stage: Stage) -> str:
+    """How rows of a join find their partners, and why so."""
+    if not stage.joins:
+        return ""
+    way, asked = way_of(instances.logical, stage.join), instances.config.cluster.routing
+    why = {"hash": "its condition has an equality", "range": "its condition has a band"}.get(way, "it has no equality, no band")
+    places = instances.stages.places_of(stage)
+    shown = way if places is None else f"{places.count} {places.word}"
+    return f"; routing: {shown}, as {why if asked == 'auto' else f'{asked} is asked for'}"
 
 
 def edges(instances: Instances) -> list[str]:

@@ -28,6 +28,7 @@ from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.connectors.files.inputs import is_remote, split_paths
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import NotWritten, UserError
+from swjoin.routing.named import is_placed
 from swjoin.runtime.preflight import launcher_size
 
 _LOG = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def _text(args: argparse.Namespace, side: str) -> TextConfig | None:
 def join_config(args: argparse.Namespace) -> RunConfig:
     """The configuration of a `join`; without join columns, or with views, its streams are inputs of a plan."""
     left_on, right_on = _keys(args)
-    keyed = bool(left_on) and args.agg is None
+    keyed = bool(left_on) and args.agg is None and not is_placed(args.routing)
     columns = None if args.columns is None else separate(args.columns)
     texts = [_text(args, side) for side in STREAM_NAMES]
     units, zone = side_units(args.time_unit, args.left_time_unit, args.right_time_unit), args.assume_timezone

@@ -164,8 +164,9 @@ def _add_join(p: argparse.ArgumentParser) -> None:
 def _add_routing(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--routing",
-        metavar="matrix:M,N|random:M,N",
-        help="cells, or units of each stream, of joins without an equality or a band (default: auto, a matrix by the slaves)",
+        metavar="ROUTING",
+        help="how rows find their partners: hash, range, broadcast, matrix[:M,N], random[:M,N] or contrand:M,N,D,E (default: "
+        "auto, by the condition)",
     )
 
 

@@ -21,7 +21,6 @@ from swjoin.connectors.files.inputs import split_paths
 from swjoin.core.errors import UserError
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.frontends.sql.tables import described
-from swjoin.plan.logical import check_routing
 from swjoin.plan.plain import plan_to_plain
 
 
@@ -79,8 +78,7 @@ def run_query(args: argparse.Namespace) -> int:
     inputs = _inputs(args)
     tables = {name: _described(name, stream) for name, stream in inputs.items()}
     try:
-        query = plan_query(text, tables)
-        check_routing(query.plan, config.cluster.routing)
+        query = plan_query(text, tables, None, config.cluster.routing)
     except UserError as error:
         raise (error.prefixed(args.query) if text is not args.query else error) from None
     config = replace(config, inputs=tuple(inputs[name] for name in query.tables))

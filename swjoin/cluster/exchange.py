@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,6 +76,15 @@ def rows_after(rows: TupleBatch, edge: int, steps: Sequence[BoundStep]) -> Tuple
     return rows
 
 
+class Keyed(NamedTuple):
+    """Rows as they travel, and apart from them those with a null key. groups: their partition-groups, int64 (n,); None: those
+    of their keys."""
+
+    rows: TupleBatch
+    null_keys: TupleBatch = _NOTHING
+    groups: I64 | None = None
+
+
 @dataclass(frozen=True)
 class KeyedEdge:
     """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keys: None where
@@ -100,24 +109,35 @@ class KeyedEdge:
         router = None if edge.origin is None else of[edge.origin].new_keys()
         return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router)
 
-    def keyed(self, rows: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
-        """The rows as they travel, and apart from them those with a null key. rows: with the sender's columns."""
+    def keyed(self, rows: TupleBatch) -> Keyed:
+        """rows: with the sender's columns."""
         rows = rows_after(rows, self.edge.id, self.steps)
         if self.keys is None:
             shown = rows.columns.select(self.columns) if self.columns and rows.columns is not None else None
-            return TupleBatch(rows.id.view(np.int64), rows.ts, rows.id, rows.arrival_us, None, shown), TupleBatch.empty()
+            return Keyed(TupleBatch(rows.id.view(np.int64), rows.ts, rows.id, rows.arrival_us, None, shown))
         assert rows.columns is not None or not self.edge.key, f"edge {self.edge.id}: rows without columns, among them the key"
         columns = None if rows.columns is None or not self.columns else rows.columns.select(self.columns)
         if isinstance(self.keys, GroupKeys):
             key = self._routed(rows) if self.router is not None else self.keys.hashed(self._values(rows), len(rows))
-            return TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns), _NOTHING
+            return Keyed(TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns))
         key, valid = self.keys.hashed(self._values(rows))
         if self.router is not None and not self.keys.native:
             key = self._routed(rows)
         whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
         if valid is None or bool(valid.all()):
-            return whole, TupleBatch.empty()
-        return whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid))
+            return self._spread(whole, _NOTHING)
+        return self._spread(whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid)))
+
+    def _spread(self, rows: TupleBatch, null_keys: TupleBatch) -> Keyed:
+        """With the copies of rows that go to several places."""
+        spread = self.edge.spread
+        if spread is None:
+            return Keyed(rows, null_keys)
+        assert isinstance(self.edge.receiver, Stage), "results have no places"
+        places = spread.places
+        hashes = (rows.key >> self.edge.receiver.cell_bits).view(np.uint64) if places.by_key else None
+        positions, groups = places.copies(spread.port, rows.id, hashes)
+        return Keyed(rows.take(positions), null_keys, groups)
 
     def _values(self, rows: TupleBatch) -> list[Any]:
         """The columns of the receiver's key, Arrow arrays."""
@@ -163,6 +183,7 @@ class _Sending:
     receivers: list[SlaveId]
     router: HashPartition
     rows: list[TupleBatch] = field(default_factory=list)
+    groups: list[I64] = field(default_factory=list)  # of these rows, if they are not those of their keys
     row_count: int = 0
     null_keys: list[TupleBatch] = field(default_factory=list)
     dealt: int = 0  # parts of rows that any instance may take
@@ -194,7 +215,7 @@ class Outlet:
         if not len(rows):
             return
         sending = self._sendings[edge]
-        good, null_keys = sending.keyed.keyed(rows)
+        good, null_keys, groups = sending.keyed.keyed(rows)
         if len(null_keys) and sending.keyed.keeps_null_keys:
             sending.null_keys.append(null_keys)
         else:
@@ -202,6 +223,7 @@ class Outlet:
         self.ledger.filtered[edge] += len(rows) - len(good) - len(null_keys)
         if len(good):
             sending.rows.append(good)
+            sending.groups += [] if groups is None else [groups]
             sending.row_count += len(good)
         if sending.row_count >= PART_ROWS * len(sending.receivers):
             for slave, part in self._make_parts(sending, header).items():
@@ -234,10 +256,12 @@ class Outlet:
             self._deal(sending, header)
             return {}
         rows = TupleBatch.concat(sending.rows)
+        groups = np.concatenate(sending.groups) if sending.groups else None
         sending.rows.clear()
+        sending.groups.clear()
         sending.row_count = 0
         most = _most_of_part(rows)
-        arranged, rest = sending.router.partition(rows), {}
+        arranged, rest = sending.router.partition(rows, groups), {}
         for index, slave in enumerate(sending.receivers):
             span = sending.router.slots_of(index)
             used = span.start + np.flatnonzero(arranged.counts[span])

@@ -22,6 +22,7 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import How
 from swjoin.core.units import parse_duration_us, parse_size_bytes
+from swjoin.routing.named import is_placed
 
 JOIN_PARTITIONS, CLUSTER_PARTITIONS = 16, 60  # in-process; on MPI there must be many more than slaves
 
@@ -106,6 +107,11 @@ def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> 
 def names_no_keys(options: Mapping[str, Any]) -> bool:
     """Whether a condition alone decides which rows match."""
     return options["where"] is not None and options["on"] is options["left_on"] is options["right_on"] is None
+
+
+def runs_as_plan(options: Mapping[str, Any]) -> bool:
+    """Whether a join is run as a plan: without join columns, or with another routing than by their hash."""
+    return names_no_keys(options) or is_placed(options["routing"])
 
 
 def key_columns(options: Mapping[str, Any], side: int) -> tuple[str, ...]:

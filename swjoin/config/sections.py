@@ -205,11 +205,12 @@ class ClusterConfig:
     share of their splits. sinks: how many roles write results, each files of its own, or to the topic; results that are only
     counted have one. strategy: of plans, which slave ranks play which stage: `subquery`, each stage has ranks of its own, but
     if these are fewer than stages, all play every stage; `query`, all of them do; `operator`, as `subquery`, and every operator
-    is a stage. routing: how rows of joins without an equality or a band find their partners: `matrix:M,N`, a left row is in all
-    cells of one of M rows of a matrix, a right row in all cells of one of N columns; `random:M,N`, a left row is stored at one
-    of M units, a right row at one of N others, and each probes all units of the other side; without numbers, and with `auto`,
-    which is `matrix`, they are chosen by the number of instances. instances: shares of the ranks, a number for each stage; left
-    out, as the work is estimated.
+    is a stage. routing: how rows of joins find their partners: `hash`, by an equality; `range`, by a band; `matrix:M,N`, a left
+    row is in all cells of one of M rows of a matrix, a right row in all cells of one of N columns; `broadcast`, one column;
+    `random:M,N`, a left row is stored at one of M units, a right row at one of N others, and each probes all units of the other
+    side; `contrand:M,N,D,E`, units are in D and E subgroups, which the key chooses, and a row probes one of them; without
+    numbers these are chosen by the number of instances; `auto`, the first of hash, range and matrix that the condition allows.
+    instances: shares of the ranks, a number for each stage; left out, as the work is estimated.
     failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread has made no
     progress, counts as dead; 0: never.
     """

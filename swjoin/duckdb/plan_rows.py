@@ -53,6 +53,9 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
         if node.name == result.input and isinstance(node, IntervalJoin) and not result.of_values:
             db.execute(f"CREATE VIEW found AS {_rows(db, plan, node, found, IDS)}")
             return None
+        if isinstance(node, Spread):  # any two rows meet
+            found[node.name] = found[node.input]
+            continue
         if isinstance(node, IntervalJoin):
             columns, selected = _selected(plan, node, found)
             rows = _rows(db, plan, node, found, selected)
@@ -70,8 +73,6 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _views(plan, node, found[node.input])
         elif isinstance(node, Lookup):
             columns, rows = _lookup(plan, node, found)
-        elif isinstance(node, Spread):
-            columns, rows = _spread(node, found[node.input])
         elif isinstance(node, Copies):
             columns, rows = _copies(node, found[node.input])
         elif isinstance(node, Union):
@@ -143,12 +144,6 @@ def _filter(plan: LogicalPlan, node: Filter, rows: NodeTable) -> tuple[dict[str,
     condition = duckdb_text(node.condition, scope_of(plan.schema(node.input).columns), rows.columns)
     columns = "".join(f", {column}" for column in rows.columns.values())
     return dict(rows.columns), f"SELECT id, ts{columns} FROM {rows.table} WHERE {condition}"
-
-
-def _spread(node: Spread, rows: NodeTable) -> tuple[dict[str, str], str]:
-    """Any two rows meet: here there is one cell."""
-    values = "".join(f", {column}" for column in rows.columns.values())
-    return {**rows.columns, node.column: "cell"}, f"SELECT id, ts{values}, 0 AS cell FROM {rows.table}"
 
 
 def _copies(node: Copies, rows: NodeTable) -> tuple[dict[str, str], str]:

@@ -1,13 +1,12 @@
 """Steps of a chain of stateless operators: filters, projections and copies of tuples with columns.
 
-What: `Selection`, `Projection`, `Spreading`, `Copying`, functions of a batch of tuples; `batch_of`, their columns.
+What: `Selection`, `Projection`, `Copying`, functions of a batch of tuples; `batch_of`, their columns.
 Why: what stands between two stages is done to whole batches, where the rows are sent. Times and ids of rows stay.
 Stays out: plans, which have steps, and exchanges, which do them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from swjoin.core.arrow_views import booleans_of
-from swjoin.core.batch import I64, U64, TupleBatch
+from swjoin.core.batch import TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.expressions.evaluator import EvaluationFailed, evaluate_all, satisfied
 from swjoin.expressions.tree import Column, Expr
@@ -62,23 +61,6 @@ class Projection:
             value = batch.column(expr.name) if isinstance(expr, Column) else values[expr]
             made.append(value if value.type == kind else value.cast(kind))
         return replace(rows, columns=Columns(pa.RecordBatch.from_arrays(made, [name for name, _, _ in self.columns])))
-
-
-@dataclass(frozen=True)
-class Spreading:
-    """The tuples, each once for every place that its id has, with the place's key as a further column. places: of uint64 ids,
-    the positions of those that have one, each as often as it has, in their order, and the keys: int64 (copies,)."""
-
-    column: str
-    places: Callable[[U64], tuple[I64, I64]]
-
-    def __call__(self, rows: TupleBatch) -> TupleBatch:
-        positions, keys = self.places(rows.id)
-        copies = rows.take(positions)
-        key = pa.array(keys)
-        if copies.columns is None:
-            return replace(copies, columns=Columns(pa.RecordBatch.from_arrays([key], [self.column])))
-        return replace(copies, columns=Columns(copies.columns.batch.append_column(self.column, key)))
 
 
 @dataclass(frozen=True)

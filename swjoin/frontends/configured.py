@@ -64,7 +64,6 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
     """Of a configuration with a query. where: it begins errors of other keys. UserError names the key of what is wrong."""
     from swjoin.frontends.sql.planner import plan_query
     from swjoin.frontends.sql.tables import described
-    from swjoin.plan.logical import check_routing
     from swjoin.plan.plain import plan_to_plain
 
     (text, functions), inputs = _query_of(plain.get("queries")), _inputs_of(plain.get("inputs"))
@@ -77,16 +76,17 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
             tables[name] = described(stream, f"write inputs.{name}.time_unit: ms, or s, us, ns")
         except UserError as error:
             raise error.prefixed(f"inputs.{name}") from None
-    try:
-        query = plan_query(text, tables, functions)
-    except UserError as error:
-        raise error.prefixed("queries.0.sql") from None
     rest = {key: value for key, value in plain.items() if key != "queries"}
     if plain.get("workload") is not None and not any(stream.generate for stream in inputs.values()):
         raise UserError("workload: no input is generated; leave it out, or write inputs: {NAME: {generate: calls}}")
-    rest |= {"inputs": [to_plain(inputs[name]) for name in query.tables], "join": {"lower_us": 0, "upper_us": 0}}
+    rest |= {"inputs": [to_plain(stream) for stream in inputs.values()], "join": {"lower_us": 0, "upper_us": 0}}
     config = read_config(rest, [], where, served=served)
-    check_routing(query.plan, config.cluster.routing)
+    try:
+        query = plan_query(text, tables, functions, config.cluster.routing)
+    except UserError as error:
+        raise error.prefixed("queries.0.sql") from None
+    streams = dict(zip(inputs, config.inputs, strict=True))
+    config = replace(config, inputs=tuple(streams[name] for name in query.tables))
     return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan))
 
 

@@ -1,8 +1,8 @@
-"""Joins of two streams that are run as plans: without join columns, or with views of what they aggregate.
+"""Joins of two streams that are run as plans: without join columns, with a routing, or with views of what they aggregate.
 
 What: `planned(config, ...)`, such a join as the configuration of a plan's inputs, and the plan; `Views`.
-Why: a join with columns is routed by their hash; one that a condition alone decides by the keys of a band or the cells of a
-matrix, which plans have, as they have aggregates. The condition is written, and columns are named, as of a join with columns.
+Why: a join with columns is routed by their hash; one that a condition alone decides by the keys of a band or by places, which
+plans have, as they have aggregates. The condition is written, and columns are named, as of a join with columns.
 Stays out: bands and matrices (`frontends.sql.conditions`), the language of conditions (`expressions.parser`), views
 (`plan.kept_rows`).
 """
@@ -30,10 +30,10 @@ from swjoin.expressions.parser import parse_where, to_text
 from swjoin.frontends.sql.planner import Table, parse_query, plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.frontends.sql.windows import AS_OF
-from swjoin.plan.logical import check_routing, key_family
+from swjoin.plan.logical import key_family
 from swjoin.plan.plain import plan_to_plain
 
-_NO_KEYS = "a join without join columns"
+_NO_KEYS, _ROUTED = "a join without join columns", "a join with a routing"
 _ON = setting("on")
 _AGG = setting("agg")
 _Key: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]  # join columns of the left and the right side
@@ -53,24 +53,28 @@ def planned(config: RunConfig, key: _Key = ((), ()), views: Views | None = None)
     the right stream, its query is the join. views: what is asked of the pairs; None: themselves. UserError for what such a join
     cannot have, and for inputs that cannot be read."""
     query = config.query
-    _check(query, config, with_views=views is not None)
+    _check(query, config, keyed=bool(key[LEFT]), with_views=views is not None)
     sides = _with_own_units(config.inputs)
     tables = {name: _described(name, side) for name, side in zip(STREAM_NAMES, sides, strict=True)}
-    _check_zones(tables, ("leave out ", _AGG) if key[LEFT] else ("name join columns: ", _ON))
+    otherwise = ("name join columns: ", _ON) if not key[LEFT] else ("leave out ", setting("routing") if views is None else _AGG)
+    _check_zones(tables, otherwise)
     names = [[column for column, _ in table.columns] for table in tables.values()]
     on = exp.and_(*_equal(key, tables), *_condition(query, names, key), *_bounds(query, sides))
     right = exp.Join(this=_table(RIGHT), on=on, **_kind(query))
     asked = None if views is None else _Viewed(views, sides, names, key)
-    selected = exp.select(*(_selected(query, sides, names) if asked is None else asked.columns)).from_(_table(LEFT))
+    selected = exp.select(*(_selected(query, sides, names, key) if asked is None else asked.columns)).from_(_table(LEFT))
     selected.append("joins", right)
-    plan = plan_query((selected if asked is None else asked.query(selected)).sql("duckdb"), tables)
-    check_routing(plan.plan, config.cluster.routing)
+    plan = plan_query(
+        (selected if asked is None else asked.query(selected)).sql("duckdb"), tables, None, config.cluster.routing
+    )
     inputs = tuple(dataclasses.replace(sides[STREAM_NAMES.index(name)], columns=None) for name in plan.tables)
     return dataclasses.replace(config, queries=(QueryConfig(0, 0),), inputs=inputs), plan_to_plain(plan.plan)
 
 
-def _check(query: QueryConfig, config: RunConfig, *, with_views: bool) -> None:
+def _check(query: QueryConfig, config: RunConfig, *, keyed: bool, with_views: bool) -> None:
     remedy, what, numbers = ("name join columns: ", _ON), f"{_NO_KEYS} has", f"{_NO_KEYS} numbers its rows itself"
+    if keyed:
+        remedy, what, numbers = ("leave out ", setting("routing")), f"{_ROUTED} has", f"{_ROUTED} numbers its rows itself"
     if with_views:
         remedy, what, numbers = ("leave out ", _AGG), "views of a join have", "views number their rows themselves"
         if query.how != "inner":
@@ -80,13 +84,13 @@ def _check(query: QueryConfig, config: RunConfig, *, with_views: bool) -> None:
             raise UserError(problem, remedy="leave it out")
     if query.last is not None:
         raise UserError((setting("last"), f": {what} no count windows"), remedy=remedy)
-    if query.how == "full":
+    if query.how == "full" and not keyed:
         raise UserError((setting("how"), f": {_NO_KEYS} cannot be full"), remedy=remedy)
     for side, stream in zip(STREAM_NAMES, config.inputs, strict=True):
         if stream.id is not None:
             raise UserError((setting(f"{side}_id"), f": {numbers}"), remedy="leave it out")
     if config.sink.ids:
-        raise UserError((setting("ids"), f": {_NO_KEYS} does not show them"), remedy=remedy)
+        raise UserError((setting("ids"), f": {_ROUTED if keyed else _NO_KEYS} does not show them"), remedy=remedy)
 
 
 def _with_own_units(sides: tuple[StreamConfig, ...]) -> tuple[StreamConfig, ...]:
@@ -250,15 +254,22 @@ def _kind(query: QueryConfig) -> dict[str, str]:
     return {} if query.how == "inner" else {"side": query.how.upper()}
 
 
-def _selected(query: QueryConfig, sides: tuple[StreamConfig, ...], names: list[list[str]]) -> list[exp.Expr]:
-    """The columns of the result, by the names that a join with columns gives them."""
+def _selected(query: QueryConfig, sides: tuple[StreamConfig, ...], names: list[list[str]], key: _Key) -> list[exp.Expr]:
+    """The columns of the result, by the names that a join without a plan gives them."""
     codecs = []
     for side, stream in enumerate(sides):
-        chosen = names[side] if stream.columns is None else [n for n in names[side] if n in {*stream.columns, stream.time}]
-        codecs.append(StreamCodec(tuple((name, pa.null(), "row") for name in chosen), (), None))
+        kept = names[side] if stream.columns is None else {*stream.columns, stream.time, *key[side]}
+        chosen = tuple((name, pa.null(), "row") for name in names[side] if name in kept)
+        codecs.append(StreamCodec(chosen, key[side], None))
     for name in sides[LEFT].columns or ():
         if name not in names[LEFT] and name not in names[RIGHT]:
             raise on_neither_side(name, [*names[LEFT], *names[RIGHT]])
     shown = OutputColumns(codecs[LEFT], codecs[RIGHT], ids=False, how=query.how)
     pairs = zip(shown.inputs, shown.schema.names, strict=True)
-    return [exp.alias_(_column(side, name), label, quoted=True) for (side, name), label in pairs]
+    found = []
+    for (side, name), label in pairs:
+        column: exp.Expr = _column(side, name)
+        if side == LEFT and name in key[LEFT] and JOIN_KINDS[query.how].unmatched[RIGHT]:  # the right rows' own, too
+            column = exp.Coalesce(this=column, expressions=[_column(RIGHT, key[RIGHT][key[LEFT].index(name)])])
+        found.append(exp.alias_(column, label, quoted=True))
+    return found

@@ -50,7 +50,7 @@ from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
 
 if TYPE_CHECKING:
     from swjoin.expressions.batch_map import BatchMap
-    from swjoin.expressions.chain import Copying, Projection, Selection, Spreading
+    from swjoin.expressions.chain import Copying, Projection, Selection
     from swjoin.expressions.lookup import TableLookup
 
 _Types = list[tuple[str, Any]]
@@ -159,8 +159,7 @@ class _Binder:
                 bound_step, wanted = self._lookup(step, wanted)
                 found.append(bound_step)
             elif isinstance(step, Spread):
-                found.append(_spreading(step))
-                wanted = wanted - {step.column}
+                continue  # the receiver's keys are known where rows are sent
             elif isinstance(step, Copies):
                 found.append(_copying(step))
                 wanted = wanted - {step.column} | {step.first, step.second}
@@ -241,12 +240,6 @@ def _batch_map(node: MapBatches, schema: Schema, wanted: set[str]) -> BatchMap:
     return BatchMap(node.name, node.function, read, columns, time, shown)
 
 
-def _spreading(node: Spread) -> Spreading:
-    from swjoin.expressions.chain import Spreading
-
-    return Spreading(node.column, node.places.places(node.port, node.groups))
-
-
 def _copying(node: Copies) -> Copying:
     from swjoin.expressions.chain import Copying
 
@@ -291,8 +284,6 @@ def _through(plan: LogicalPlan, node: Node, wanted: set[str], *, rows: bool) -> 
             return wanted | set(columns_read_by(node.condition, plan.schema(node.input).columns, node.name))
         case Project():
             return _read_by(node, plan.schema(node.input).columns, wanted)
-        case Spread():
-            return wanted - {node.column}
         case Copies():
             return wanted - {node.column} | {node.first, node.second}
         case MapBatches():

@@ -36,7 +36,7 @@ from swjoin.plan.lookups import Lookup, lookup_columns
 from swjoin.plan.map_batches import MapBatches, keeps_time, mapped_columns
 from swjoin.routing.biclique import Biclique
 from swjoin.routing.matrix import MOST_LINES, Matrix
-from swjoin.routing.named import Places, form_of, named
+from swjoin.routing.named import SPREAD, Places, kind_of, named
 
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
@@ -149,40 +149,49 @@ class Union:
 
 @dataclass(frozen=True)
 class Spread(_OneInput):
-    """The rows of a node, each once for every cell of a matrix in which a join without an equality looks for its partners.
+    """The rows of a node, which a join reads, each once for every place where it looks for partners: every cell of its line of
+    a matrix, or the unit that stores it and those that it probes (`routing.matrix`, `routing.biclique`).
 
-    column: further one, of the cell's key, by which both sides are joined. port: LEFT for rows of the matrix, RIGHT for its
-    columns. one_place: left rows are in one cell each, as the join says which of them have no partner. lines: rows and columns
-    of the matrix, and groups: partition-groups; 0 until the number of instances is known, see `spread_over`. form: `matrix`, or
-    `random` for units that store one stream each, lines of them (`routing.biclique`).
+    port: of the join. LEFT: rows of the matrix, or left units. one_place: left rows have one cell each, as the join says which
+    of them have no partner. lines: rows and columns of the matrix, or left and right units; 0 until the number of instances is
+    known, see `spread_over`. subgroups: of left and of right units, which the join's key
+    chooses.
     """
 
     name: str
     input: str
-    column: str
     port: int
     one_place: bool = False
     lines: tuple[int, int] = (0, 0)
-    groups: int = 0
     form: Literal["matrix", "random"] = "matrix"
+    subgroups: tuple[int, int] = (1, 1)
 
     @property
-    def copies(self) -> int:
-        """Of a row."""
-        return self.lines[1 - self.port] + (self.form == "random")
+    def sized(self) -> bool:
+        return 0 not in self.lines
+
+    @property
+    def copies(self) -> float:
+        """Of a row, on average."""
+        other = 1 - self.port
+        return self.lines[other] / self.subgroups[other] + (self.form == "random")
 
     @property
     def places(self) -> Places:
-        assert min(*self.lines, self.groups) > 0, f"{self.name}: places without a number"
-        return Matrix(*self.lines) if self.form == "matrix" else Biclique(*self.lines)
+        assert self.sized, f"{self.name}: places without a number"
+        return Matrix(*self.lines) if self.form == "matrix" else Biclique(*self.lines, *self.subgroups)
 
     @property
     def description(self) -> str:
         if self.form == "random":
-            own, other = (f"{count or 'as many'} {name} units" for count, name in zip(self.lines, STREAM_NAMES, strict=True))
-            own, other = (own, other) if self.port == LEFT else (other, own)
-            return f"stored at one of {own}, probes all of {other}"
-        of = "of as many cells as instances" if 0 in self.lines else f"{self.lines[0]} x {self.lines[1]}"
+            parts = [
+                f"{count or 'as many'} {name} units" if of == 1 else f"{count} {name} units in {of} subgroups by key"
+                for count, name, of in zip(self.lines, STREAM_NAMES, self.subgroups, strict=True)
+            ]
+            own, other = parts if self.port == LEFT else parts[::-1]
+            every = "all" if self.subgroups[1 - self.port] == 1 else "a subgroup"
+            return f"stored at one of {own}, probes {every} of {other}"
+        of = f"{self.lines[0]} x {self.lines[1]}" if self.sized else "of as many cells as instances"
         return f"a {('row', 'column')[self.port]} of a matrix {of}"
 
 
@@ -237,50 +246,80 @@ class UnionInput:
 
 def check_routing(plan: LogicalPlan, routing: str) -> None:
     """UserError for a routing that the plan cannot have. routing: as of `config.sections.ClusterConfig`."""
-    spread, matrix = [node for node in plan.nodes if isinstance(node, Spread)], named(routing)
-    if form_of(routing) == "random" and any(node.one_place for node in spread):
+    spread, places = [node for node in plan.nodes if isinstance(node, Spread)], named(routing)
+    joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
+    if routing != "auto" and not joins:
+        raise UserError(f"routing {routing}: the query has no join of two streams", remedy="leave it out")
+    wanted = "places" if kind_of(routing) in SPREAD else kind_of(routing)
+    for join in joins:
+        if wanted != "auto" and (way := way_of(plan, join)) != wanted:
+            raise UserError(f"routing {routing}: the run's joins go by {way}, which it keeps", remedy="leave it out")
+    if not any(node.one_place for node in spread):
+        return
+    if kind_of(routing) in ("random", "contrand"):
         remedy = "leave it out, or write matrix:4,1"
         raise UserError(f"routing {routing}: left, semi and anti joins need all partners of a row at one place", remedy=remedy)
-    if routing != "auto" and not spread:
-        raise UserError(f"routing {routing}: no join of the query lacks both an equality and a band", remedy="leave it out")
-    if isinstance(matrix, Matrix) and matrix.columns > 1 and any(node.one_place for node in spread):
-        remedy = f"write matrix:{min(matrix.rows * matrix.columns, MOST_LINES)},1"
+    if isinstance(places, Matrix) and places.columns > 1:
+        remedy = f"write matrix:{min(places.rows * places.columns, MOST_LINES)},1"
         raise UserError(f"routing {routing}: left, semi and anti joins have one column of cells", remedy=remedy)
 
 
+def way_of(plan: LogicalPlan, join: IntervalJoin) -> Literal["hash", "range", "places"]:
+    """How the rows of a join find their partners."""
+    below = [plan.node(name) for name in join.inputs]
+    if any(isinstance(node, Spread) for node in below):
+        return "places"
+    return "range" if join.band is not None or any(isinstance(node, Copies) for node in below) else "hash"
+
+
 def without_sizes(plan: LogicalPlan) -> LogicalPlan:
-    """The plan with matrices of no size."""
-    plain = {"lines": (0, 0), "groups": 0, "form": "matrix"}
+    """The plan with places of no number."""
+    plain = {"lines": (0, 0), "form": "matrix", "subgroups": (1, 1)}
     nodes = (replace(node, **plain) if isinstance(node, Spread) else node for node in plan.nodes)  # type: ignore[arg-type]
     return LogicalPlan(tuple(nodes))
 
 
 def spread_over(plan: LogicalPlan, instances: int, groups: int, routing: str) -> LogicalPlan:
-    """The plan with matrices of a size: of `routing`, or for so many instances. groups: partition-groups. Those that have one
-    keep it, so a run goes on as it began. UserError as `check_routing`."""
+    """The plan with places in a number: of `routing`, or for so many instances. groups: partition-groups. Those that have one
+    keep it, so a run goes on as it began. UserError as `check_routing`, and for more places than partition-groups."""
     check_routing(plan, routing)
-    given, form = named(routing), form_of(routing)
-    sizes = {(node.form, *node.lines) for node in plan.nodes if isinstance(node, Spread) and node.groups}
-    wanted = None if given is None else (form, *astuple(given))
-    if (wanted is not None and sizes - {wanted}) or (routing == "random" and {each for each, *_ in sizes} - {"random"}):
-        shown = " and ".join(f"{each}:{one},{two}" for each, one, two in sorted(sizes))
-        raise UserError(f"routing {routing}: the run has {shown}, which it keeps", remedy="leave it out")
-    if all(node.groups for node in plan.nodes if isinstance(node, Spread)):
+    spread = [node for node in plan.nodes if isinstance(node, Spread)]
+    _check_kept([node for node in spread if node.sized], routing)
+    if all(node.sized for node in spread):
         return plan
+    given, most = named(routing), min(instances, groups)
 
     def of_size(node: Node) -> Node:
-        if not isinstance(node, Spread) or node.groups:
+        if not isinstance(node, Spread) or node.sized:
             return node
-        if form == "matrix":
-            lines = astuple(given or Matrix.of_instances(instances, one_place=node.one_place))
-            return replace(node, lines=lines, groups=groups)
-        lines = astuple(given or Biclique.of_instances(min(instances, groups // 2)))
-        if sum(lines) > groups:
-            problem = f"routing {routing}: {sum(lines)} units for {groups} partition-groups"
+        if kind_of(routing) == "broadcast":
+            places: Places = Matrix.of_instances(most, one_place=True)
+        elif given is not None:
+            places = given
+        elif kind_of(routing) == "random":
+            places = Biclique.of_instances(max(1, min(instances, groups // 2)))
+        else:
+            places = Matrix.of_instances(most, one_place=node.one_place)
+        if places.count > groups:
+            problem = f"routing {routing}: {places.count} {places.word} for {groups} partition-groups"
             raise UserError(problem, remedy=("write fewer, or raise ", setting("partitions", "cluster.partition_count")))
-        return replace(node, lines=lines, groups=groups, form=form)
+        numbers = astuple(places)
+        form: Literal["matrix", "random"] = "matrix" if isinstance(places, Matrix) else "random"
+        return replace(node, lines=numbers[:2], subgroups=numbers[2:] or (1, 1), form=form)
 
     return LogicalPlan(tuple(map(of_size, plan.nodes)))
+
+
+def _check_kept(spread: Sequence[Spread], routing: str) -> None:
+    """UserError for another routing than that of nodes which have their places."""
+    kind, given = kind_of(routing), named(routing)
+    for node in spread:
+        forms = {"auto": node.form, "broadcast": "matrix"}
+        same = node.places == given if given is not None else node.form == forms.get(kind, kind) and max(node.subgroups) == 1
+        if not same and kind != "auto":
+            numbers = ",".join(map(str, astuple(node.places) if max(node.subgroups) > 1 else node.lines))
+            shown = f"{'contrand' if max(node.subgroups) > 1 else node.form}:{numbers}"
+            raise UserError(f"routing {routing}: the run has {shown}, which it keeps", remedy="leave it out")
 
 
 # ---------------------------------------------------------------- columns of a join
@@ -393,6 +432,10 @@ class LogicalPlan:
         for node in self.ordered:
             if isinstance(node, IntervalJoin) and node.semantics.bounds.count_windows:
                 self._check_count_windows(node)
+            if isinstance(node, Spread):
+                joins = [reader for reader in self.readers[node.name] if isinstance(reader, IntervalJoin)]
+                ok = len(joins) == len(self.readers[node.name]) and all(j.inputs[node.port] == node.name for j in joins)
+                _check(ok, node.name, "its rows are read by what is no join", "let a join alone read it, at its port")
 
     def _check_count_windows(self, join: IntervalJoin) -> None:
         alone = all(isinstance(self.node(name), Source) for name in join.inputs)
@@ -469,12 +512,12 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case Lookup():
             return _lookup_schema(node, *inputs)
         case Spread():
-            known = ", ".join(inputs[0].types)
-            _check(node.column not in inputs[0].types, node.name, f"two columns are named {node.column}", "rename it")
             _check(node.port in (LEFT, RIGHT), node.name, f"port {node.port}", "give 0 or 1")
             ok = all(0 <= n <= MOST_LINES for n in node.lines) and (not node.one_place or node.lines[1] <= 1)
-            _check(ok, node.name, f"a matrix of {node.lines[0]} x {node.lines[1]}", f"give at most {MOST_LINES} lines")
-            return Schema((*inputs[0].columns, Column(node.column, "int64")), inputs[0].time)
+            _check(ok, node.name, f"{node.lines[0]} x {node.lines[1]} places", f"give at most {MOST_LINES} lines")
+            ok = node.subgroups == (1, 1) or all(1 <= of <= n for of, n in zip(node.subgroups, node.lines, strict=True))
+            _check(ok, node.name, f"{node.subgroups} subgroups of {node.lines} units", "give at most as many as units")
+            return inputs[0]
         case Copies():
             return _copied_schema(node, inputs[0])
         case Union():

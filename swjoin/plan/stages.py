@@ -110,7 +110,8 @@ class Edge:
 
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
     of a gathering stage, to which rows go in runs, or of a result; of an aggregate without groups all go to one instance.
-    steps: what the sender does to the rows, in this order. origin: of rows that are routed as those of an earlier stage are:
+    steps: what the sender does to the rows, in this order; the last one may be a `Spread`, by whose places, and not by the key,
+    rows find the receiver. origin: of rows that are routed as those of an earlier stage are:
     that stage, by whose hash the key, a part of the receiver's, is hashed.
     """
 
@@ -121,6 +122,10 @@ class Edge:
     key: tuple[str, ...]
     steps: tuple[Step, ...]
     origin: StageId | None = None
+
+    @property
+    def spread(self) -> Spread | None:
+        return self.steps[-1] if self.steps and isinstance(self.steps[-1], Spread) else None
 
     @property
     def sender_gathers(self) -> bool:
@@ -152,8 +157,7 @@ class StagePlan:
 
     def places_of(self, stage: Stage) -> Places | None:
         """To which rows come at a stage; None where they come by keys, or to any instance."""
-        steps = (step for edge in self.edges if edge.receiver == stage for step in edge.steps)
-        return next((step.places for step in steps if isinstance(step, Spread)), None)
+        return next((edge.spread.places for edge in self.edges if edge.receiver == stage and edge.spread is not None), None)
 
     def edges_to(self, receiver: Receiver, port: int = 0) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.receiver == receiver and edge.port == port)
@@ -269,7 +273,7 @@ def _aligned(stages: StagePlan) -> StagePlan:
     for stage in stages.stages:
         mine = [edge for edge in edges if edge.receiver == stage]
         for edge in mine:
-            alone = sum(other.port == edge.port for other in mine) == 1
+            alone = sum(other.port == edge.port for other in mine) == 1 and edge.spread is None
             routes = _routes(edge, edges) if alone and not stage.gathers else None
             if routes is not None:
                 assert isinstance(edge.sender, Stage), "sources have no keys"
@@ -286,7 +290,10 @@ def _routes(edge: Edge, edges: Sequence[Edge]) -> tuple[tuple[str, ...], ...] | 
     sender, receiver = edge.sender, edge.receiver
     if not isinstance(sender, Stage) or not isinstance(receiver, Stage) or sender.gathers:
         return None
-    came = next(other.key for other in edges if other.receiver == sender and other.port == LEFT)
+    way = next(other for other in edges if other.receiver == sender and other.port == LEFT)
+    if way.spread is not None:
+        return None
+    came = way.key
     names = _after(edge.steps, _names_of(sender, came))
     keys = receiver.keys
     if not names or not set(names) <= set(keys[edge.port]):
@@ -417,8 +424,11 @@ def describe_edge(edge: Edge) -> str:
         return f"edge {edge.id}: {sender}{way} -> result {edge.receiver.name}, any sink"
     if edge.receiver.gathers:
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, in runs"
-    cells = "cells of " if edge.receiver.cell_bits else ""
-    how = f"hash of {cells}{', '.join(edge.key)}" if edge.key else "one instance"
+    how = f"hash of {', '.join(edge.key)}" if edge.key else "one instance"
+    if edge.receiver.cell_bits:
+        how = "hash of cells of values"
+    if edge.spread is not None:
+        how = f"by {'cell' if edge.spread.form == 'matrix' else 'unit'}, key {', '.join(edge.key)}"
     how += "" if edge.origin is None else f", as stage {edge.origin}"
     if not edge.receiver.joins:
         return f"edge {edge.id}: {sender}{way} -> stage {edge.receiver.id}, {how}"

@@ -58,6 +58,15 @@ def _count_slots(key: I64, cell_bits: int, slot_of_group: I64, slot: I64, counts
 
 
 @kernel
+def _count_groups(groups: I64, slot_of_group: I64, slot: I64, counts: I64) -> None:
+    """As `_count_slots`, of tuples whose partition-groups are known: int64 (n,)."""
+    for i in range(groups.shape[0]):
+        p = slot_of_group[groups[i]]
+        slot[i] = p
+        counts[p] += 1
+
+
+@kernel
 def _scatter(
     slot: I64,
     cursor: I64,
@@ -112,18 +121,23 @@ class HashPartition:
         """The slots of a slave, which are also the indexes of its groups in `groups_in_order`."""
         return slice(int(self.first_slot[slave]), int(self.first_slot[slave + 1]))
 
-    def partition(self, batch: TupleBatch) -> Partitioned:
-        """Stable, O(n): one pass to count, one to scatter."""
-        return arrange(batch, self._slot_of_group, self.map.partition_count, self.cell_bits)
+    def partition(self, batch: TupleBatch, groups: I64 | None = None) -> Partitioned:
+        """Stable, O(n): one pass to count, one to scatter. groups: of the tuples, int64 (n,); None: those of their keys."""
+        return arrange(batch, self._slot_of_group, self.map.partition_count, self.cell_bits, groups)
 
 
-def arrange(batch: TupleBatch, slot_of_group: I64, slot_count: int, cell_bits: int = 0) -> Partitioned:
+def arrange(
+    batch: TupleBatch, slot_of_group: I64, slot_count: int, cell_bits: int = 0, groups: I64 | None = None
+) -> Partitioned:
     """A batch ordered by slot. slot_of_group: int64 (partition_count,), in 0 .. slot_count - 1. cell_bits: as of
-    `HashPartition`."""
+    `HashPartition`. groups: as of its `partition`."""
     n = len(batch)
     counts = np.zeros(slot_count, np.int64)
     slot = np.empty(n, np.int64)
-    _count_slots(batch.key, cell_bits, slot_of_group, slot, counts)
+    if groups is None:
+        _count_slots(batch.key, cell_bits, slot_of_group, slot, counts)
+    else:
+        _count_groups(groups, slot_of_group, slot, counts)
     starts = np.zeros(slot_count + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     order = np.empty(n, np.int64)

@@ -1,15 +1,14 @@
 """Routing by a matrix of cells, in which every left row meets every right row once.
 
-What: `Matrix`: its cells for a number of instances, and the copies of rows; `keys_of_places`.
+What: `Matrix`: its cells for a number of instances, and the copies of rows.
 Why: a join without an equality has no key by which partners find each other. A left row is in every cell of one row of the
 matrix, a right row in every cell of one column (StreamCloud, the Cartesian product; BiStream's baseline). The line is a hash of
 the row's id, so it is the same after a crash.
-Stays out: the plan's nodes (`plan.logical`), columns of rows (`expressions.chain`), moves: a cell is a key like others.
+Stays out: the plan's nodes (`plan.logical`), moves: a cell is a partition-group like others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,6 @@ from swjoin.core.batch import I64, LEFT, U64
 from swjoin.core.hashing import hash_lines
 
 MOST_LINES = 64
-_MASK, _HALF = (1 << 64) - 1, 1 << 32
-_UNMIX = pow(0xC4CEB9FE1A85EC53, -1, 1 << 64), pow(0xFF51AFD7ED558CCD, -1, 1 << 64)  # of `core.hashing.mix64_scalar`
 
 
 @dataclass(frozen=True)
@@ -43,38 +40,19 @@ class Matrix:
         """Cells."""
         return self.rows * self.columns
 
-    def copies(self, port: int, ids: U64) -> tuple[I64, I64]:
+    @property
+    def word(self) -> str:
+        return "cells"
+
+    @property
+    def by_key(self) -> bool:
+        """Whether a row's cells depend on its key."""
+        return False
+
+    def copies(self, port: int, ids: U64, hashes: U64 | None = None) -> tuple[I64, I64]:
         """Positions of rows, each as often as it has copies and in their order, and the cell of each copy: int64 (copies,).
-        ids: uint64 (n,) of the rows of the left or the right port."""
+        ids: uint64 (n,) of the rows of the left or the right port. hashes: as of `Biclique.copies`; not read."""
         own, other = (self.rows, self.columns) if port == LEFT else (self.columns, self.rows)
         positions = np.repeat(np.arange(len(ids), dtype=np.int64), other)
         line, place = hash_lines(ids, own)[positions], np.tile(np.arange(other, dtype=np.int64), len(ids))
         return positions, (line * self.columns + place if port == LEFT else place * self.columns + line)
-
-    def places(self, port: int, groups: int) -> Callable[[U64], tuple[I64, I64]]:
-        """Of the ids of a port's rows: `copies`, and the keys of their cells. groups: partition-groups."""
-        keys = keys_of_places(self.count, groups)
-
-        def of(ids: U64) -> tuple[I64, I64]:
-            positions, cells = self.copies(port, ids)
-            return positions, keys[cells]
-
-        return of
-
-
-def keys_of_places(count: int, groups: int) -> I64:
-    """The key of every place, int64 (count,): place p is in partition-group p mod `groups`, so that the placement at the start
-    of a run gives all instances as many places."""
-    keys = []
-    for place in range(count):
-        high = -(-(place % groups) * _HALF // groups)
-        keys.append(_unmixed(high << 32 | place * 0x9E3779B1 % _HALF))
-    return np.array(keys, np.uint64).view(np.int64)
-
-
-def _unmixed(hashed: int) -> int:
-    """The number whose hash this is."""
-    for factor in _UNMIX:
-        hashed ^= hashed >> 33
-        hashed = hashed * factor & _MASK
-    return hashed ^ hashed >> 33

@@ -1,36 +1,49 @@
-"""Routings by their names: where rows of a join without an equality and a band go.
+"""Routings by their names: how rows of joins find their partners.
 
-What: `Places`, a `Matrix` or a `Biclique`; `named`, `form_of`; `WORDS`, for messages.
+What: `named`, the `Places` of a name with numbers, a `Matrix` or a `Biclique`; `kind_of`, `is_placed`, `is_routing`; `WORDS`.
 Why: options, configurations and plans read one spelling.
-Stays out: what the places are (`routing.matrix`, `routing.biclique`).
+Stays out: what the places are (`routing.matrix`, `routing.biclique`), which joins have an equality or a band
+(`frontends.sql.conditions`).
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from swjoin.routing.biclique import Biclique
 from swjoin.routing.matrix import MOST_LINES, Matrix
 
 Places: TypeAlias = Matrix | Biclique
-WORDS = f"auto, matrix or random, matrix:M,N of 1 to {MOST_LINES} rows and columns, or random:M,N of as many units"
-
-
-_TEXT = re.compile(r"(matrix|random):([1-9][0-9]?),([1-9][0-9]?)")
+SPREAD = ("matrix", "broadcast", "random", "contrand")  # to places, whatever the condition
+WORDS = (
+    "auto, hash, range, broadcast, matrix or matrix:M,N, random or random:M,N, or contrand:M,N,D,E; "
+    f"M and N of 1 to {MOST_LINES}, D of 1 to M, E of 1 to N"
+)
+_KINDS = ("auto", "hash", "range", "broadcast", "matrix", "random")
+_TEXT = re.compile(r"(matrix|random|contrand):([1-9][0-9]?),([1-9][0-9]?)(?:,([1-9][0-9]?),([1-9][0-9]?))?")
 
 
 def named(routing: object) -> Places | None:
-    """Of matrix:M,N and random:M,N; None for words that leave the numbers open, and for what is no routing."""
+    """Of matrix:M,N, random:M,N and contrand:M,N,D,E; None for words that leave numbers open, and for what is no routing."""
     found = _TEXT.fullmatch(routing) if isinstance(routing, str) else None
-    if found is None or max(int(found[2]), int(found[3])) > MOST_LINES:
+    if found is None or (found[4] is not None) != (found[1] == "contrand"):
         return None
-    return (Matrix if found[1] == "matrix" else Biclique)(int(found[2]), int(found[3]))
+    left, right, *subgroups = (int(number) for number in found.groups()[1:] if number is not None)
+    if max(left, right) > MOST_LINES or any(each > of for each, of in zip(subgroups, (left, right), strict=False)):
+        return None
+    return Matrix(left, right) if found[1] == "matrix" else Biclique(left, right, *subgroups)
 
 
-def form_of(routing: str) -> Literal["matrix", "random"]:
-    return "random" if routing.startswith("random") else "matrix"
+def kind_of(routing: str) -> str:
+    """The word before the numbers."""
+    return routing.partition(":")[0]
+
+
+def is_placed(routing: str | None) -> bool:
+    """Whether it is another one than by the hash of join columns."""
+    return routing not in (None, "auto", "hash")
 
 
 def is_routing(routing: str) -> bool:
-    return routing in ("auto", "matrix", "random") or named(routing) is not None
+    return routing in _KINDS or named(routing) is not None

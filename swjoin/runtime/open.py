@@ -22,7 +22,7 @@ from swjoin.cluster.master.split_dealer import span_us
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.run import SORT_NEEDS_FILES, RunConfig
-from swjoin.config.sections import ClusterConfig, check
+from swjoin.config.sections import check
 from swjoin.connectors.files.static_tables import StaticInput, StaticTables
 from swjoin.connectors.source import is_split
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
@@ -36,6 +36,7 @@ from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.plan.stages import cut
 from swjoin.plan.subclusters import Subclusters
+from swjoin.routing.named import is_placed
 
 if TYPE_CHECKING:
     from swjoin.connectors.output_columns import ResultColumns
@@ -288,8 +289,10 @@ def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequen
 def refuse_routing(job: Job) -> None:
     """UserError for the join of two streams with a routing."""
     given = job.config.cluster.routing
-    if job.plan is None and given != ClusterConfig.routing:
-        raise UserError(f"routing {given}: is for joins without join columns", remedy="leave it out")
+    if job.plan is None and is_placed(given):
+        raise UserError(
+            f"routing {given}: a configuration of two streams goes by hash", remedy="leave it out, or write a query"
+        )
 
 
 def sized(job: Job, slaves: int) -> Job:

@@ -99,9 +99,9 @@ def test_the_run_of_two_joins(a_run: Path, swjoin: Any) -> None:
     ]
     assert said["stages"] == [
         "stage 0 j: inner join, -0.02 s <= right - left < 0.03 s, where left_x <> right_x; keys k = k; time of a row: the "
-        "greater of both; watermark: min(left, right).",
+        "greater of both; watermark: min(left, right); routing: hash, as its condition has an equality.",
         "stage 1 i: left join, 0 s <= right - left <= 5 s; keys k = k; time of a row: the left one; alone, its own; "
-        "watermark: min(left, right - 5s).",
+        "watermark: min(left, right - 5s); routing: hash, as its condition has an equality.",
     ]
     assert said["edges"][2:] == [
         "edge 2: stage 0 -> stage 1 left, hash of k; carries id, time, key, left_v int64, left_x string, left_ts "

@@ -292,13 +292,22 @@ def _refused(files: tuple[Path, Path]) -> dict[str, tuple[list[object], str]]:
             [*where, "--how", "left", "--routing", "matrix:2,2"],
             "routing matrix:2,2: left, semi and anti joins have one column of cells; write matrix:4,1",
         ),
-        "a band has no cells": (
-            ["--where", "abs(left_v - right_v) < 2", "--routing", "matrix:2,2"],
-            "routing matrix:2,2: no join of the query lacks both an equality and a band; leave it out",
+        "no equality": (
+            ["--where", "abs(left_v - right_v) < 2", "--routing", "hash"],
+            "routing hash: the join of left and right has no equality; leave it out, or write range or matrix",
         ),
-        "keys have no cells": (
-            [*where, "--on", "v", "--routing", "matrix:2,2"],
-            "routing matrix:2,2: is for joins without join columns; leave it out",
+        "ids beside a routing": (
+            [*where, "--on", "v", "--routing", "matrix:2,2", "--left-id", "v"],
+            "--left-id: a join with a routing numbers its rows itself; leave it out",
+        ),
+        "full beside a routing": (
+            [*where, "--on", "v", "--routing", "range", "--how", "full"],
+            "routing range: a full join needs all partners of a row at one place; leave it out",
+        ),
+        "no numbers to be near": (
+            ["--on", "name", "--routing", "range"],
+            "routing range: the join of left and right bounds no difference of numbers or times from both sides; leave it out, "
+            "or write hash or matrix",
         ),
         "text": (["--where", "left_v < right_name"], None),
     }

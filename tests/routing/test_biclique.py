@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swjoin.core.batch import LEFT, RIGHT, TupleBatch
+from swjoin.core.batch import LEFT, RIGHT
 from swjoin.routing.biclique import Biclique
-from swjoin.routing.hash_partition import arrange
-from swjoin.routing.matrix import MOST_LINES, Matrix, keys_of_places
-from swjoin.routing.named import form_of, is_routing, named
+from swjoin.routing.matrix import MOST_LINES, Matrix
+from swjoin.routing.named import is_routing, kind_of, named
 
 LINES = st.integers(1, MOST_LINES)
 IDS = st.lists(st.integers(0, (1 << 64) - 1), max_size=30)
+KEYS = st.lists(st.integers(0, 3), min_size=30, max_size=30)
 EPOCHS = st.lists(st.integers(0, 3), min_size=30, max_size=30)
 
 
-def _units_of(biclique: Biclique, port: int, ids: list[int]) -> list[tuple[int, set[int]]]:
+def _units_of(biclique: Biclique, port: int, ids: list[int], keys: list[int]) -> list[tuple[int, set[int]]]:
     """Of each row: the unit that stores it, and those that it probes. A row that is twice at a unit fails."""
-    positions, units = biclique.copies(port, np.array(ids, np.uint64))
+    positions, units = biclique.copies(port, np.array(ids, np.uint64), np.array(keys, np.uint64))
     assert (np.diff(positions) >= 0).all()
     mine = range(biclique.left) if port == LEFT else range(biclique.left, biclique.count)
     found = []
@@ -30,32 +30,59 @@ def _units_of(biclique: Biclique, port: int, ids: list[int]) -> list[tuple[int, 
         here = units[positions == row].tolist()
         assert len(set(here)) == len(here)
         (store,) = [unit for unit in here if unit in mine]
+        assert here[0] == store
         found.append((store, {unit for unit in here if unit not in mine}))
     return found
 
 
-@given(LINES, LINES, IDS, IDS, EPOCHS, EPOCHS)
+@st.composite
+def bicliques(draw: st.DrawFn) -> Biclique:
+    left, right = draw(LINES), draw(LINES)
+    return Biclique(left, right, draw(st.integers(1, left)), draw(st.integers(1, right)))
+
+
+@given(bicliques(), IDS, IDS, KEYS, KEYS, EPOCHS, EPOCHS)
 def test_every_pair_meets_at_one_unit(
-    left: int, right: int, ids: list[int], others: list[int], one: list[int], two: list[int]
+    biclique: Biclique, ids: list[int], others: list[int], keys: list[int], more: list[int], one: list[int], two: list[int]
 ) -> None:
-    """In the order by epoch and side: at the left row's unit unless it comes later than the right row, else at that one's."""
-    biclique = Biclique(left, right)
-    of_left, of_right = _units_of(biclique, LEFT, ids), _units_of(biclique, RIGHT, others)
-    assert all(probed == set(range(left, left + right)) for _, probed in of_left)
-    assert all(probed == set(range(left)) for _, probed in of_right)
+    """In the order by epoch and side: at the left row's unit unless it comes later than the right row, else at that one's.
+    Pairs of one key; of any keys without subgroups."""
+    of_left = _units_of(biclique, LEFT, ids, keys[: len(ids)])
+    of_right = _units_of(biclique, RIGHT, others, more[: len(others)])
+    if not biclique.by_key:
+        assert all(probed == set(range(biclique.left, biclique.count)) for _, probed in of_left)
+        assert all(probed == set(range(biclique.left)) for _, probed in of_right)
     for (i, (mine, to_right)), (j, (theirs, to_left)) in itertools.product(enumerate(of_left), enumerate(of_right)):
-        at_left, at_right = one[i] <= two[j], two[j] < one[i]
-        assert (at_left and mine in to_left) + (at_right and theirs in to_right) == 1
+        if keys[i] == more[j] or not biclique.by_key:
+            at_left, at_right = one[i] <= two[j], two[j] < one[i]
+            assert (at_left and mine in to_left) + (at_right and theirs in to_right) == 1
 
 
-@given(LINES, LINES, st.integers(0, 100))
-def test_units_have_partition_groups_of_their_own(left: int, right: int, more: int) -> None:
-    groups = left + right + more
-    keys, nothing = keys_of_places(left + right, groups), np.zeros(left + right, np.int64)
-    batch = TupleBatch(keys, nothing, np.arange(len(keys), dtype=np.uint64), nothing)
-    arranged = arrange(batch, np.arange(groups), groups)
-    assert np.repeat(np.arange(groups), arranged.counts).tolist() == arranged.batch.id.tolist()
-    assert Biclique(left, right).stores_left(groups).tolist() == [True] * left + [False] * (right + more)
+@given(bicliques())
+def test_subgroups_share_the_units(biclique: Biclique) -> None:
+    """Each is as large as others, but for one unit; a row of any key is stored in its own, and probes one whole."""
+    keys = list(range(400))
+    sizes = [set(), set()]  # type: list[set[tuple[int, ...]]]
+    for port in (LEFT, RIGHT):
+        for _, probed in _units_of(biclique, port, keys, keys):
+            sizes[1 - port].add(tuple(sorted(probed)))
+    for seen, count, subgroups in zip(
+        sizes, (biclique.left, biclique.right), (biclique.left_subgroups, biclique.right_subgroups), strict=True
+    ):
+        assert all(count // subgroups <= len(units) <= -(-count // subgroups) for units in seen)
+        assert len({unit for units in seen for unit in units}) == sum(map(len, seen)), "no unit is in two"
+
+
+@pytest.mark.parametrize("subgroups", [(1, 1), (2, 3), (4, 5)])
+def test_a_key_chooses_its_subgroup(subgroups: tuple[int, int]) -> None:
+    """Content-sensitive routing has a unit of each stream for a key."""
+    biclique = Biclique(4, 5, *subgroups)
+    of_left = _units_of(biclique, LEFT, list(range(300)), [7] * 300)
+    assert len({store for store, _ in of_left}) == len(_units_of(biclique, RIGHT, [1], [7])[0][1]) == -(-4 // subgroups[0])
+
+
+def test_units_have_partition_groups_of_their_own() -> None:
+    assert Biclique(2, 3).stores_left(7).tolist() == [True] * 2 + [False] * 5
 
 
 def test_stores_are_shared_evenly() -> None:
@@ -69,15 +96,24 @@ def test_stores_are_shared_evenly() -> None:
 def test_names() -> None:
     assert named("random:2,3") == Biclique(2, 3)
     assert named("matrix:2,3") == Matrix(2, 3)
-    assert [form_of(text) for text in ("auto", "matrix", "random", "random:1,1")] == ["matrix"] * 2 + ["random"] * 2
-    assert all(map(is_routing, ("auto", "matrix", "random", "matrix:1,64", "random:64,1")))
+    assert named("contrand:4,6,2,3") == Biclique(4, 6, 2, 3)
+    assert [kind_of(text) for text in ("auto", "hash", "matrix:1,2", "contrand:1,1,1,1")] == [
+        "auto",
+        "hash",
+        "matrix",
+        "contrand",
+    ]
+    assert all(map(is_routing, ("auto", "hash", "range", "broadcast", "matrix", "random", "matrix:1,64", "contrand:64,1,64,1")))
     assert Biclique.of_instances(3) == Biclique(3, 3)
     assert Biclique.of_instances(100) == Biclique(MOST_LINES, MOST_LINES)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "random:", "random:0,1", "random:1", "random:65,1", "random:1,2,3", "rando", "hash", 5, None]
-)
+NO_ROUTINGS = ["", "random:", "random:0,1", "random:1", "random:65,1", "random:1,2,3", "rando", 5, None]
+NO_ROUTINGS += ["contrand", "contrand:2,2", "contrand:2,2,3,1", "contrand:2,2,1,3", "contrand:2,2,0,1", "matrix:2,2,1,1"]
+NO_ROUTINGS += ["random:2,2,1,1", "broadcast:2", "hash:1,2", "range:1,1"]
+
+
+@pytest.mark.parametrize("text", NO_ROUTINGS)
 def test_what_is_no_routing(text: object) -> None:
     assert named(text) is None
     assert not is_routing(text)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import arrange
-from swjoin.routing.matrix import MOST_LINES, Matrix, keys_of_places
+from swjoin.routing.matrix import MOST_LINES, Matrix
 from swjoin.routing.named import named
 
 LINES = st.integers(1, MOST_LINES)
@@ -38,14 +38,15 @@ def test_every_pair_meets_in_one_cell(rows: int, columns: int, left: list[int], 
     assert all(len(mine & theirs) == 1 for mine in of_left for theirs in of_right)
 
 
-@given(LINES, LINES, st.integers(1, 300))
-def test_cells_have_keys_of_their_own_in_partition_groups_in_turn(rows: int, columns: int, groups: int) -> None:
-    keys = keys_of_places(Matrix(rows, columns).count, groups)
-    assert len(set(keys.tolist())) == rows * columns
-    nothing = np.zeros(len(keys), np.int64)
-    arranged = arrange(TupleBatch(keys, nothing, np.arange(len(keys), dtype=np.uint64), nothing), np.arange(groups), groups)
-    of_group = np.repeat(np.arange(groups), arranged.counts)
-    assert (of_group == arranged.batch.id.astype(np.int64) % groups).all()
+@given(st.lists(st.integers(0, 12), max_size=60))
+def test_tuples_lie_by_the_partition_groups_that_are_told(groups: list[int]) -> None:
+    key, ids = np.zeros(len(groups), np.int64), np.arange(len(groups), dtype=np.uint64)
+    arranged = arrange(TupleBatch(key, key, ids, key), np.arange(13), 13, groups=np.array(groups, np.int64))
+    assert np.repeat(np.arange(13), arranged.counts).tolist() == sorted(groups)
+    assert [groups[int(i)] for i in arranged.batch.id] == sorted(groups)
+    assert all(
+        one < two for one, two in zip(arranged.batch.id, arranged.batch.id[1:], strict=False) if groups[one] == groups[two]
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8, 16, 20, 40, 60, 64])

@@ -90,8 +90,8 @@ def _times_too_early(monkeypatch: Monkey) -> None:
 def _one_probe_less(monkeypatch: Monkey) -> None:
     copies = Biclique.copies
 
-    def fewer(self: Biclique, port: int, ids: U64) -> tuple[I64, I64]:
-        positions, units = copies(self, port, ids)
+    def fewer(self: Biclique, port: int, ids: U64, hashes: U64 | None) -> tuple[I64, I64]:
+        positions, units = copies(self, port, ids, hashes)
         return positions[:-1], units[:-1]
 
     monkeypatch.setattr(Biclique, "copies", fewer)

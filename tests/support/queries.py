@@ -27,7 +27,8 @@ from tests.support.ranks import run_jobs
 
 def query_job(text: str, inputs: Mapping[str, StreamConfig], folder: Path, sink: str = "parquet", /, **sections: Any) -> Job:
     """A run of a query in a folder of its own. sections: of the configuration."""
-    query = plan_query(text, {name: described(config, "") for name, config in inputs.items()})
+    routing = sections.get("cluster", {}).get("routing", "auto")
+    query = plan_query(text, {name: described(config, "") for name, config in inputs.items()}, None, routing)
     plain = {"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": sink, "ids": False}}
     plain |= {"cluster": {"epoch_tuples": 150, "partition_count": 7}}
     folder.mkdir(parents=True, exist_ok=True)

@@ -75,6 +75,11 @@ def band_key(column: str, more: int, copy: int) -> str:
     return f'2 * ("{column}" % 100 + {more}) + {copy}'
 
 
+def one_key(column: str) -> str:
+    """The same for all rows."""
+    return f'CAST(CASE WHEN "{column}" IS NULL THEN 0 ELSE 0 END AS BIGINT)'
+
+
 def function_of(text: str) -> tuple[str, _Function]:
     """The column that an expression drawn here reads, and its value as a function of the column's."""
     found = re.search('"([^"]*)"', text)
@@ -83,6 +88,8 @@ def function_of(text: str) -> tuple[str, _Function]:
     if of_band := re.fullmatch(r'2 \* \("{}" % 100 \+ (\d+)\) \+ (\d)', form):
         more, copy = map(int, of_band.groups())
         return found[1], _known(lambda v: 2 * (int(math.fmod(v, 100)) + more) + copy)
+    if text == one_key(found[1]):
+        return found[1], lambda value: 0
     if form == '"{}"':
         return found[1], lambda value: value
     return found[1], _CONDITIONS[form][1] if form in _CONDITIONS else _VALUES[form][2]

@@ -414,8 +414,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = aligned_window_rows(node, plan.schema(node.input), found[node.input])
             case Views():
                 found[node.name] = view_rows(node, plan.schema(node.input), found[node.input])
-            case Spread():  # any two rows meet, in one cell
-                found[node.name] = [row._replace(values=(*row.values, 0)) for row in found[node.input]]
+            case Spread():  # any two rows meet
+                found[node.name] = found[node.input]
             case Copies():
                 found[node.name] = copied_rows(node, plan.schema(node.input), found[node.input])
             case Union():

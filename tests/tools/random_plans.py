@@ -62,7 +62,7 @@ from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
-from tests.tools.plan_expressions import band_key, draw_condition, draw_value
+from tests.tools.plan_expressions import band_key, draw_condition, draw_value, one_key
 from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
 from tests.tools.random_freezes import draw_freezes
 
@@ -524,8 +524,9 @@ def _draw_functions(random: np.random.Generator, plan: LogicalPlan) -> LogicalPl
 
 
 def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int, *, of_units: bool = False) -> LogicalPlan:
-    """With a join of its rows, or of a source's, and of a source's rows without an equality: on the cells of a matrix, or where
-    one of the first ones' columns is one of two of the others. of_units: at units that store one stream each."""
+    """With a join of its rows, or of a source's, and of a source's rows, by a band, or where one of the first ones' columns is
+    one of two of the others, or with places: on the cells of a matrix, or at units that store one stream each, of_units; there
+    with or without an equality."""
     nodes: list[Node] = [node for node in plan.ordered if not isinstance(node, Result)]
     source = next(node for node in nodes if isinstance(node, Source) and node.time is not None)
     other, last = source.name, source.name if random.random() < 0.5 else _last(plan.nodes)
@@ -533,7 +534,7 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int, *, o
     one_place, lines = how != "inner", (int(random.integers(1, 5)), int(random.integers(1, 5)))
     lines = (lines[0], 1) if one_place else lines
     low, high = sorted(random.integers(-span // 20, span // 20 + 1, 2).tolist())
-    groups = int(random.choice([1, 3, 60]))  # not always those of the run: cells may be anywhere
+    random.choice([1, 3, 60])  # as seeds have always drawn
     numbers = [name for name, kind in plan.schema(last).columns if kind == "int64"]
     band = None
     if numbers and source.columns[0].type == "int64" and not of_units and random.random() < 0.6:
@@ -545,15 +546,24 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int, *, o
             nodes = _banded(nodes, (last, key), other, band)
             left, key = "at left", "place"
     else:
-        left, key = "at left", "cell"
-        for port, below in enumerate((last, other)):
-            form: Literal["matrix", "random"] = "random" if of_units else "matrix"
-            nodes.append(Spread(("at left", "at right")[port], below, "cell", port, one_place, lines, groups, form))
+        left, key = "left rows", "place"
+        for name, below, column in (("left rows", last, "place"), ("at right", other, "cell")):
+            names = [c.name for c in _schema_with(nodes, below).columns]
+            shown = tuple((name, f'"{name}"') for name in names)
+            nodes.append(Project(name, below, (*shown, (column, one_key(names[0])))))
     query = QueryConfig(low, high, how=how)  # type: ignore[arg-type]
     time = str(random.choice(_OUTPUT_TIMES))
     sides = (left, (key,)), ("at right", ("cell",))
     if band is not None and band.wide == LEFT:
         sides, query = (sides[1], sides[0]), replace(query, how="inner")
+    if left == "left rows" or random.random() < 0.4:
+        if left == "left rows" and numbers and source.columns[0].type == "int64" and random.random() < 0.5:
+            sides = (left, (str(random.choice(numbers)),)), ("at right", ("v",))
+        form: Literal["matrix", "random"] = "random" if of_units or (how == "inner" and random.random() < 0.5) else "matrix"
+        subgroups = tuple(int(random.integers(1, n + 1)) if form == "random" else 1 for n in lines)
+        for port, ((name, _), to) in enumerate(zip(sides, ("placed left", "placed right"), strict=True)):
+            nodes.append(Spread(to, name, port, one_place, lines, form, subgroups))  # type: ignore[arg-type]
+        sides = ("placed left", sides[0][1]), ("placed right", sides[1][1])
     (one, of_one), (two, of_two) = sides
     nodes.append(IntervalJoin("meeting", one, two, of_one, of_two, query, time, band))  # type: ignore[arg-type]
     schema = _schema_with(nodes, "meeting")
@@ -563,17 +573,18 @@ def _draw_spread(random: np.random.Generator, plan: LogicalPlan, span: int, *, o
 
 
 def _fitted(plan: LogicalPlan, groups: int) -> LogicalPlan:
-    """With units in partition-groups of their own, of those of the run; with cells if there are too few."""
+    """With units and cells in partition-groups of their own, of those of the run; with one cell if there are too few."""
 
     def fits(node: Node) -> Node:
-        if not isinstance(node, Spread) or node.form == "matrix":
+        if not isinstance(node, Spread):
             return node
-        lines = node.lines[0], min(node.lines[1], groups - min(node.lines[0], groups - 1))
-        return (
-            replace(node, lines=(min(lines[0], groups - 1), lines[1]), groups=groups)
-            if groups > 1
-            else replace(node, form="matrix")
-        )
+        if node.form == "matrix" or groups == 1:
+            rows = min(node.lines[0], groups)
+            return replace(node, form="matrix", lines=(rows, min(node.lines[1], groups // rows)), subgroups=(1, 1))
+        left = min(node.lines[0], groups - 1)
+        lines = left, min(node.lines[1], groups - left)
+        subgroups = min(node.subgroups[0], lines[0]), min(node.subgroups[1], lines[1])
+        return replace(node, lines=lines, subgroups=subgroups)
 
     return LogicalPlan(tuple(map(fits, plan.nodes)))
 

@@ -32,9 +32,11 @@ from swjoin.plan.columns import columns_of
 from swjoin.plan.logical import Column as PlanColumn
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.stages import cut
+from swjoin.routing.named import SPREAD, kind_of
 
 _FLIPPED = FLIPPED | {exp.EQ: exp.EQ}
 _SIDES = ("left", "right")
+_ONE_KEY = "CAST(0 AS BIGINT)"  # of rows that meet whatever their values
 
 
 def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
@@ -336,6 +338,11 @@ class Conditions:
         if not self.keys and (key := next((found for found in equalities if found is not None), None)) is not None:
             self.keys.append(key)
 
+    def take_keys_as_conditions(self) -> None:
+        """Equalities are bands of width 0."""
+        self.rest += [exp.EQ(this=left.copy(), expression=right.copy()) for left, right in self.keys]
+        self.keys.clear()
+
     def _unbounded(self, pairs: Sequence[tuple[str, str]]) -> UserError:
         for side in self.sides:
             if not side.times:
@@ -360,11 +367,22 @@ def _spelled(relation: Relation, column: str | None) -> str:
     return "?" if found is None else f"{found.table}.{found.name}" if found.table else found.name
 
 
-def joined(conditions: Conditions) -> Relation:
-    """The join. UserError for conditions that it cannot have."""
+def joined(conditions: Conditions, routing: str = "auto") -> Relation:
+    """The join. routing: how its rows find their partners, as of `config.sections.ClusterConfig`. UserError for conditions that
+    it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
-    conditions.take_times_as_keys()
-    how = conditions.how
+    if kind_of(routing) == "range":
+        conditions.take_keys_as_conditions()
+    else:
+        conditions.take_times_as_keys()
+    how, cells, spread = conditions.how, None, kind_of(routing) in SPREAD
+    if how == "full" and (spread or kind_of(routing) == "range"):
+        raise UserError(f"routing {routing}: a full join needs all partners of a row at one place", remedy="leave it out")
+    band = band_of(conditions.rest, conditions.meaning)
+    if not conditions.keys:
+        cells = _cells(conditions, band)
+        spread = spread or cells is None
+    _check_routing(conditions, routing, cells)
     keys: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
     merged: set[str] = set()  # columns of the right side
     renamed: dict[Field, str] = {}
@@ -380,15 +398,8 @@ def joined(conditions: Conditions) -> Relation:
         if how == "inner" and alike and two is not None and name != f"key {i}" and two.column != right_time:
             merged.add(two.column)
             renamed[two] = name
-    band = band_of(conditions.rest, conditions.meaning)
-    cells: Cells | None = None
-    spread = False
     if not conditions.keys:
-        cells = _cells(conditions, band)
-        spread = cells is None
-        firsts = ("CAST(0 AS BIGINT)",) * 2  # of a type alone: `Spread` makes the column
-        if cells is not None:
-            firsts = cells.left, cells.right[0]
+        firsts = (_ONE_KEY, _ONE_KEY) if cells is None else (cells.left, cells.right[0])
         for side in (LEFT, RIGHT):
             keys[side].append(("cell", firsts[side]))
     made = []
@@ -396,8 +407,8 @@ def joined(conditions: Conditions) -> Relation:
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
         more = cells if side == RIGHT else None
-        of_matrix = (side, how != "inner") if spread else None
-        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, more, of_matrix))
+        of_places = how != "inner" if spread else None
+        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, more, of_places))
 
     def inner_name(f: Field) -> str:
         return renamed.get(f) or column_of(f)
@@ -410,9 +421,23 @@ def joined(conditions: Conditions) -> Relation:
     return filtered(relation, [names.text(node)[0] for node in after])
 
 
+def _check_routing(conditions: Conditions, routing: str, cells: Cells | None) -> None:
+    """UserError for a routing that the join cannot have. cells: of its band, if there is no equality."""
+    kind = kind_of(routing)
+    tables = " and ".join(dict.fromkeys(side.fields[0].table for side in conditions.sides))
+    if kind == "hash" and not conditions.keys:
+        raise UserError(f"routing hash: the join of {tables} has no equality", remedy="leave it out, or write range or matrix")
+    if kind == "range" and cells is None:
+        problem = f"routing range: the join of {tables} bounds no difference of numbers or times from both sides"
+        raise UserError(problem, remedy="leave it out, or write hash or matrix")
+    if kind == "contrand" and cells is None and not conditions.keys:
+        problem = f"routing {routing}: the join of {tables} has neither an equality nor a band, whose values choose subgroups"
+        raise UserError(problem, remedy="write random:M,N")
+
+
 def _cells(conditions: Conditions, band: Band | None) -> Cells | None:
-    """Cells of a band, the keys of a join without an equality; None for those of a matrix. UserError for a full join, of which
-    no side has one place."""
+    """Cells of a band, the keys of a join without an equality; None if it has none. UserError for a full join, of which no side
+    has one place."""
     if conditions.how == "full":
         raise UserError("a full join has no equality of its two sides", remedy="add one: ON a.key = b.key AND ...")
     if band is None:

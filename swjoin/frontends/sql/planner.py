@@ -44,7 +44,7 @@ from swjoin.frontends.sql.relations import (
     source_of,
 )
 from swjoin.frontends.sql.windows import END, START, Dialect, InWindows, WindowCall, Windowed, edge_names, window_call
-from swjoin.plan.logical import LogicalPlan
+from swjoin.plan.logical import LogicalPlan, check_routing
 
 _CLAUSES = {
     "offset": "OFFSET",
@@ -94,13 +94,15 @@ def parse_query(text: str) -> exp.Query:
     return found[0]
 
 
-def plan_query(text: str, tables: Mapping[str, Table], functions: Mapping[str, Function] | None = None) -> Query:
-    """The plan of a query. functions: that it may name. UserError, one line, for what it cannot mean or what is not
-    supported."""
+def plan_query(
+    text: str, tables: Mapping[str, Table], functions: Mapping[str, Function] | None = None, routing: str = "auto"
+) -> Query:
+    """The plan of a query. functions: that it may name. routing: of its joins of streams, see `config.sections.ClusterConfig`.
+    UserError, one line, for what it cannot mean or what is not supported."""
     try:
         tree = parse_query(text)
         last = {name: tree.args.pop(name, None) for name in ("order", "limit")}
-        relation = _Planner(tables, functions or {}).query(tree, {})
+        relation = _Planner(tables, functions or {}, routing).query(tree, {})
     except RecursionError:
         raise UserError("the query is too deeply nested") from None
     except UserError as error:
@@ -121,6 +123,7 @@ def plan_query(text: str, tables: Mapping[str, Table], functions: Mapping[str, F
         top = Selected(top, columns, tuple(quoted(f.column) for f in relation.fields))
     nodes = Nodes(tables)
     plan = nodes.plan(top.make(nodes, None), tuple(OrderKey(columns[at].name, *how) for at, *how in order))
+    check_routing(plan, routing)
     return Query(plan, tuple(node.name for node in plan.nodes if not node.inputs))
 
 
@@ -165,8 +168,8 @@ def _differ(relation: Relation, where: str = "") -> None:
 
 
 class _Planner:
-    def __init__(self, tables: Mapping[str, Table], functions: Mapping[str, Function]) -> None:
-        self._tables, self._functions = tables, functions
+    def __init__(self, tables: Mapping[str, Table], functions: Mapping[str, Function], routing: str) -> None:
+        self._tables, self._functions, self._routing = tables, functions, routing
 
     def query(self, node: exp.Expr, outer: Mapping[str, Relation]) -> Relation:
         """outer: queries of WITH that can be named, by their names."""
@@ -397,7 +400,7 @@ class _Planner:
                 conditions.add_all(conjuncts(join.args["on"]))
             if how == "inner":
                 where = conditions.take(where, pushed=_keep_rows(hows[i + 1 :]))
-            relation = looked_up(conditions) if has_static(conditions) else joined(conditions)
+            relation = looked_up(conditions) if has_static(conditions) else joined(conditions, self._routing)
             relation, where = _tested(relation, where, hows[i + 1 :])
         return _filtered(relation, where)
 

@@ -213,29 +213,28 @@ class Selected:
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
     equality. merged: its columns whose values are those of a key's column. cells: of a band, whose greatest key the rows have
-    once more where it is in another cell than the last key. spread: the last key is that of the cells of a matrix,
-    see `Spread`: (port, one_place)."""
+    once more where it is in another cell than the last key. one_place: of rows that go to places, see `Spread`; None: rows go
+    by keys."""
 
     of: Relation
     time: str
     keys: tuple[tuple[str, str], ...]
     merged: frozenset[str] = frozenset()
     cells: Cells | None = None
-    spread: tuple[int, bool] | None = None
+    one_place: bool | None = None
 
-    def make(self, nodes: Nodes) -> str:
+    def make(self, nodes: Nodes, port: int) -> str:
+        """port: of the join."""
         below, columns, key = self.of.make(nodes, self.time), self.columns, self.keys[-1][0]
-        if self.spread is not None:
-            columns = columns[:-1]
-        elif self.cells is not None:
+        if self.cells is not None:
             columns = (*columns[:-1], ("first cell", columns[-1][1]), ("second cell", self.cells.right[1]))
         shown = nodes.add("select", lambda name: Project(name, below, columns))
-        if self.spread is not None:
-            spread = self.spread
-            return nodes.add("spread", lambda name: Spread(name, shown, key, *spread))
         if self.cells is not None:
-            bits = 0 if self.cells.keys is None else self.cells.keys.cell_bits
-            return nodes.add("copies", lambda name: Copies(name, shown, key, "first cell", "second cell", bits))
+            bits, ends = 0 if self.cells.keys is None else self.cells.keys.cell_bits, shown
+            shown = nodes.add("copies", lambda name: Copies(name, ends, key, "first cell", "second cell", bits))
+        if self.one_place is not None:
+            rows, one_place = shown, self.one_place
+            return nodes.add("spread", lambda name: Spread(name, rows, port, one_place))
         return shown
 
     @property
@@ -290,7 +289,7 @@ class Joined:
             lower, upper = -upper, -lower
             exclusive = tuple({"lower": "upper", "upper": "lower"}[name] for name in exclusive)
         query = QueryConfig(lower, upper, exclusive=exclusive, how=self.how, where=self.where[swapped])  # type: ignore[arg-type]
-        left, right = (side.make(nodes) for side in sides)
+        left, right = (side.make(nodes, port) for port, side in enumerate(sides))
         key = tuple(name for name, _ in self.left.keys)
         output: OutputTime = of_both or ("max" if self.how == "full" else "left")
         band = self.band if self.band is None or not swapped else replace(self.band, wide=LEFT)
