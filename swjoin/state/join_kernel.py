@@ -122,6 +122,18 @@ def _walk_ahead(t: int, until: int, pool: Pool, minis: Minis, fresh: FreshTuples
                     prefetch(rows, (head * size + row) * ROW)
 
 
+@kernel(inline="always")
+def _note_strips(rows, begin, end, strips):  # type: ignore[no-untyped-def]
+    """The times of every LANES of the records begin .. end go to `strips`. Returns the least and the greatest of all."""
+    earliest, latest = np.int64(_MAX_TIME), np.int64(-_MAX_TIME)
+    for k in range(uint64(end - begin + LANES - 1) // uint64(LANES)):
+        start = begin + np.int64(k) * LANES
+        first, last = time_range(rows, start, min(start + LANES, end))
+        strips[2 * k], strips[2 * k + 1] = first, last
+        earliest, latest = min(earliest, first), max(latest, last)
+    return earliest, latest
+
+
 @kernel
 def _join_group(
     g: int,
@@ -148,8 +160,8 @@ def _join_group(
 
     Parts per touched mini: 0 fresh left x stored right, 1 fresh right x stored left, 2 fresh left x fresh right, then both are
     stored. Where tuples come in time order, the probes of a mini-partition that reach a block are a range, both ends of which
-    only move forward from block to block. disorder: not None where tuples come in any order: then either all of them probe a
-    block or none; a type of its own, so that numba compiles a version for each.
+    only move forward from block to block. disorder: not None where tuples come in any order: then a strip of LANES of them
+    probes a block or does not, and blocks may be of any times; a type of its own, so that numba compiles a version for each.
     """
     size, stride = pool.shape[0], pool.shape[1]
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
@@ -172,6 +184,9 @@ def _join_group(
             _walk_ahead(t, walked, pool, minis, fresh)
         counter = np.int64(touched[t]) * COUNTERS
         part = cursor[CUR_PART]
+        if disorder is not None:
+            earliest_left, latest_left = _note_strips(fresh_rows, begins[0, t], begins[0, t + 1], fresh.strips[0])
+            earliest_right, latest_right = _note_strips(fresh_rows, begins[1, t], begins[1, t + 1], fresh.strips[1])
         while part < 3:
             s = 1 if part == 1 else 0
             begin, end = begins[s, t], begins[s, t + 1]
@@ -189,15 +204,18 @@ def _join_group(
             block_tags = fresh_tags if part == 2 else tags
             from_probe = begin
             to_probe = begin
-            if disorder is not None and position != NONE:
-                earliest, latest = time_range(fresh_rows, begin, end)
+            if disorder is not None:
+                strips, others = fresh.strips[s], fresh.strips[1 - s]
+                earliest, latest = (earliest_left, latest_left) if s == 0 else (earliest_right, latest_right)
             while position != NONE:
                 if part == 2:
                     at, at_tag, fill = position, position, min(np.int64(LANES), stop - position)
                     following = position + fill if position + fill < stop else NONE
                     first_ts, last_ts = fresh_rows[position * ROW + TS], fresh_rows[(position + fill - 1) * ROW + TS]
-                    if count_windows or disorder is not None:  # either tuple's window decides: `count_in_last` checks both
+                    if count_windows:  # either tuple's window decides: `count_in_last` checks both
                         first_ts, last_ts = -_MAX_TIME, _MAX_TIME
+                    elif disorder is not None:
+                        first_ts, last_ts = others[(position - begins[1, t]) // 32], others[(position - begins[1, t]) // 32 + 1]
                 else:
                     at, at_tag, fill = position * size, position * stride, header[position * HEADER + FILL]
                     following = header[position * HEADER + NEXT]
@@ -217,7 +235,8 @@ def _join_group(
                 else:
                     to_probe = end
                 if cursor[CUR_CHUNK] == NONE:
-                    comparisons += fill * max(0, to_probe - from_probe)
+                    if disorder is None:
+                        comparisons += fill * max(0, to_probe - from_probe)
                     chunk, probe = 0, from_probe
                 else:
                     chunk, probe = cursor[CUR_CHUNK], cursor[CUR_PROBE]
@@ -226,6 +245,12 @@ def _join_group(
                     limit = _ALL if fill - chunk >= LANES else (_ONE << uint64(fill - chunk)) - _ONE
                     while probe < to_probe:
                         strip_end = min(probe + LANES, to_probe)
+                        if disorder is not None:
+                            strip = (probe - begin) // 32  # two times of each LANES tuples
+                            if strips[strip + 1] + reach_high < first_ts or strips[strip] + reach_low > last_ts:
+                                probe = strip_end
+                                continue
+                            comparisons += min(fill - chunk, LANES) * (strip_end - probe)
                         if hit_count + strip_end - probe > HITS:
                             hits.control[0] = hit_count
                             if not take_candidates(

@@ -141,3 +141,34 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(AssertionError):
         search()
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "anti"])
+@pytest.mark.parametrize("disorder", [0, 700, 1 << 40], ids=["in order", "nearly", "none"])
+def test_tuples_that_lie_apart_are_not_compared(disorder: int, how: Any) -> None:
+    """Of several strips of a partition-group: those whose times cannot meet, in the order in which they came, are passed over,
+    also where the tuples are of one delivery, and results are few at a time."""
+    random, n, bounds = np.random.default_rng(disorder), 3_000, Bounds(-40, 25)
+    streams = []
+    for layout in (None, None):
+        ts = np.sort(random.integers(0, 100_000, n))
+        ts = ts[np.argsort(ts + random.integers(0, disorder + 1, n), kind="stable")]
+        streams.append(_batch(list(zip(random.integers(0, 2, n).tolist(), ts.tolist(), strict=True)), layout))
+    join = make(bounds, block_tuples=64, theta_tuples=0, result_tuples=50, kind=JOIN_KINDS[how], in_order=False)
+    found: Counter[tuple[int, int]] = Counter()
+    compared = 0
+    for part, (start, stop) in enumerate(((0, n // 3), (n // 3, n))):
+        times = (END_OF_TIME_US,) * 2 if stop == n else (min(int(b.ts[stop:].min()) for b in streams),) * 2
+        work = join.open(delivery(part, *(b.slice(start, stop) for b in streams), times, GROUPS, (Route.BOTH, Route.BOTH)))
+        while True:
+            step = join.step(work, 10**6, 10**9)
+            if step.pairs is not None:
+                found.update(zip(step.pairs.left_id.tolist(), step.pairs.right_id.tolist(), strict=True))
+            if step.done:
+                break
+        compared += work.comparisons
+    i, j = answer(*streams, bounds, how)
+    assert found == Counter(zip(i.tolist(), j.tolist(), strict=True))
+    assert len(i) > 1_000
+    share = compared / (n * n)
+    assert share < (0.1 if disorder < 1_000 else 1.01)
