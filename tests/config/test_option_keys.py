@@ -26,7 +26,7 @@ COMMANDS = [
     "--on k --left-time a --right-time b --within 1s --max-out-of-order 10s --late drop --epoch 250ms --theta 64KB --memory 4G",
     "--on k --left-time a --right-time b --lower -1s --upper 1s --exclusive lower,upper",
     "--on k --left-time a --right-time b --within 1s --partitions 30 --communication synchronous",
-    "--on k --left-time a --right-time b --within 1s --sinks 3 --gateways 2 --routing matrix:2,3",
+    "--on k --left-time a --right-time b --within 1s --sinks 3 --gateways 2 --routing hash",
     "--on k --left-time a --right-time b --within 1s --sort",
     "--on k --left-time a --right-time b --within 1s --csv delimiter=;",
     "--on k --left-time a --right-time b --within 1s --left-csv delimiter=| --right-csv encoding=latin-1",
