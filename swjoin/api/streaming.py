@@ -451,6 +451,7 @@ class WindowJoin:
         last = self._config.query.last
         pairs = 0 if self._opened is None else self._opened.engine.count
         window = f"last {last[0]}, {last[1]}" if last else f"{bounds.lower_us}us..{bounds.upper_us}us"
+        window = "unbounded" if self._config.query.unbounded else window
         return f"<swjoin.WindowJoin {window}, {state}, {pairs:,} pairs>"
 
     # ------------------------------------------------------------ schemas

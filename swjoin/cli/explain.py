@@ -192,6 +192,8 @@ def _query(s: Setting) -> list[str]:
     if query.last is not None:
         left, right = query.last
         rule = f"each left tuple meets the last {right:,} right ones before it, each right tuple the last {left:,} left ones"
+    elif query.unbounded:
+        rule = "equal keys, at any times; nothing expires"
     elif query.lower_us == -query.upper_us and not query.exclusive:
         rule = f"equal keys, and times at most {_span(query.upper_us)} apart"
     else:

@@ -123,7 +123,7 @@ def _add_join(p: argparse.ArgumentParser) -> None:
     p.add_argument("--csv", metavar="KEY=VALUE", action="append", help=f"how text is read: {TEXT_KEYS}")
     p.add_argument("--left-csv", metavar="KEY=VALUE", action="append", help="how text on the left is read, if they differ")
     p.add_argument("--right-csv", metavar="KEY=VALUE", action="append", help="how text on the right is read")
-    p.add_argument("--within", metavar="6h", help="window on both sides: lower = -W, upper = +W")
+    p.add_argument("--within", metavar="6h", help="window on both sides: lower = -W, upper = +W; unbounded: all rows of both")
     p.add_argument("--lower", metavar="-1h", help="lowest right time - left time")
     p.add_argument("--upper", metavar="2h", help="highest right time - left time")
     p.add_argument("--exclusive", metavar="lower,upper", default="", help="bounds that do not count themselves")

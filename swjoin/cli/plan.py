@@ -45,6 +45,10 @@ def _profile(args: argparse.Namespace, config: RunConfig) -> InputProfile:
     rates = None if args.rate is None else _rates(args.rate)
     if args.rate is not None and generated:
         raise UserError("--rate is for files; of generated streams set the rate with --set workload.rate=R")
+    if args.rate is not None and config.query.unbounded:
+        raise UserError(
+            "--rate with a window without bounds: it grows without end; leave out --rate, and the files are measured"
+        )
     if args.row is not None and generated:
         raise UserError("--row is for files; of generated streams set the payload with --set workload.payload=B")
     try:

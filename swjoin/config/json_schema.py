@@ -20,10 +20,11 @@ from swjoin.config.loader import aliases_of
 from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS
 from swjoin.config.run import OverloadConfig, QueryConfig, RunConfig, to_plain
 from swjoin.config.sections import EPOCH_LEFT_OUT
+from swjoin.config.window_bounds import UNBOUNDED
 from swjoin.core.units import duration_pattern, format_duration, format_size, size_pattern
 
 Schema = dict[str, Any]
-_WITHIN = "the window on both sides: lower = -within, upper = +within"
+_WITHIN = "the window on both sides: lower = -within, upper = +within; unbounded: all of both streams"
 _LAST = "count windows: the last N tuples of the other stream, or [of the left, of the right]"
 _WORDS = "^([yY][eE][sS]|[nN][oO]|[oO][nN]|[oO][fF][fF])$"
 
@@ -97,7 +98,8 @@ def _section(kind: type) -> Schema:
     if kind is QueryConfig:
         sizes = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
         counts = [{"type": "integer"}, {"type": "string", "pattern": r"^[0-9]+\s*,\s*[0-9]+$"}, sizes, {"type": "null"}]
-        properties["within"] = {"allOf": [{"$ref": "#/definitions/duration"}], "description": _WITHIN}
+        anything = {"type": "string", "enum": [UNBOUNDED]}
+        properties["within"] = {"anyOf": [{"$ref": "#/definitions/duration"}, anything], "description": _WITHIN}
         properties["last"] = {"anyOf": counts, "description": _LAST}
         required = []  # bounds may stand at the top level
     text = " ".join(re.sub(r"\s*\(SPEC section [\w.]+\)", "", inspect.getdoc(kind) or "").split())

@@ -100,6 +100,11 @@ class RunConfig:
         for side in STREAM_NAMES:
             check(len(getattr(self, side).key) > 0, f"{side}: stream: key names no column")
         self._check_live()
+        kept = self.live and any(query.unbounded for query in self.queries)
+        check(
+            not kept or self.module.window_bytes != ModuleConfig.window_bytes,
+            ("a window without bounds keeps all that comes: limit it with ", setting("memory", "module: window")),
+        )
         self._choose_epoch()
         if self.pace == "realtime":
             epoch = Spelled("--epoch: realtime pace needs one", "", "cluster: realtime pace needs a distribution_epoch")

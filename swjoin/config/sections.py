@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from swjoin.config.options import Strategy
 from swjoin.core.errors import Text, UserError, setting
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
-from swjoin.core.units import MAX_SPAN_US, format_duration
+from swjoin.core.units import MAX_SPAN_US, UNBOUNDED_US, format_duration
 from swjoin.expressions.parser import parse_where
 from swjoin.routing.named import WORDS, is_routing
 
@@ -45,7 +45,8 @@ def check_key(columns: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """One join: equal keys and lower_us <= right.ts - left.ts <= upper_us (SPEC section 1). `within: W` sets both.
+    """One join: equal keys and lower_us <= right.ts - left.ts <= upper_us (SPEC section 1). `within: W` sets both, and
+    `within: unbounded` the greatest there are: nothing expires.
 
     lower_us, upper_us: lowest and highest right time - left time. exclusive: the bounds that do not count themselves. name: of
     the join in reports. how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing;
@@ -84,12 +85,19 @@ class QueryConfig:
         return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
 
     @property
+    def unbounded(self) -> bool:
+        """Whether partners may lie any time apart, so that windows hold the full history."""
+        return self.last is None and -self.lower_us == self.upper_us == UNBOUNDED_US
+
+    @property
     def description(self) -> str:
         """The join as one line of text."""
         kind = "" if self.how == "inner" else f"{self.how} join, "
         where = "" if self.where is None else f", where {self.where}"
         if self.last is not None:
             return f"{kind}last {self.last[0]:,} left, {self.last[1]:,} right tuples{where}"
+        if self.unbounded:
+            return f"{kind}at any times{where}"
         low, high = ("<" if side in self.exclusive else "<=" for side in ("lower", "upper"))
         return f"{kind}{self.lower_us / 1e6:g} s {low} right - left {high} {self.upper_us / 1e6:g} s{where}"
 

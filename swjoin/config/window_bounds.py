@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from swjoin.core.errors import Spelled, UserError, setting
+from swjoin.core.units import UNBOUNDED_US
 
 Bound: TypeAlias = Literal["lower", "upper"]
+UNBOUNDED = "unbounded"  # a window over the full history
 _WITHIN, _LOWER, _UPPER, _LAST = (setting(name) for name in ("within", "lower", "upper", "last"))
 
 
@@ -44,6 +46,10 @@ def parse_window(
     if "within" in given:
         if len(given) > 1:
             raise UserError(("give ", _WITHIN, ", or ", _LOWER, " and ", _UPPER, ", not both"), subject=section)
+        if given["within"] == UNBOUNDED:
+            if exclusive:
+                raise UserError((_WITHIN, f": {UNBOUNDED} has no bounds that could be exclusive"), subject=section)
+            return WindowBounds(-UNBOUNDED_US, UNBOUNDED_US)
         window_us, value = duration_us(given["within"], "within"), given["within"]
         if window_us < 0:
             named = Spelled(f"--within {value}", f"within: {value!r}", f"{section}.within")

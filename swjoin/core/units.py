@@ -56,6 +56,7 @@ _HOW_TO_WRITE = "write a number and a unit (us, ms, s, min, h, d, w), such as 25
 _SIZE = re.compile(rf"{_NUMBER}\s*(([KMGT])i?B?|B|bytes?)", re.IGNORECASE | re.ASCII)
 _SIZE_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 MAX_SPAN_US = 1 << 61  # times and bounds stay below this in magnitude, so that sums of two never overflow int64
+UNBOUNDED_US = 1 << 60  # the bound of a window without one: no times of the calendar are further apart
 MAX_SIZE_BYTES = 1 << 62
 _LONGEST = 60  # characters of a duration or a size
 _UNITLESS = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)

@@ -43,6 +43,7 @@ from swjoin.monitor.sustainability import sustained
 from swjoin.operators.join_step import PAIR_BYTES
 
 EPOCHS = 16  # distribution epochs that are measured
+_MOST_EPOCHS = 2_000_000  # in a window: so many are modelled before it is full
 PRECISION = 1.04  # lowest rate that is not sustained / highest sustained rate
 MOST_SLAVES = 128  # more take minutes: they are left to `swjoin simulate`
 _SEARCHED = 12  # slaves, times gateways; for more, the rate is derived from the utilisation of the busiest resource
@@ -162,7 +163,14 @@ class Model:
         """epochs: that are measured. NotModelledError when the model does not cover such runs."""
         if config.query.last is not None:
             raise NotModelledError("count windows are not in the cost model")
+        if config.query.unbounded:
+            raise NotModelledError("windows without bounds are never in steady state")
         t_d = config.cluster.distribution_epoch_us or SHORT_EPOCH_US
+        if config.query.bounds.retention_us // t_d > _MOST_EPOCHS:
+            longer = "a longer cluster.distribution_epoch makes them fewer"
+            raise NotModelledError(
+                f"windows are {config.query.bounds.retention_us // t_d:,} distribution epochs long; {longer}"
+            )
         left, right = rates_of(config, profile)
         mean = (left + right) / 2
         if mean <= 0:

@@ -399,7 +399,7 @@ def _output_time(join: IntervalJoin) -> str:
 
 
 def _watermark_rule(join: IntervalJoin) -> str:
-    if join.semantics.bounds.count_windows:
+    if join.semantics.bounds.count_windows or join.semantics.unbounded:
         return "none before the end of both inputs"
     terms = []
     for side, by_us in zip(STREAM_NAMES, join_shifts(join), strict=True):

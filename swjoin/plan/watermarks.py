@@ -67,7 +67,7 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
         return _shifted(inputs[0], -node.size_us)
     if not isinstance(node, IntervalJoin):  # the last row of a window of tuples that is not full is yet to come
         return min(inputs)
-    if node.semantics.bounds.count_windows:  # a partner may be of any age
+    if node.semantics.bounds.count_windows or node.semantics.unbounded:  # a partner may be of any age
         return END_OF_TIME_US if min(inputs) == END_OF_TIME_US else BEGIN_OF_TIME_US
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 

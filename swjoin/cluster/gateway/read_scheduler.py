@@ -42,7 +42,8 @@ class ReadScheduler:
         self._prefill, self._state = prefill, state
         self._realtime = config.pace == "realtime"
         self._live = any(stream.live for stream in streams)
-        self._lead_us = max(_LEAST_LEAD_US, config.query.bounds.retention_us)  # with count windows the lower limit
+        kept_us = 0 if config.query.unbounded else config.query.bounds.retention_us
+        self._lead_us = max(_LEAST_LEAD_US, kept_us)  # with count windows the lower limit
         self._epoch_us = config.cluster.distribution_epoch_us
         self._limit_bytes = config.cluster.mini_buffer_bytes
         self._count_windows = config.query.bounds.count_windows
