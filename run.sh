@@ -48,6 +48,7 @@ usage() {
 ./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
 ./run.sh bench stages        a second join in a row, and four senders at one port, over one
+./run.sh bench routings [band|hot]  routings of a join over others: a band by range, a hot key spread; foretold for 64 slaves
 ./run.sh bench queries [overheads|views|delay|recovery]  what queries pay for ledgers, digests, merging and views; delays; recovery
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
 ./run.sh bench sinks         Parquet rows per second with 1, 2 and 4 sinks, each held to a sixteenth of a core (as root)
@@ -276,7 +277,7 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | bands | gateways | kinds | live | nexmark | observing | peers | plan | queries | safety | simulation | sinks | small | spark | stages) shift ;;
+      adaptation | api | bands | gateways | kinds | live | nexmark | observing | peers | plan | queries | routings | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac

@@ -1,0 +1,164 @@
+"""Routings of one join over another: a band by range and at random units, a hot key by hash and spread.
+
+What: `band`: |left - right| <= 5 of values below 10^7, W = 10 s, about one partner at arrival; by range, at random units and on
+a matrix. `hot`: an equality of which one key has 30 % of both streams, W = 10 ms; by hash, at units of which subgroups share a
+key, and on a matrix. Whole runs in this process from Parquet to count and digest, on 4 slaves that are slowed down, so that the
+slaves and not this machine's cores are the limit; turn by turn. Then the highest rate that 64 slaves sustain, foretold from
+runs of one slave at two rates.
+Why: which routing is the faster one is a matter of the join and of the number of slaves.
+Stays out: what a tuple costs a join module (`benchmarks.bands`, `benchmarks.join_module`).
+
+Usage: python -m benchmarks.routings [band | hot] [--rate N] [--seconds N] [--speed F] [--repeat N] [--tiny]
+rate: of either stream, tuples/s. speed: of a slave, as a fraction of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks import parse
+from benchmarks.nexmark import ranged
+from benchmarks.run import turns
+from swjoin.cli.plan_stages import capacity_of
+from swjoin.config.connectors import StreamConfig
+from swjoin.config.job import Job
+from swjoin.config.loader import config_from_plain
+from swjoin.config.run import to_plain
+from swjoin.forecast.costs import PRESETS
+from swjoin.forecast.summary import saturated
+from swjoin.frontends.sql.planner import plan_query
+from swjoin.frontends.sql.tables import described
+from swjoin.plan.plain import plan_to_plain
+from swjoin.runtime.in_process import run_local
+
+SLAVES, MANY = 4, 64
+VALUES, NEAR, HOT_SHARE, HOT = 10_000_000, 5, 0.3, -1
+PARTS: dict[str, dict[str, Any]] = {
+    "band": {
+        "condition": f"abs(b.v - a.v) <= {NEAR}",
+        "window": "INTERVAL '10' SECOND",
+        "routings": {"range": "range", "random": "random:{half},{half}", "matrix": "matrix"},
+        "ratios": [("range", "random", "floor 1.2, goal 1.4", "floor 10, goal 15"), ("matrix", "random", "", "")],
+    },
+    "hot": {
+        "condition": "a.v = b.v",
+        "window": "INTERVAL '10' MILLISECOND",
+        "routings": {
+            "hash": "hash",
+            "contrand": "contrand:{all},{all},{half},{half}",
+            "random": "random:{all},{all}",
+            "matrix": "matrix",
+        },
+        "ratios": [(name, "hash", "floor 2, goal 3.5", "") for name in ("contrand", "random", "matrix")],
+    },
+}
+
+
+def write(folder: Path, part: str, rate: int, seconds: int) -> dict[str, StreamConfig]:
+    """Both streams: v, ts, and a column that brings a tuple to 64 bytes."""
+    found = {}
+    for seed, name in enumerate("ab"):
+        random, rows = np.random.default_rng(seed), rate * seconds
+        v = random.integers(0, VALUES, rows)
+        v = np.where(random.random(rows) < HOT_SHARE, HOT, v) if part == "hot" else v
+        ts = np.sort(random.integers(0, seconds * 1_000_000, rows))
+        table = pa.table({"v": v, "ts": pa.array(ts, pa.timestamp("us")), "more": [b"0123456789abcdef" * 2] * rows})
+        path = folder / f"{part}-{name}.parquet"
+        pq.write_table(table, path)
+        found[name] = StreamConfig(str(path), (), "ts")
+    return found
+
+
+def job_of(part: str, inputs: dict[str, StreamConfig], routing: str, folder: Path, speed: float, more: Any = None) -> Job:
+    """Count and digest of both rows' values."""
+    of = PARTS[part]
+    near = f"b.ts BETWEEN a.ts - {of['window']} AND a.ts + {of['window']}"
+    text = f"SELECT a.v, b.v AS w, a.more, b.more AS rest FROM a JOIN b ON {near} AND {of['condition']}"
+    query = plan_query(text, {name: described(stream, "") for name, stream in inputs.items()}, None, routing)
+    plain = {"join": {"lower_us": 0, "upper_us": 0}, "inputs": [to_plain(inputs[name]) for name in query.tables]}
+    plain |= {"sink": {"kind": "count", "ids": False}, "nodes": {"node_speed": speed}}
+    plain |= {"cluster": {"partition_count": 2 * MANY, "routing": routing}} | (more or {})
+    return Job(config_from_plain(plain), None, True, folder, None, "bench", plan=plan_to_plain(query.plan))
+
+
+def one(part: str, inputs: dict[str, StreamConfig], routing: str, folder: Path, speed: float, seen: dict[str, Any]) -> float:
+    """Tuples/s of a run; what it counted goes to `seen`. The answer must be that of the run before."""
+    run = Path(tempfile.mkdtemp(dir=folder)) / "run"
+    job, started = job_of(part, inputs, routing, run, speed), time.perf_counter()
+    report = run_local(job, False, SLAVES)
+    seconds = time.perf_counter() - started
+    answer = report["results"]["count"], report["results"]["digest"]
+    if seen.setdefault("answer", answer) != answer or not report["ledger"]["balanced"]:
+        raise SystemExit(f"{part} by {routing}: {answer}, not {seen['answer']}")
+    tuples = sum(stream["tuples"] for stream in report["input"].values())
+    joined = sum(report["stages"][0]["joined"].values())
+    seen[routing] = joined / tuples, sum(report["stages"][0]["peak_window_tuples"]) / tuples
+    return float(tuples / seconds)
+
+
+def foretold(part: str, folder: Path, routing: str, wide: str, rate: int) -> float:
+    """The highest rate, tuples/s of both streams, that MANY slaves sustain."""
+    runs = []
+    for share in (1, 4):
+        where = Path(tempfile.mkdtemp(dir=folder)) / "run"
+        (where.parent / "in").mkdir()
+        inputs = write(where.parent / "in", part, rate * share // 8, 2)
+        job = job_of(part, inputs, routing, where, 1.0, {"cluster": {"partition_count": 2 * MANY, "routing": routing}})
+        run_local(job, False, 1)
+        runs.append(where)
+    epochs = {"partition_count": 2 * MANY, "routing": wide, "distribution_epoch": "200ms"}
+    job = job_of(part, inputs, wide, runs[0], 1.0, {"cluster": epochs})
+    report, _ = saturated(capacity_of(job, runs[0], MANY, PRESETS["modern"], profiles=runs), "", balance=True)
+    return float(report["saturation_tuples_per_s"])
+
+
+def compare(part: str, folder: Path, args: argparse.Namespace) -> None:
+    of = PARTS[part]
+    seen: dict[str, Any] = {}
+    inputs = write(folder, part, args.rate, args.seconds)
+    named: dict[str, str] = {name: text.format(half=SLAVES // 2, all=SLAVES) for name, text in of["routings"].items()}
+    cases: dict[str, Callable[[], float]] = {
+        name: partial(one, part, inputs, routing, folder, args.speed, seen) for name, routing in named.items()
+    }
+    found = turns(cases, args.repeat)
+    count, digest = seen["answer"]
+    print(f"\n### {part}: {of['condition']}; {2 * args.rate * args.seconds:,} tuples, {count:,} pairs, digest {digest}\n")
+    print(f"{SLAVES} slaves at {args.speed:g} of a core, 64-byte tuples, window {of['window']}; every answer alike\n")
+    print("| routing | tuples/s | copies joined per tuple | tuples in windows at most, of all |\n|---|---|---|---|")
+    for name, routing in named.items():
+        copies, held = seen[routing]
+        print(f"| {routing} | {ranged(found[name], 0)} | {copies:.2f} | {held:.3f} |")
+    print(f"\n| ratio | {SLAVES} slaves | foretold for {MANY} |\n|---|---|---|")
+    wide = {name: text.format(half=MANY // 2, all=MANY) for name, text in of["routings"].items()}
+    many = {name: foretold(part, folder, named[name], wide[name], args.rate) for name in named}
+    for name, other, here, there in of["ratios"]:
+        ratios = [one / two for one, two in zip(found[name], found[other], strict=True)]
+        ahead = f"{many[name] / many[other]:.2f}" if many[other] else "not sustained at any rate"
+        print(f"| {name} over {other} | {ranged(ratios)} {here} | {ahead} {there} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=list(PARTS), help="default: both")
+    parser.add_argument("--rate", type=int, default=50_000)
+    parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--speed", type=float, default=0.05)
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parse(parser, rate=2_000, seconds=2, repeat=1, speed=0.3)
+    with tempfile.TemporaryDirectory() as folder:
+        for part in [args.part] if args.part else list(PARTS):
+            compare(part, Path(folder), args)
+
+
+if __name__ == "__main__":
+    main()
