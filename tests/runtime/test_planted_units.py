@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from swjoin.cluster.slave.units import Units
@@ -18,7 +19,7 @@ from tests.support.planted import texts
 from tests.tools.random_plans import PlanScenario, simulate
 
 Monkey = pytest.MonkeyPatch
-SEEDS = [50028, 50113, 50120, 50298, 50631, 50680]
+SEEDS = [50057, 50118, 50120, 50225, 50291, 50451, 50474]
 
 
 @cache
@@ -97,12 +98,23 @@ def _one_probe_less(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(Biclique, "copies", fewer)
 
 
+def _another_subgroup(monkeypatch: Monkey) -> None:
+    """Rows of the right stream take the subgroups of other keys."""
+    copies = Biclique.copies
+
+    def wrong(self: Biclique, port: int, ids: U64, hashes: U64 | None) -> tuple[I64, I64]:
+        return copies(self, port, ids, hashes + np.uint64(port) if hashes is not None else None)
+
+    monkeypatch.setattr(Biclique, "copies", wrong)
+
+
 BUGS: dict[str, Callable[[Monkey], None]] = {
     "right tuples that do not wait": _as_they_come,
     "units that store both streams": _both,
     "right units that store before the epoch has ended": _stored_at_once,
     "windows that expire before the last probes": _times_too_early,
     "a unit that is not probed": _one_probe_less,
+    "keys that choose another subgroup": _another_subgroup,
 }
 
 
