@@ -239,7 +239,9 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         strategies = ", ".join(get_args(Strategy))
         check(self.strategy in get_args(Strategy), (setting("strategy", "cluster: strategy"), f" must be one of {strategies}"))
-        check(is_routing(self.routing), (setting("routing", "cluster: routing"), f" {self.routing}: must be {WORDS}"))
+        check(
+            is_routing(self.routing), (setting("routing", "cluster: routing"), f" {self.routing or repr('')}: must be {WORDS}")
+        )
         check(all(count > 0 for count in self.instances), "cluster: instances must be numbers above 0")
         gateways = setting("gateways", "cluster: gateways")
         check(1 <= self.gateways <= MOST_GATEWAYS, (gateways, f" must be 1 to {MOST_GATEWAYS}"))

@@ -78,10 +78,11 @@ class StageProfile:
 
     def of_copies(self, factors: Sequence[float], copy_s: float) -> StageProfile:
         """Of a join by a matrix, with so many times as many copies of the left and the right rows, which are compared with as
-        many rows as before, together. copy_s: CPU time of a row in, but for comparing it."""
+        many rows as before, together. copy_s: CPU time of a row in, but for comparing it; infinity where keys find partners: a
+        copy costs what a row does."""
         came = sum(self.received)
         received = self.received[LEFT] * factors[LEFT], self.received[RIGHT] * factors[RIGHT]
-        compared_s, more = max(0.0, self.work_s - copy_s * came), sum(received) - came
+        compared_s, more = max(0.0, self.work_s - copy_s * came) if came else 0.0, sum(received) - came
         return replace(
             self,
             received=received,
@@ -244,8 +245,9 @@ class PlanProfile:
                 more[new.receiver.id][new.port] = factor
         stages = []
         for profile, stage in zip(self.stages, plan.stages, strict=True):
-            spread = plan.places_of(stage) is not None
-            stages.append(replace(profile.of_copies(more[stage.id], copy_s) if spread else profile, stage=stage))
+            if plan.places_of(stage) is not None:
+                profile = profile.of_copies(more[stage.id], copy_s if plan.compares_all(stage) else math.inf)
+            stages.append(replace(profile, stage=stage))
         return replace(self, plan=plan, stages=tuple(stages), edges=tuple(edges))
 
     @cached_property
@@ -269,7 +271,7 @@ class PlanProfile:
             grown = [now / then if then else 1.0 for now, then in zip(ports, before, strict=True)]
             came.append((ports[LEFT], ports[RIGHT]))
             factors.append((grown[LEFT], grown[RIGHT]))
-            of_keys = keys_grow and self.plan.places_of(profile.stage) is None
+            of_keys = keys_grow and not self.plan.compares_all(profile.stage)
             rows_out = profile.produced * grown[LEFT] if of_keys else profile.rows_out(factors[-1])
             out.append(rows_out / span_s)
             given[profile.stage.name] = out[-1]

@@ -12,9 +12,11 @@ import numpy as np
 
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, TupleBatch
 from swjoin.core.data_messages import Delivery
+from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import Bounds, JoinKind
 from swjoin.core.record_layout import FLAGS
+from swjoin.core.units import UNBOUNDED_US
 from swjoin.operators.unmatched_rows import Unmatched
 from swjoin.operators.window_store import WindowStore
 from swjoin.state.window_state import WindowState
@@ -23,6 +25,11 @@ EXPIRY_SHARE = 64  # windows expire once 1/64 of them may be dead
 _MERGE_SHARE = 8  # buddies are merged once the windows have moved on by 1/8
 
 _NO_TIMES = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
+
+
+def _is_far(times_us: I64) -> bool:
+    """Whether a partner of one of these times may be further away than UNBOUNDED_US."""
+    return len(times_us) > 0 and max(-int(times_us.min()), int(times_us.max())) > UNBOUNDED_US // 2
 
 
 class JoinWindows:
@@ -58,6 +65,8 @@ class JoinWindows:
         self.state.open_groups(delivery.groups)
         self._delivery, self._settles = delivery, settles
         batches = (delivery.left, delivery.right)
+        if self.bounds.retention_us >= UNBOUNDED_US and any(_is_far(batch.ts) for batch in batches):
+            raise RunFailed(f"a window without bounds joins times within {UNBOUNDED_US // 2} us of 1970; give bounds of time")
         if not self.reserve(batches):
             raise self.store.full()
         self._first_refs = (self.store.append_payload(LEFT, delivery.left), self.store.append_payload(RIGHT, delivery.right))

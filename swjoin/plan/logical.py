@@ -154,8 +154,8 @@ class Spread(_OneInput):
 
     port: of the join. LEFT: rows of the matrix, or left units. one_place: left rows have one cell each, as the join says which
     of them have no partner. lines: rows and columns of the matrix, or left and right units; 0 until the number of instances is
-    known, see `spread_over`. subgroups: of left and of right units, which the join's key
-    chooses.
+    known, see `spread_over`. subgroups: of left and of right units, which the join's key chooses. keyed: within a place rows
+    find their partners by a key; otherwise all are compared with all.
     """
 
     name: str
@@ -165,6 +165,7 @@ class Spread(_OneInput):
     lines: tuple[int, int] = (0, 0)
     form: Literal["matrix", "random"] = "matrix"
     subgroups: tuple[int, int] = (1, 1)
+    keyed: bool = False
 
     @property
     def sized(self) -> bool:
@@ -258,10 +259,12 @@ def check_routing(plan: LogicalPlan, routing: str) -> None:
         return
     if kind_of(routing) in ("random", "contrand"):
         remedy = "leave it out, or write matrix:4,1"
-        raise UserError(f"routing {routing}: left, semi and anti joins need all partners of a row at one place", remedy=remedy)
+        raise UserError(
+            f"routing {routing}: left, right, semi and anti joins need all partners of a row at one place", remedy=remedy
+        )
     if isinstance(places, Matrix) and places.columns > 1:
         remedy = f"write matrix:{min(places.rows * places.columns, MOST_LINES)},1"
-        raise UserError(f"routing {routing}: left, semi and anti joins have one column of cells", remedy=remedy)
+        raise UserError(f"routing {routing}: left, right, semi and anti joins have one column of cells", remedy=remedy)
 
 
 def way_of(plan: LogicalPlan, join: IntervalJoin) -> Literal["hash", "range", "places"]:

@@ -159,6 +159,10 @@ class StagePlan:
         """To which rows come at a stage; None where they come by keys, or to any instance."""
         return next((edge.spread.places for edge in self.edges if edge.receiver == stage and edge.spread is not None), None)
 
+    def compares_all(self, stage: Stage) -> bool:
+        """Whether a join compares all rows of a place with each other, as it has no key."""
+        return any(edge.spread is not None and not edge.spread.keyed for edge in self.edges if edge.receiver == stage)
+
     def edges_to(self, receiver: Receiver, port: int = 0) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.receiver == receiver and edge.port == port)
 

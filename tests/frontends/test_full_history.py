@@ -15,7 +15,7 @@ import yaml
 
 import swjoin as api
 from swjoin.config.loader import config_from_plain
-from swjoin.core.errors import UserError
+from swjoin.core.errors import RunFailed, UserError
 
 YEARS_US = 40 * 365 * 86_400_000_000
 TIMES: dict[str, Any] = {"left_time": "ts", "right_time": "at", "within": "unbounded"}
@@ -71,6 +71,20 @@ def test_calls(tables: tuple[pa.Table, pa.Table]) -> None:
     joined = left.join(right, on="k", within="unbounded").collect()
     pairs = sorted(zip(joined["n"].to_pylist(), joined["n_right"].to_pylist(), strict=True), key=repr)
     assert pairs == expected(tables, "inner", "l.k = r.k")
+
+
+def test_times_that_may_lie_further_apart_than_any_bound_are_refused() -> None:
+    """They would lose partners."""
+
+    def count(left_us: int, right_us: int, **options: Any) -> int:
+        left, right = pa.table({"k": [1], "ts": [left_us]}), pa.table({"k": [1], "at": [right_us]})
+        return api.count(left, right, time_unit="us", **TIMES | {"on": "k"} | options).count
+
+    for options in ({}, {"routing": "random:2,2"}, {"how": "left"}):
+        assert count(-(1 << 59), 1 << 59, **options) == 1
+        for times in ((0, (1 << 59) + 1), (-(1 << 59) - 1, 0)):
+            with pytest.raises(RunFailed, match="a window without bounds joins times within 576460752303423488 us of 1970"):
+                count(*times, **options)
 
 
 @pytest.fixture(scope="module")

@@ -290,11 +290,12 @@ def _refused(files: tuple[Path, Path]) -> dict[str, tuple[list[object], str]]:
         "no such column": ([*where, "--columns", "xx"], "columns: xx is on neither side; did you mean x?"),
         "cells": (
             [*where, "--how", "left", "--routing", "matrix:2,2"],
-            "routing matrix:2,2: left, semi and anti joins have one column of cells; write matrix:4,1",
+            "routing matrix:2,2: left, right, semi and anti joins have one column of cells; write matrix:4,1",
         ),
         "no equality": (
             ["--where", "abs(left_v - right_v) < 2", "--routing", "hash"],
-            "routing hash: the join of left and right has no equality; leave it out, or write range or matrix",
+            "routing hash: the join of left and right has no equality of "
+            "values that can be hashed; leave it out, or write range or matrix",
         ),
         "ids beside a routing": (
             [*where, "--on", "v", "--routing", "matrix:2,2", "--left-id", "v"],

@@ -220,8 +220,14 @@ def test_ranks_have_any_routing(streams: Inputs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "condition", "routing", "problem"),
     [
-        ("", "a.k < b.k", "hash", "routing hash: the join of a and b has no equality; leave it out, or write range or matrix"),
-        ("", BAND, "hash", "routing hash: the join of a and b has no equality"),
+        (
+            "",
+            "a.k < b.k",
+            "hash",
+            "routing hash: the join of a and b has no equality of "
+            "values that can be hashed; leave it out, or write range or matrix",
+        ),
+        ("", BAND, "hash", "routing hash: the join of a and b has no equality of values that can be hashed"),
         (
             "",
             "a.k < b.k",
@@ -237,13 +243,13 @@ def test_ranks_have_any_routing(streams: Inputs, tmp_path: Path) -> None:
         ),
         ("FULL", EQUAL, "matrix:2,1", "routing matrix:2,1: a full join needs all partners of a row at one place; leave it out"),
         ("FULL", EQUAL, "range", "routing range: a full join needs all partners of a row at one place; leave it out"),
-        ("LEFT", EQUAL, "random", "routing random: left, semi and anti joins need all partners of a row at one place"),
-        ("SEMI", BAND, "contrand:2,2,2,1", "routing contrand:2,2,2,1: left, semi and anti joins need all partners"),
+        ("LEFT", EQUAL, "random", "routing random: left, right, semi and anti joins need all partners of a row at one place"),
+        ("SEMI", BAND, "contrand:2,2,2,1", "routing contrand:2,2,2,1: left, right, semi and anti joins need all partners"),
         (
             "ANTI",
             EQUAL,
             "matrix:2,3",
-            "routing matrix:2,3: left, semi and anti joins have one column of cells; write matrix:6,1",
+            "routing matrix:2,3: left, right, semi and anti joins have one column of cells; write matrix:6,1",
         ),
     ],
 )

@@ -781,7 +781,7 @@ def test_a_thousand_producers_with_rows(secrets: Path, tmp_path: Path, token: st
     """Names with rows are remembered, so their number has a bound."""
     from swjoin.connectors.producer_merge import MOST_LANES
 
-    more = {"time": {"idle_timeout": "10s"}}
+    more = {"time": {"idle_timeout": "20s"}}
     with staged(tmp_path / "stage", {"token_file": str(secrets / "token")}, [], more, token_file=secrets / "token") as stage:
         insider = Attacker(stage, b"Bearer " + token.encode())
         for number in range(MOST_LANES - 1):  # the good one is there

@@ -371,10 +371,9 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
     """The join. routing: how its rows find their partners, as of `config.sections.ClusterConfig`. UserError for conditions that
     it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
+    conditions.take_times_as_keys()
     if kind_of(routing) == "range":
         conditions.take_keys_as_conditions()
-    else:
-        conditions.take_times_as_keys()
     how, cells, spread = conditions.how, None, kind_of(routing) in SPREAD
     if how == "full" and (spread or kind_of(routing) == "range"):
         raise UserError(f"routing {routing}: a full join needs all partners of a row at one place", remedy="leave it out")
@@ -407,16 +406,23 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
         more = cells if side == RIGHT else None
-        of_places = how != "inner" if spread else None
-        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, more, of_places))
+        of_places, keyed = how != "inner" if spread else None, bool(conditions.keys) or cells is not None
+        made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, more, of_places, keyed))
 
     def inner_name(f: Field) -> str:
         return renamed.get(f) or column_of(f)
 
     fields = tuple(Field(f.table, f.name, inner_name(f), f.type, f.unit_us) for f in conditions.fields)
-    where, after = _residual(conditions, made, keys, inner_name)
-    keyed = None if cells is None else cells.keys
-    relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where, keyed)  # type: ignore[arg-type]
+    try:
+        where, after = _residual(conditions, made, keys, inner_name)
+    except UserError as error:
+        if kind_of(routing) != "range":
+            raise
+        raise UserError(
+            f"routing range: {error.problem}", remedy="write hash or matrix, which compare keys of any type"
+        ) from None
+    near = None if cells is None else cells.keys
+    relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where, near)  # type: ignore[arg-type]
     names = Names(relation.fields)
     return filtered(relation, [names.text(node)[0] for node in after])
 
@@ -426,7 +432,8 @@ def _check_routing(conditions: Conditions, routing: str, cells: Cells | None) ->
     kind = kind_of(routing)
     tables = " and ".join(dict.fromkeys(side.fields[0].table for side in conditions.sides))
     if kind == "hash" and not conditions.keys:
-        raise UserError(f"routing hash: the join of {tables} has no equality", remedy="leave it out, or write range or matrix")
+        problem = f"routing hash: the join of {tables} has no equality of values that can be hashed"
+        raise UserError(problem, remedy="leave it out, or write range or matrix")
     if kind == "range" and cells is None:
         problem = f"routing range: the join of {tables} bounds no difference of numbers or times from both sides"
         raise UserError(problem, remedy="leave it out, or write hash or matrix")

@@ -213,8 +213,8 @@ class Selected:
 class Side:
     """An input of a join. time: its column. keys: (column of both sides, expression over this side's columns), one for every
     equality. merged: its columns whose values are those of a key's column. cells: of a band, whose greatest key the rows have
-    once more where it is in another cell than the last key. one_place: of rows that go to places, see `Spread`; None: rows go
-    by keys."""
+    once more where it is in another cell than the last key. one_place, keyed: of rows that go to places, see `Spread`; None:
+    rows go by keys."""
 
     of: Relation
     time: str
@@ -222,6 +222,7 @@ class Side:
     merged: frozenset[str] = frozenset()
     cells: Cells | None = None
     one_place: bool | None = None
+    keyed: bool = True
 
     def make(self, nodes: Nodes, port: int) -> str:
         """port: of the join."""
@@ -234,7 +235,7 @@ class Side:
             shown = nodes.add("copies", lambda name: Copies(name, ends, key, "first cell", "second cell", bits))
         if self.one_place is not None:
             rows, one_place = shown, self.one_place
-            return nodes.add("spread", lambda name: Spread(name, rows, port, one_place))
+            return nodes.add("spread", lambda name: Spread(name, rows, port, one_place, keyed=self.keyed))
         return shown
 
     @property
