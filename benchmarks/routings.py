@@ -45,12 +45,16 @@ SLAVES, MANY = 4, 64
 VALUES, NEAR, HOT_SHARE, HOT = 10_000_000, 5, 0.3, -1
 PARTS: dict[str, dict[str, Any]] = {
     "band": {
+        "rate": 50_000,
+        "seconds": 30,
         "condition": f"abs(b.v - a.v) <= {NEAR}",
         "window": "INTERVAL '10' SECOND",
         "routings": {"range": "range", "random": "random:{half},{half}", "matrix": "matrix"},
         "ratios": [("range", "random", "floor 1.2, goal 1.4"), ("matrix", "random", "")],
     },
     "hot": {
+        "rate": 20_000,
+        "seconds": 5,
         "condition": "a.v = b.v",
         "window": "INTERVAL '10' MILLISECOND",
         "routings": {
@@ -125,14 +129,15 @@ def foretold(part: str, folder: Path, routing: str, wide: str, rate: int) -> flo
 def compare(part: str, folder: Path, args: argparse.Namespace) -> None:
     of = PARTS[part]
     seen: dict[str, Any] = {}
-    inputs = write(folder, part, args.rate, args.seconds)
+    rate, seconds = args.rate or of["rate"], args.seconds or of["seconds"]
+    inputs = write(folder, part, rate, seconds)
     named: dict[str, str] = {name: text.format(half=SLAVES // 2, all=SLAVES) for name, text in of["routings"].items()}
     cases: dict[str, Callable[[], float]] = {
         name: partial(one, part, inputs, routing, folder, args.speed, seen) for name, routing in named.items()
     }
     found = turns(cases, args.repeat)
     count, digest = seen["answer"]
-    print(f"\n### {part}: {of['condition']}; {2 * args.rate * args.seconds:,} tuples, {count:,} pairs, digest {digest}\n")
+    print(f"\n### {part}: {of['condition']}; {2 * rate * seconds:,} tuples, {count:,} pairs, digest {digest}\n")
     print(f"{SLAVES} slaves at {args.speed:g} of a core, 64-byte tuples, window {of['window']}; every answer alike\n")
     print("| routing | tuples/s | copies joined per tuple | tuples in windows at most, of all |\n|---|---|---|---|")
     for name, routing in named.items():
@@ -144,7 +149,7 @@ def compare(part: str, folder: Path, args: argparse.Namespace) -> None:
         print(f"| {name} over {other} | {ranged(ratios)} {goals} |")
     if part == "band":  # the model takes all partition-groups to be alike, so it knows no hot key
         texts = of["routings"].items()
-        many = {n: foretold(part, folder, named[n], t.format(half=MANY // 2, all=MANY), args.rate) for n, t in texts}
+        many = {n: foretold(part, folder, named[n], t.format(half=MANY // 2, all=MANY), rate) for n, t in texts}
         print(f"\nforetold for {MANY}: " + ", ".join(f"{name} {rate:,.0f} tuples/s" for name, rate in many.items()), end="")
         print(f"; range over random {many['range'] / many['random']:.1f} (floor 10, goal 15)" if many["random"] else "")
 
@@ -152,8 +157,8 @@ def compare(part: str, folder: Path, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=list(PARTS), help="default: both")
-    parser.add_argument("--rate", type=int, default=50_000)
-    parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--rate", type=int)
+    parser.add_argument("--seconds", type=int)
     parser.add_argument("--speed", type=float, default=0.1)
     parser.add_argument("--repeat", type=int, default=3)
     args = parse(parser, rate=2_000, seconds=2, repeat=1, speed=0.3)
