@@ -336,11 +336,11 @@ def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path)
         ({"left": {"path": "x"}}, "left: is for the join of two streams; leave it out beside queries"),
         (
             {"routing": "matrix:2,2"},
-            "routing matrix:2,2: no join of the query lacks both an equality",
+            "queries.0.sql: routing matrix:2,2: left, right, semi and anti joins have one column of cells; write matrix:4,1",
         ),
         (
             {"routing": "matrix:0,2"},
-            "cluster: routing matrix:0,2: must be auto, matrix or random, matrix:M,N of 1 to 64 rows and columns, or",
+            "cluster: routing matrix:0,2: must be auto, hash, range, broadcast, matrix or matrix:M,N, random or",
         ),
         ({"clustr": {}}, "clustr: unknown configuration key; did you mean cluster?"),
     ],

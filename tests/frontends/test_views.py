@@ -275,7 +275,7 @@ VIEWS = "--on v --agg 'count(*) AS n' --every 1s"
         (f"{VIEWS} --left-id v", "--left-id: views number their rows themselves; leave it out"),
         ("--on v --agg 'count(*) AS n' --every 1s --last 5", "--last: views of a join have no count windows; leave out --agg"),
         ("--on w --agg 'count(*) AS n' --every 1s", "left: column w is missing; there are v, x, name, ts, only_left"),
-        (f"{VIEWS} --routing matrix:2,2", "routing matrix:2,2: no join of the query lacks both an equality and a band"),
+        ("--on name --agg 'count(*) AS n' --every 1s --routing range", "routing range: the join of left and right bounds no"),
     ],
 )
 def test_what_cannot_be_is_one_line(options: str, line: str, folder: Path, swjoin: Any, tmp_path: Path) -> None:
