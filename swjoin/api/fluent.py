@@ -24,7 +24,7 @@ from swjoin.api.queries import answer
 from swjoin.config.arguments import duration_us, one_of
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import Strategy, TimeUnit
-from swjoin.config.window_bounds import UNBOUNDED
+from swjoin.config.window_bounds import is_unbounded
 from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.schema import parse_schema
 from swjoin.core.errors import UserError, spelled
@@ -787,7 +787,7 @@ def _bounds(within: Any, lower: Any, upper: Any) -> tuple[int, int]:
     if (within is None) == (lower is None and upper is None):
         raise UserError("join: give within, or lower and upper")
     if within is not None:
-        us = UNBOUNDED_US if within == UNBOUNDED else duration_us(within, "within")
+        us = UNBOUNDED_US if is_unbounded(within) else duration_us(within, "within")
         return -us, us
     if lower is None or upper is None:
         raise UserError(f"join: {'lower' if lower is None else 'upper'} is missing")

@@ -18,6 +18,11 @@ UNBOUNDED = "unbounded"  # a window over the full history
 _WITHIN, _LOWER, _UPPER, _LAST = (setting(name) for name in ("within", "lower", "upper", "last"))
 
 
+def is_unbounded(within: object) -> bool:
+    """Whether a window is one over the full history. within: of any type."""
+    return isinstance(within, str) and within == UNBOUNDED
+
+
 class WindowBounds(NamedTuple):
     """The window as fields of a `QueryConfig`."""
 
@@ -46,7 +51,7 @@ def parse_window(
     if "within" in given:
         if len(given) > 1:
             raise UserError(("give ", _WITHIN, ", or ", _LOWER, " and ", _UPPER, ", not both"), subject=section)
-        if given["within"] == UNBOUNDED:
+        if is_unbounded(given["within"]):
             if exclusive:
                 raise UserError((_WITHIN, f": {UNBOUNDED} has no bounds that could be exclusive"), subject=section)
             return WindowBounds(-UNBOUNDED_US, UNBOUNDED_US)

@@ -111,15 +111,17 @@ def test_the_examples_of_the_document(text: str, trips: Inputs, tmp_path: Path) 
     assert verify(tmp_path).lines()[-1] == "equal"
 
 
-def test_the_command_of_the_document(trips: Inputs, swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_commands_of_the_document(trips: Inputs, swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("trips", "payments"):
         csv.write_csv(pq.read_table(str(trips[name].path)), tmp_path / f"{name}.csv")
-    (command,) = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
-    program, *argv = shlex.split(command.replace("\\\n", " "))
-    assert program == "swjoin"
-    done = swjoin(*argv)
-    assert done.code == 0, done.err
+    commands = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert len(commands) == 2
+    for command in reversed(commands):
+        program, *argv = shlex.split(command.replace("\\\n", " "))
+        assert program == "swjoin"
+        done = swjoin(*argv)
+        assert done.code == 0, done.err
     found = pq.read_table(tmp_path / "paid.parquet")
     assert Counter(zip(*(column.to_pylist() for column in found.columns), strict=True)) == expected(trips, argv[1])
 
