@@ -112,16 +112,15 @@ def one(part: str, inputs: dict[str, StreamConfig], routing: str, folder: Path, 
 
 def foretold(part: str, folder: Path, routing: str, wide: str, rate: int) -> float:
     """The highest rate, tuples/s of both streams, that MANY slaves sustain."""
-    runs = []
+    runs, epochs = [], {"partition_count": 2 * MANY, "distribution_epoch": "200ms"}
     for share in (1, 4):
         where = Path(tempfile.mkdtemp(dir=folder)) / "run"
         (where.parent / "in").mkdir()
         inputs = write(where.parent / "in", part, rate * share // 4, 4)
-        job = job_of(part, inputs, routing, where, 1.0, {"cluster": {"partition_count": 2 * MANY, "routing": routing}})
+        job = job_of(part, inputs, routing, where, 1.0, {"cluster": {**epochs, "routing": routing}})
         run_local(job, False, 1)
         runs.append(where)
-    epochs = {"partition_count": 2 * MANY, "routing": wide, "distribution_epoch": "200ms"}
-    job = job_of(part, inputs, wide, runs[0], 1.0, {"cluster": epochs})
+    job = job_of(part, inputs, wide, runs[0], 1.0, {"cluster": {**epochs, "routing": wide}})
     report, _ = saturated(capacity_of(job, runs[0], MANY, PRESETS["modern"], profiles=runs), "", balance=True)
     return float(report["saturation_tuples_per_s"])
 
