@@ -67,10 +67,10 @@ def _expected(left: I64, right: I64, left_order: I64, right_order: I64, left_ts:
     return count, digest
 
 
-def expected(left: TupleBatch, right: TupleBatch, band: int) -> tuple[int, str]:
+def expected(left: TupleBatch, right: TupleBatch, band: int, window_us: int = WINDOW_US) -> tuple[int, str]:
     """Count and digest of the pairs with |left - right| <= band, by sorting both sides by value. Keys are values."""
     orders = [np.argsort(b.key, kind="stable") for b in (left, right)]
-    count, digest = _expected(left.key, right.key, *orders, left.ts, right.ts, band, WINDOW_US)
+    count, digest = _expected(left.key, right.key, *orders, left.ts, right.ts, band, window_us)
     return int(count), format_digest(int(digest))
 
 

@@ -27,8 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import parse
+from benchmarks.bands import expected
 from benchmarks.nexmark import ranged
 from benchmarks.run import turns
+from benchmarks.workloads import from_columns
 from swjoin.cli.plan_stages import capacity_of
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
@@ -48,7 +50,8 @@ PARTS: dict[str, dict[str, Any]] = {
         "rate": 50_000,
         "seconds": 30,
         "condition": f"abs(b.v - a.v) <= {NEAR}",
-        "window": "INTERVAL '10' SECOND",
+        "near": NEAR,
+        "window_ms": 10_000,
         "routings": {"range": "range", "random": "random:{half},{half}", "matrix": "matrix"},
         "ratios": [("range", "random", "floor 1.2, goal 1.4"), ("matrix", "random", "")],
     },
@@ -56,7 +59,8 @@ PARTS: dict[str, dict[str, Any]] = {
         "rate": 20_000,
         "seconds": 5,
         "condition": "a.v = b.v",
-        "window": "INTERVAL '10' MILLISECOND",
+        "near": 0,
+        "window_ms": 10,
         "routings": {
             "hash": "hash",
             "contrand": "contrand:{all},{all},{half},{half}",
@@ -83,10 +87,18 @@ def write(folder: Path, part: str, rate: int, seconds: int) -> dict[str, StreamC
     return found
 
 
+def pairs_of(part: str, inputs: dict[str, StreamConfig]) -> int:
+    """How many pairs there are, by sorting both streams by value."""
+    tables = [pq.read_table(str(inputs[name].path)) for name in "ab"]
+    left, right = (from_columns(t["v"].to_numpy(), t["ts"].cast(pa.int64()).to_numpy()) for t in tables)
+    return expected(left, right, PARTS[part]["near"], 1000 * PARTS[part]["window_ms"])[0]
+
+
 def job_of(part: str, inputs: dict[str, StreamConfig], routing: str, folder: Path, speed: float, more: Any = None) -> Job:
     """Count and digest of both rows' values."""
     of = PARTS[part]
-    near = f"b.ts BETWEEN a.ts - {of['window']} AND a.ts + {of['window']}"
+    window = f"INTERVAL '{of['window_ms']}' MILLISECOND"
+    near = f"b.ts BETWEEN a.ts - {window} AND a.ts + {window}"
     text = f"SELECT a.v, b.v AS w, a.more, b.more AS rest FROM a JOIN b ON {near} AND {of['condition']}"
     query = plan_query(text, {name: described(stream, "") for name, stream in inputs.items()}, None, routing)
     plain = {"join": {"lower_us": 0, "upper_us": 0}, "inputs": [to_plain(inputs[name]) for name in query.tables]}
@@ -96,14 +108,15 @@ def job_of(part: str, inputs: dict[str, StreamConfig], routing: str, folder: Pat
 
 
 def one(part: str, inputs: dict[str, StreamConfig], routing: str, folder: Path, speed: float, seen: dict[str, Any]) -> float:
-    """Tuples/s of a run; what it counted goes to `seen`. The answer must be that of the run before."""
+    """Tuples/s of a run; what it joined goes to `seen`, which has the number of pairs. All runs must have one digest."""
     run = Path(tempfile.mkdtemp(dir=folder)) / "run"
     job, started = job_of(part, inputs, routing, run, speed), time.perf_counter()
     report = run_local(job, False, SLAVES)
     seconds = time.perf_counter() - started
     answer = report["results"]["count"], report["results"]["digest"]
-    if seen.setdefault("answer", answer) != answer or not report["ledger"]["balanced"]:
-        raise SystemExit(f"{part} by {routing}: {answer}, not {seen['answer']}")
+    right = (seen["pairs"], seen.setdefault("digest", answer[1]))
+    if answer != right or not report["ledger"]["balanced"]:
+        raise SystemExit(f"{part} by {routing}: {answer}, not {right}")
     tuples = sum(stream["tuples"] for stream in report["input"].values())
     joined = sum(report["stages"][0]["joined"].values())
     seen[routing] = joined / tuples, sum(report["stages"][0]["peak_window_tuples"]) / tuples
@@ -127,17 +140,16 @@ def foretold(part: str, folder: Path, routing: str, wide: str, rate: int) -> flo
 
 def compare(part: str, folder: Path, args: argparse.Namespace) -> None:
     of = PARTS[part]
-    seen: dict[str, Any] = {}
     rate, seconds = args.rate or of["rate"], args.seconds or of["seconds"]
     inputs = write(folder, part, rate, seconds)
+    seen: dict[str, Any] = {"pairs": pairs_of(part, inputs)}
     named: dict[str, str] = {name: text.format(half=SLAVES // 2, all=SLAVES) for name, text in of["routings"].items()}
     cases: dict[str, Callable[[], float]] = {
         name: partial(one, part, inputs, routing, folder, args.speed, seen) for name, routing in named.items()
     }
     found = turns(cases, args.repeat)
-    count, digest = seen["answer"]
-    print(f"\n### {part}: {of['condition']}; {2 * rate * seconds:,} tuples, {count:,} pairs, digest {digest}\n")
-    print(f"{SLAVES} slaves at {args.speed:g} of a core, 64-byte tuples, window {of['window']}; every answer alike\n")
+    print(f"\n### {part}: {of['condition']}; {2 * rate * seconds:,} tuples, {seen['pairs']:,} pairs, digest {seen['digest']}\n")
+    print(f"{SLAVES} slaves at {args.speed:g} of a core, 64-byte tuples, window {of['window_ms']:,} ms; every answer right\n")
     print("| routing | tuples/s | copies joined per tuple | tuples in windows at most, of all |\n|---|---|---|---|")
     for name, routing in named.items():
         copies, held = seen[routing]
