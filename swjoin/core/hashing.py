@@ -68,9 +68,27 @@ def tag_in_cell(key, hashed, cell_bits, unit_bits):  # type: ignore[no-untyped-d
 
 
 @kernel(inline="always")
+def left_term(left_id):  # type: ignore[no-untyped-def]
+    """What the left id of pairs brings to their `pair_of_terms`, the same in all of them."""
+    return left_id * GOLDEN
+
+
+@kernel(inline="always")
+def right_term(right_id):  # type: ignore[no-untyped-def]
+    """What the right id brings."""
+    return mix64_scalar(right_id * GOLDEN + GOLDEN)
+
+
+@kernel(inline="always")
+def pair_of_terms(one, other):  # type: ignore[no-untyped-def]
+    """`pair_hash` of the ids with these terms, of either side first."""
+    return mix64_scalar(one + other)
+
+
+@kernel(inline="always")
 def pair_hash(left_id, right_id):  # type: ignore[no-untyped-def]
     """Contribution of a pair of uint64 ids to a digest; a missing side is MISSING_ID. All kernels with digests call this."""
-    return mix64_scalar(left_id * GOLDEN + mix64_scalar(right_id * GOLDEN + GOLDEN))
+    return pair_of_terms(left_term(left_id), right_term(right_id))
 
 
 @kernel

@@ -78,7 +78,7 @@ def program_in(plain: dict[str, Any]) -> Program:
 
 
 @kernel
-def _integer(arena: U8, at: int, size: int) -> int:
+def integer_at(arena: U8, at: int, size: int) -> int:
     """A little-endian number of 1, 2, 4 or 8 bytes; negative size: without a sign."""
     width = size if size > 0 else -size
     value, first = uint64(0), uint64(at)
@@ -148,19 +148,19 @@ def evaluate(
                 if not known[top]:
                     continue
                 if op == INT:
-                    value[top] = _integer(arena, base + offset, size)
+                    value[top] = integer_at(arena, base + offset, size)
                 elif op == FLOAT:
                     raw = arena[base + offset : base + offset + size]
                     real[top] = np.float64(raw.view(np.float32)[0]) if size == 4 else raw.view(np.float64)[0]
                 else:
                     first_byte = offsets_l[ref - shape_l[2]] if side == 0 else offsets_r[ref - shape_r[2]]
                     for k in range(size, size + code[at + 5]):
-                        first_byte += _integer(arena, base + tails[k], np.int64(-4))
+                        first_byte += integer_at(arena, base + tails[k], np.int64(-4))
                     ends = offsets_l[ref - shape_l[2] + 1] if side == 0 else offsets_r[ref - shape_r[2] + 1]
                     first_byte = min(first_byte, ends)  # corrupt lengths must not read beyond the row's tail
                     value[top], length[top], source[top] = (
                         first_byte,
-                        min(_integer(arena, base + offset, np.int64(-4)), ends - first_byte),
+                        min(integer_at(arena, base + offset, np.int64(-4)), ends - first_byte),
                         side,
                     )
             elif op == KEY_OF:

@@ -24,6 +24,7 @@ from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, JoinKind
 from swjoin.core.sequence_numbers import preceding_counts, with_times
+from swjoin.expressions.column_vm import has_columns
 from swjoin.expressions.vm import Program, Residual, no_rows
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import PAIR_BYTES, Step, WindowMemory, Work, offsets
@@ -41,11 +42,14 @@ from swjoin.state.arrays import (
     MARK_RIGHT,
     NEVER_USED,
     PAIRS,
+    STAT_CANDIDATES,
     Band,
     Inputs,
+    Runs,
     new_candidates,
     new_fresh,
     new_hits,
+    new_runs,
 )
 from swjoin.state.join_kernel import CUR_GROUP, CUR_SORTED, DONE, NEED_BLOCKS, join_groups
 from swjoin.state.payload_store import PayloadStore
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
 
 Layouts = tuple[RowLayout | None, RowLayout | None]
 
+_MANY_PARTNERS = 8  # of a tuple, from which on looking for runs is worth its while
 _NO_SEQUENCE = np.empty(0, np.int64)
 
 
@@ -109,6 +114,8 @@ class WindowJoinOperator:
         self._results = ResultBuffer(result_tuples, self.payload, ids_alone=ids_alone, count_windows=bounds.count_windows)
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
+        self._may_run = not bounds.count_windows and (where is None or has_columns(where))
+        self._runs: Runs | None = None
         self._mode = _mode(bounds, kind, ids_alone=ids_alone)
         self._candidates = new_candidates(self._mode)
         self._sweeping = False  # the open delivery has been joined; its unmatched rows are being emitted
@@ -237,8 +244,17 @@ class WindowJoinOperator:
         return Step(rows, True, tuples)
 
     def _close(self) -> None:
+        assert self._open is not None
+        self._runs = self._runs_after(self._open)
         self._open = None
         self.windows.close()
+
+    def _runs_after(self, work: Work) -> Runs | None:
+        """How to join the next delivery: by runs of partners, if tuples of this one had many that could be theirs."""
+        tuples = len(work.delivery.left) + len(work.delivery.right)
+        if not self._may_run or int(work.stats[STAT_CANDIDATES]) < _MANY_PARTNERS * tuples:
+            return None
+        return new_runs() if self._runs is None else self._runs
 
     def _join(self, work: Work, now_us: int, tuple_budget: int) -> tuple[int, int]:
         """Status and tuples joined; if need be after expiry. RunFailed when the windows are full."""
@@ -263,6 +279,7 @@ class WindowJoinOperator:
             state.directories,
             self._fresh,
             self._hits,
+            self._runs,
             self._candidates,
             residual,
             self._band,

@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.core.band_keys import BandKeys
-from swjoin.core.batch import I64, U64
+from swjoin.core.batch import I64, U8, U64
 from swjoin.core.record_layout import ROW
+from swjoin.expressions.column_vm import LANES as LANES_OF_RUNS
+from swjoin.expressions.column_vm import Columns, new_columns
 from swjoin.state.simd import LANES
 
 I32 = NDArray[np.int32]
@@ -46,13 +48,18 @@ CELL_BITS, UNIT_BITS = 3, 4  # in Pool.shape
 RECYCLED, NEVER_USED, IN_USE, DUE = 0, 1, 2, 3
 BLOCK_LIMIT = 3
 
-STAT_PAIRS, STAT_COMPARISONS, STAT_DELAY_SUM, STAT_DELAY_MAX = 0, 1, 2, 3
-STAT_SIZE = 4
+STAT_PAIRS, STAT_COMPARISONS, STAT_DELAY_SUM, STAT_DELAY_MAX, STAT_CANDIDATES = 0, 1, 2, 3, 4
+STAT_SIZE = 5
 
 MINI_BYTES = 8 * COUNTERS + 4 * 4 + 2 * 8  # of one mini-partition-group, in all arrays of Minis
 SLOT_BYTES = 4  # of one directory entry
 PREFETCH_MINIS = 16  # mini-partition-groups whose chains are prefetched together, so that their cache misses overlap
 HITS = 1024
+# control fields of Runs: fewest probes and opposite tuples for which they are considered, always for 0 and 0; then where a
+# mini-partition-group's join stands: whether one is begun, tuples gathered, the block they are from next and its tuples taken,
+# probes that the block's times reach, comparisons so far, whether a key stands for values beyond, the probe and its place
+FEWEST_PROBES, FEWEST_TUPLES, ACTIVE, GATHERED, POSITION, TAKEN, FROM_PROBE, TO_PROBE, COMPARED, FAR, PROBE, AT = range(12)
+RUN_TUPLES = 4096  # put in order at once: fewer than 2 ** 16, and their columns stay in the second-level cache
 CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
 
 
@@ -147,6 +154,23 @@ class Candidates(NamedTuple):
     found: I64  # (3,)
     done: I64  # (3,) of them verified
     mode: I64  # (1,) PAIRS, FIRST_MATCHES and the other mode bits
+
+
+class Runs(NamedTuple):
+    """Scratch for tuples of one stream that are put in the order of their tags (`state.partner_runs`)."""
+
+    packed: NDArray[np.uint32]  # (2, RUN_TUPLES) tag, and a tuple's number in the order in which it came
+    place: U64  # (RUN_TUPLES,) index of its record, in the order in which it came; what follows is in the order of tags
+    row: U64  # (RUN_TUPLES,) index of its record
+    tag: U16  # (RUN_TUPLES,)
+    key: I64  # (RUN_TUPLES,)
+    ts: I64  # (RUN_TUPLES,)
+    term: U64  # (RUN_TUPLES,) its part of a pair's digest
+    starts: I64  # (257,) the first one of each high byte of a tag
+    scratch: I64  # (257,)
+    verdict: U8  # (LANES,) 1 for a match, of some tuples of a run
+    columns: Columns  # what a residual predicate reads of the tuples
+    control: I64  # (12,)
 
 
 class Inputs(NamedTuple):
@@ -265,6 +289,25 @@ def new_candidates(mode: int = PAIRS) -> Candidates:
 
 def new_hits() -> Hits:
     return Hits(np.empty(HITS, np.uint64), np.empty(HITS, np.int64), np.empty(HITS, np.int64), np.zeros(2, np.int64))
+
+
+def new_runs(fewest_probes: int = 32, fewest_tuples: int = 64) -> Runs:
+    """Below either number, looking whether runs pay would cost too much. 0 and 0: always by runs, for tests."""
+    n = RUN_TUPLES
+    return Runs(
+        _aligned(2 * n, np.uint32).reshape(2, n),
+        _aligned(n, np.uint64),
+        _aligned(n, np.uint64),
+        _aligned(n, np.uint16),
+        _aligned(n, np.int64),
+        _aligned(n, np.int64),
+        _aligned(n, np.uint64),
+        np.zeros(257, np.int64),
+        np.zeros(257, np.int64),
+        np.zeros(LANES_OF_RUNS, np.uint8),
+        new_columns(n),
+        np.array([fewest_probes, fewest_tuples, *[0] * 10], np.int64),
+    )
 
 
 def new_output(capacity: int) -> Output:

@@ -34,6 +34,7 @@ from swjoin.state.arrays import (
     MARK_LEFT,
     MARK_RIGHT,
     PAIRS,
+    STAT_CANDIDATES,
     STAT_PAIRS,
     Band,
     Candidates,
@@ -271,6 +272,7 @@ def verify(
     digests[g] += digest
     stats[STAT_PAIRS] += matches
     if c == stop:
+        stats[STAT_CANDIDATES] += candidates.found[kind]
         candidates.found[kind] = 0
         candidates.done[kind] = 0
         return True

@@ -27,9 +27,12 @@ from swjoin.core.record_layout import (
 )
 from swjoin.expressions.vm import Residual
 from swjoin.state.arrays import (
+    ACTIVE,
     COUNT_WINDOWS,
     COUNTERS,
     DUE,
+    FEWEST_PROBES,
+    FEWEST_TUPLES,
     FILL,
     FIRST,
     FIRST_TS,
@@ -53,10 +56,12 @@ from swjoin.state.arrays import (
     Output,
     Pool,
     Reaches,
+    Runs,
 )
 from swjoin.state.blocks import NONE, free_blocks, note_times, take_block, time_range
 from swjoin.state.candidates import take_candidates, verify
 from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
+from swjoin.state.partner_runs import DECLINED, FULL_OUTPUT, join_runs
 from swjoin.state.simd import LANES, copy_items, match_mask, prefetch, range_mask
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
@@ -142,6 +147,7 @@ def _join_group(
     minis: Minis,
     fresh: FreshTuples,
     hits: Hits,
+    runs: Runs | None,
     candidates: Candidates,
     residual: Residual | None,
     band: Band | None,
@@ -162,6 +168,7 @@ def _join_group(
     stored. Where tuples come in time order, the probes of a mini-partition that reach a block are a range, both ends of which
     only move forward from block to block. disorder: not None where tuples come in any order: then a strip of LANES of them
     probes a block or does not, and blocks may be of any times; a type of its own, so that numba compiles a version for each.
+    runs: not None where many matches are expected; a type of its own, too.
     """
     size, stride = pool.shape[0], pool.shape[1]
     rows, tags, header, free, control = pool.rows, pool.tags, pool.header, pool.free, pool.control
@@ -201,6 +208,23 @@ def _join_group(
                 position = counters[counter + FIRST + 1 - s]
                 if part == 2:
                     position = begins[1, t] if begins[1, t] < stop else NONE
+            if runs is not None:
+                opposite = stop - begins[1, t] if part == 2 else counters[counter + TUPLES + 1 - s]
+                many = end - begin >= runs.control[FEWEST_PROBES] and opposite >= runs.control[FEWEST_TUPLES]
+                if runs.control[ACTIVE] != 0 or (many and not count_windows and cursor[CUR_POSITION] == NONE):
+                    compared = join_runs(
+                        part, g, t, position, pool, fresh, runs, mode, residual, band, reaches, disorder, now, out, counts,
+                        digests, stats, histogram,
+                    )  # fmt: skip
+                    if compared == FULL_OUTPUT:
+                        cursor[CUR_TOUCHED], cursor[CUR_PART] = t, part
+                        hits.control[0] = hit_count
+                        stats[STAT_COMPARISONS] += comparisons
+                        return False
+                    if compared != DECLINED:
+                        comparisons += compared
+                        part += 1
+                        continue
             block_tags = fresh_tags if part == 2 else tags
             from_probe = begin
             to_probe = begin
@@ -354,6 +378,7 @@ def join_groups(
     directories: Directories,
     fresh: FreshTuples,
     hits: Hits,
+    runs: Runs | None,
     candidates: Candidates,
     residual: Residual | None,
     band: Band | None,
@@ -413,6 +438,7 @@ def join_groups(
             minis,
             fresh,
             hits,
+            runs,
             candidates,
             residual,
             band,
