@@ -1,10 +1,12 @@
-"""Joins by a band, in the join module on one core: against an equality with as many partners, and with wide bands.
+"""Joins by a band or a condition, in the join module on one core: against an equality with as many partners, with wide bands.
 
 Usage: python -m benchmarks.bands [--repeat N] [--tiny]
 Two streams of 100,000 tuples/s each with values uniform in [0, 10^7), 64-byte tuples, W = 10 s, 30 s: 6.0 M tuples. band:
-|left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners. Beside them the C++ program of the peers:
-a hash join for the equality; a grid of values with prefetch, for equal values, too; and the red-black trees of the paper. All
-take turns; deliveries are prepared first (not timed). The answer comes from sorting by value.
+|left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners. condition: left < right, of payload, which holds
+for few pairs; 1,000 tuples/s each, and every pair within the window is evaluated: three instructions. Beside the bands the C++
+program of the peers: a hash join for the equality; a grid of values with prefetch, for equal values, too; and the red-black
+trees of the paper. All take turns; deliveries are prepared first (not timed). The answers come from sorting by value, that of
+the condition from all pairs.
 """
 
 from __future__ import annotations
@@ -30,16 +32,18 @@ from benchmarks.peers import child, cpp_join
 from benchmarks.peers.cpp_join import FLAGS
 from benchmarks.workloads import TINY, deliveries, from_columns
 from swjoin.core.band_keys import BandKeys
-from swjoin.core.batch import RIGHT, TupleBatch
+from swjoin.core.batch import RIGHT, PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_hash
 from swjoin.core.join_semantics import Bounds, format_digest
+from swjoin.expressions.vm import INT, LESS, WIDTH, Program
 from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 
 I64 = NDArray[np.int64]
 VALUES, RATE_PER_S, SECONDS, WINDOW_US = 10_000_000, 100_000, 30, 10_000_000
 NARROW, WIDE = 5, 500
+THINNED = 100  # times fewer tuples where every pair is evaluated
 _LOAD = 1.5  # rows of a side to a bucket of the C++ programs; 0.7 and 3 are slower
 _MODES = {"batched": "hash join", "grid": "value grid", "tree": "red-black trees"}
 _RATIOS = (
@@ -92,10 +96,12 @@ def banded(left: TupleBatch, right: TupleBatch, band: int) -> tuple[BandKeys, Tu
     return keys, replace(left, key=keys.narrow_keys(left.key)), replace(right.take(positions), key=key)
 
 
-def run(work: list[Delivery], band: BandKeys | None) -> tuple[float, tuple[int, str]]:
-    """Seconds, and count and digest."""
+def run(work: list[Delivery], band: BandKeys | None, where: Program | None = None) -> tuple[float, tuple[int, str]]:
+    """Seconds, and count and digest. where: over payload of one 8-byte integer."""
+    layouts = (None, None) if where is None else (RowLayout(8), RowLayout(8))
     sizes = WindowSizes(BLOCK_TUPLES, THETA_BYTES // TUPLE_BYTES, 12 << 30)
-    join = WindowJoinOperator(Bounds(-WINDOW_US, WINDOW_US), sizes, result_tuples=0, matching=Matching(band=band))
+    matching = Matching(where=where, band=band)
+    join = WindowJoinOperator(Bounds(-WINDOW_US, WINDOW_US), sizes, layouts, result_tuples=0, matching=matching)
     touch(join)
     count, digest, seconds = 0, 0, 0.0
     for delivery in work:
@@ -111,13 +117,57 @@ def run(work: list[Delivery], band: BandKeys | None) -> tuple[float, tuple[int, 
 
 @dataclass
 class Case:
-    """run: seconds, and count and digest. copies: rows that are there twice, of all tuples."""
+    """run: seconds, and count and digest. copies: rows that are there twice, of all tuples. evaluations: of a condition."""
 
     name: str
     run: Callable[[], tuple[float, tuple[int, str]]]
     answer: tuple[int, str]
     tuples: int
     copies: float = 0.0
+    evaluations: int = 0
+
+
+def condition() -> Program:
+    """left < right, of the payload's integers."""
+    code = np.zeros((3, WIDTH), np.int64)
+    code[0, :5], code[1, :5], code[2, 0] = (INT, 0, 0, 8, -1), (INT, 1, 0, 8, -1), LESS
+    nothing = np.empty(0, np.int64)
+    return Program(code.ravel(), nothing.astype(np.float64), nothing.astype(np.uint8), nothing)
+
+
+def _with_values(batch: TupleBatch, values: I64) -> TupleBatch:
+    """Every tuple has one key, and a value as its payload."""
+    rows = PayloadRows(values.astype("<i8").view(np.uint8).reshape(-1, 8))
+    return replace(batch, key=np.zeros(len(batch), np.int64), rows=rows)
+
+
+@njit
+def _evaluated(left: I64, right: I64, left_ts: I64, right_ts: I64, window: int):  # type: ignore[no-untyped-def]
+    near, count, digest, start = 0, 0, np.uint64(0), 0
+    for i in range(len(left)):
+        while start < len(right) and right_ts[start] < left_ts[i] - window:
+            start += 1
+        j = start
+        while j < len(right) and right_ts[j] <= left_ts[i] + window:
+            if left[i] < right[j]:
+                count += 1
+                digest += pair_hash(np.uint64(i), np.uint64(j))
+            j += 1
+        near += j - start
+    return near, count, digest
+
+
+def condition_case(*, tiny: bool) -> Case:
+    """About one pair of 20,000 satisfies the condition."""
+    rng = np.random.default_rng(3)
+    batches = [b.take(np.sort(rng.permutation(len(b))[: len(b) // THINNED])) for b in streams(VALUES, tiny=tiny)]
+    left, right = (replace(b, id=np.arange(len(b), dtype=np.uint64)) for b in batches)
+    values = 1_000 + rng.integers(0, 1_000, len(left)), rng.integers(10, 1_010, len(right))
+    near, count, digest = _evaluated(*values, left.ts, right.ts, WINDOW_US)
+    tuples = len(left) + len(right)
+    work = deliveries(_with_values(left, values[0]), _with_values(right, values[1]), max(1, tuples // 48))
+    answer = int(count), format_digest(int(digest))
+    return Case("condition", partial(run, work, None, condition()), answer, tuples, evaluations=int(near))
 
 
 def program(folder: str) -> str | None:
@@ -149,7 +199,7 @@ def cases(made: str | None, folder: str, *, tiny: bool) -> list[Case]:
         for mode in modes if made is not None else ():
             command = [str(made), mode, *files, str(WINDOW_US), "1", str(_LOAD), str(band)]
             out.append(Case(f"{name}, C++ {_MODES[mode]}", partial(_run_program, command), answer, tuples))
-    return out
+    return [*out, condition_case(tiny=tiny)]
 
 
 def _run_program(command: list[str]) -> tuple[float, tuple[int, str]]:
@@ -180,6 +230,7 @@ def main() -> None:
             f"{case.name}: {case.tuples / median(runs) / 1e6:.2f} M tuples/s ({case.tuples / max(runs) / 1e6:.2f} to "
             f"{case.tuples / min(runs) / 1e6:.2f}), {count / median(runs) / 1e6:.1f} M pairs/s, {count:,} pairs, "
             f"{100 * case.copies:.1f} % copies; answer right"
+            + (f"; {case.evaluations / median(runs) / 1e6:.0f} M evaluations/s" if case.evaluations else "")
         )
     for one, other in _RATIOS:
         if one in taken and other in taken:

@@ -54,7 +54,7 @@ from swjoin.expressions.vm import (
     integer_at,
 )
 
-LANES = 256  # pairs an instruction works on: a stack of a few such vectors stays in the first-level cache
+LANES = 1024  # pairs an instruction works on: a stack of a few such vectors stays in the first-level cache
 _LOADS = 8  # columns of the many that a program may read
 _DEEPEST = 16  # values on the stack
 
@@ -130,6 +130,18 @@ def load_columns(residual: Residual, side: int, records: I64, place: U64, column
             else:
                 found = _number(residual.right, ref, op, code[at + 2], code[at + 3], code[at + 4])
             value[j], real[j], known[j] = found[0], found[1], np.uint8(found[2])
+
+
+@kernel
+def _copy(to, source, first, n):  # type: ignore[no-untyped-def]
+    for j in range(n):
+        to[j] = source[first + j]
+
+
+@kernel
+def _fill(to, number, n):  # type: ignore[no-untyped-def]
+    for j in range(n):
+        to[j] = number
 
 
 @kernel
@@ -242,7 +254,7 @@ def evaluate_columns(
     for them.
     """
     code, literals = residual.program.code, residual.program.floats
-    top, load = -1, 0
+    top, load, start, many = -1, 0, uint64(first), uint64(n)
     for i in range(code.shape[0] // WIDTH):
         at = i * WIDTH
         op, side, offset = code[at], code[at + 1], code[at + 2]
@@ -251,15 +263,15 @@ def evaluate_columns(
             value, real, known = columns.values[top], columns.reals[top], columns.knowns[top]
             if op <= FLOAT and side != s:
                 if op == INT:
-                    value[:n] = columns.value[load, first : first + n]
+                    _copy(value, columns.value[load], start, many)
                 else:
-                    real[:n] = columns.real[load, first : first + n]
-                known[:n] = columns.known[load, first : first + n]
+                    _copy(real, columns.real[load], start, many)
+                _copy(known, columns.known[load], start, many)
                 load += 1
                 continue
             if op == TIME_OF and side != s:
-                value[:n] = times[first : first + n]
-                known[:n] = 1
+                _copy(value, times, start, many)
+                _fill(known, np.uint8(1), many)
                 continue
             number, fraction, there = np.int64(0), 0.0, op != NULL
             if op <= FLOAT and side == 0:
@@ -274,21 +286,23 @@ def evaluate_columns(
                 number = offset
             elif op == FLOAT_LITERAL:
                 fraction = literals[offset]
-            value[:n] = number
-            real[:n] = fraction
-            known[:n] = np.uint8(there)
+            if op in (FLOAT, FLOAT_LITERAL):
+                _fill(real, fraction, many)
+            else:
+                _fill(value, number, many)
+            _fill(known, np.uint8(there), many)
         elif op in (TO_FLOAT, NEGATE, ABS, NEGATE_FLOAT, ABS_FLOAT, NOT, IS_NULL):
-            _one_operand(op, uint64(n), columns.values[top], columns.reals[top], columns.knowns[top])
+            _one_operand(op, many, columns.values[top], columns.reals[top], columns.knowns[top])
         else:
             top -= 1
             value, real, known = columns.values[top], columns.reals[top], columns.knowns[top]
             sure = columns.knowns[top + 1]
             if op in (AND, OR):
-                _logical(op, uint64(n), value, known, columns.values[top + 1], sure)
+                _logical(op, many, value, known, columns.values[top + 1], sure)
             elif ADD <= op <= MULTIPLY or EQUAL <= op < EQUAL + 3:
-                _integers(op, uint64(n), value, known, columns.values[top + 1], sure)
+                _integers(op, many, value, known, columns.values[top + 1], sure)
             else:
-                _floats(op, uint64(n), value, real, known, columns.reals[top + 1], sure)
+                _floats(op, many, value, real, known, columns.reals[top + 1], sure)
     value, known = columns.values[0], columns.knowns[0]
-    for j in range(uint64(n)):
+    for j in range(many):
         verdict[j] &= known[j] & np.uint8(value[j] != 0)
