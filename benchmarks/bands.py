@@ -1,12 +1,12 @@
 """Joins by a band or a condition, in the join module on one core: against an equality with as many partners, with wide bands.
 
-Usage: python -m benchmarks.bands [--repeat N] [--tiny]
+Usage: python -m benchmarks.bands [module|files] [--repeat N] [--tiny]
 Two streams of 100,000 tuples/s each with values uniform in [0, 10^7), 64-byte tuples, W = 10 s, 30 s: 6.0 M tuples. band:
 |left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners. condition: left < right, of payload, which holds
 for few pairs; 1,000 tuples/s each, and every pair within the window is evaluated: three instructions. Beside the bands the C++
 program of the peers: a hash join for the equality; a grid of values with prefetch, for equal values, too; and the red-black
-trees of the paper. All take turns; deliveries are prepared first (not timed). The answers come from sorting by value, that of
-the condition from all pairs.
+trees of the paper. files: band and wide from Parquet to count, beside DuckDB and Polars (`benchmarks.band_files`). All take
+turns; deliveries are prepared first (not timed). The answers come from sorting by value, that of the condition from all pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from benchmarks import parse
+from benchmarks import band_files, parse
 from benchmarks.join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES, touch
 from benchmarks.peers import child, cpp_join
 from benchmarks.peers.cpp_join import FLAGS
@@ -210,7 +210,16 @@ def _run_program(command: list[str]) -> tuple[float, tuple[int, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("part", nargs="?", choices=["module", "files"], default="module")
     args = parse(parser, repeat=1)
+    if args.part == "files":
+        for name, band in (("band", NARROW), ("wide", WIDE)):
+            print(f"{name}:")
+            left, right = streams(VALUES, tiny=args.tiny)
+            with tempfile.TemporaryDirectory(prefix="bands-") as folder:
+                count = expected(left, right, band)[0]
+                band_files.measure(left, right, band, WINDOW_US, count, Path(folder), args.repeat)
+        return
     with tempfile.TemporaryDirectory(prefix="bands-") as folder:
         made = program(folder)
         if made is None:

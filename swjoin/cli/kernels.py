@@ -31,6 +31,12 @@ MOVING = {
     "module": {"theta": "4KB", "block": "1KB", "window": "64MB"},
     "reorganization": {"policy": "random", "epoch": "100ms", "random_moves": 2, "declustering": "adaptive"},
 }
+MANY_PARTNERS = {
+    "join": {"within": "1s"},
+    "workload": {"rate": 2000, "duration": "1s", "domain": 4, "payload": "8B", "schedule": {"kind": "burst"}},
+    "cluster": {"distribution_epoch": "100ms", "partition_count": 4},
+    "module": {"window": "64MB"},
+}
 
 
 def run_kernels(args: argparse.Namespace) -> int:
@@ -69,7 +75,8 @@ def _write(path: Path, rows: int) -> None:
 
 
 def compile_all() -> None:
-    """Joins with integer and string keys, with rows and with counts, with and without order, of all kinds; state movements."""
+    """Joins with integer and string keys, with rows and with counts, with and without order, of all kinds, with many partners;
+    state movements."""
     from swjoin.cli.main import main  # which imports this module
 
     with tempfile.TemporaryDirectory(prefix="swjoin-warmup-") as folder:
@@ -86,11 +93,12 @@ def compile_all() -> None:
             code = main(["join", str(left), str(right), *common, "--on", *words])
             if code:
                 raise SystemExit(code)
-        config = Path(folder) / "moving.yaml"
-        config.write_text(json.dumps(MOVING))  # JSON is YAML
-        code = main(["run", str(config), "--threads", "2", "--out", f"{folder}/moving"])
-        if code:
-            raise SystemExit(code)
+        for name, plain in (("moving", MOVING), ("many", MANY_PARTNERS)):
+            config = Path(folder) / f"{name}.yaml"
+            config.write_text(json.dumps(plain))  # JSON is YAML
+            code = main(["run", str(config), "--threads", "2", "--out", f"{folder}/{name}"])
+            if code:
+                raise SystemExit(code)
     _plan()
 
 
