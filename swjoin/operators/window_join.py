@@ -114,7 +114,6 @@ class WindowJoinOperator:
         self._results = ResultBuffer(result_tuples, self.payload, ids_alone=ids_alone, count_windows=bounds.count_windows)
         self._fresh = new_fresh(1024, 256)
         self._hits = new_hits()
-        self._may_run = not bounds.count_windows and (where is None or has_columns(where))
         self._runs: Runs | None = None
         self._mode = _mode(bounds, kind, ids_alone=ids_alone)
         self._candidates = new_candidates(self._mode)
@@ -248,6 +247,11 @@ class WindowJoinOperator:
         self._runs = self._runs_after(self._open)
         self._open = None
         self.windows.close()
+
+    @property
+    def _may_run(self) -> bool:
+        """Whether runs can do what this join does."""
+        return not self.bounds.count_windows and (self._where is None or has_columns(self._where))
 
     def _runs_after(self, work: Work) -> Runs | None:
         """How to join the next delivery: by runs of partners, if tuples of this one had many that could be theirs."""

@@ -168,7 +168,7 @@ def _first_of(tag, starts, wanted):  # type: ignore[no-untyped-def]
 
 
 @kernel(inline="always")
-def _judge(s, key, low, high, start, keys, times, band, verdict, n):  # type: ignore[no-untyped-def]
+def _check(s, key, low, high, start, keys, times, band, verdict, n):  # type: ignore[no-untyped-def]
     """verdict[j] = 1 for the tuples start + j, j < n, that a probe of stream s meets by key, and by time: low .. high."""
     at = uint64(start)
     if band is None:
@@ -305,7 +305,7 @@ def _meet(
         while i < total:
             start = first + i if i < until else i - until
             n = min(np.int64(LANES), (until if i < until else total) - i)
-            _judge(s, key, time + low, time + high, start, keys, times, band, verdict, uint64(n))
+            _check(s, key, time + low, time + high, start, keys, times, band, verdict, uint64(n))
             if residual is not None:
                 filtered = True
                 if band is not None:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.baselines.best_effort_merger import BestEffortMerger
 from swjoin.cluster import exchange
-from swjoin.cluster.exchange import EpochHeader, KeyedEdge, Outlet
+from swjoin.cluster.exchange import EpochHeader, Keyed, KeyedEdge, Outlet
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, Send
@@ -180,16 +180,17 @@ def _union_without_ids(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(logical, "union_row_ids", lambda index, ids: ids)
 
 
-def _keyed_by(change: Callable[[KeyedEdge, TupleBatch, TupleBatch], tuple[TupleBatch, TupleBatch]]) -> Callable[[Monkey], None]:
+def _keyed_by(change: Callable[[KeyedEdge, Keyed], Keyed]) -> Callable[[Monkey], None]:
     keyed = KeyedEdge.keyed
-    return lambda monkeypatch: monkeypatch.setattr(KeyedEdge, "keyed", lambda self, rows: change(self, *keyed(self, rows)))
+    return lambda monkeypatch: monkeypatch.setattr(KeyedEdge, "keyed", lambda self, rows: change(self, keyed(self, rows)))
 
 
-def _distinct(edge: KeyedEdge, rows: TupleBatch, nulls: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
+def _distinct(edge: KeyedEdge, keyed: Keyed) -> Keyed:
     """Of a union's rows, those with a key and a time of their own."""
-    if not any(isinstance(step, UnionInput) for step in edge.steps) or not len(rows):
-        return rows, nulls
-    return rows.take(np.sort(np.unique(np.stack([rows.key, rows.ts]), axis=1, return_index=True)[1])), nulls
+    rows = keyed.rows
+    if not any(isinstance(step, UnionInput) for step in edge.steps) or not len(rows) or keyed.groups is not None:
+        return keyed
+    return keyed._replace(rows=rows.take(np.sort(np.unique(np.stack([rows.key, rows.ts]), axis=1, return_index=True)[1])))
 
 
 def _hash_for_equality(monkeypatch: Monkey) -> None:
@@ -264,8 +265,8 @@ def _credit_ignored(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(exchange._Receiver, "ready", property(lambda self: bool(self.parts)))
 
 
-def _null_keys_are_dropped(edge: KeyedEdge, rows: TupleBatch, nulls: TupleBatch) -> tuple[TupleBatch, TupleBatch]:
-    return rows, nulls.slice(0, 0)
+def _null_keys_are_dropped(edge: KeyedEdge, keyed: Keyed) -> Keyed:
+    return keyed._replace(null_keys=keyed.null_keys.slice(0, 0))
 
 
 def _null_is_satisfied(monkeypatch: Monkey) -> None:
