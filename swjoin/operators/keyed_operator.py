@@ -58,6 +58,7 @@ class KeyedOperator(ABC):
         self._out: Iterator[tuple[ResultRows, I64]] | None = None  # rows of the windows that close, and partition-groups
         self._came_us: int | None = None  # arrival of the newest row of the open delivery
         self._peak_bytes = 0
+        self.arriving: set[int] = set()  # partition-groups of which some chunks have come, and not the last one
 
     @abstractmethod
     def _accumulate(self, rows: TupleBatch, groups: I64, where: str = "") -> None:
@@ -110,6 +111,7 @@ class KeyedOperator(ABC):
             self._open = None
             return Step(None, True, 0)
         if self._out is None:
+            assert not self.arriving, "what ends comes out while a partition-group arrives"
             self._out = self._closed(delivery.left_time_us)
         for rows, groups in self._out:
             self._count(work, rows, groups)
@@ -305,6 +307,7 @@ class ComingState:
         if chunk.index != self._next or self.complete:
             raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
         self._operator.take_chunk(chunk)
+        (self._operator.arriving.discard if chunk.last else self._operator.arriving.add)(int(chunk.group))
         self._next += 1
         self.tuples += len(chunk.tuples)
         self.nbytes += chunk.nbytes
