@@ -554,6 +554,77 @@ def streamcloud_queues(table: Table) -> Verdict:
     return Verdict(HOLDS if shape and busy[first] >= _BUSY else SHAPE if shape else FAILS, _sentence(said))
 
 
+_SHARP = 0.1  # s per s: growth of a delay that explodes
+
+
+def streamcloud_product_queues(table: Table) -> Verdict:
+    """Rates are sustained as in `streamcloud_queues`. Holds: for every number of nodes, slaves are busy 95 % of the time at the
+    lowest rate that is not sustained, and at the highest rate the delay grows by 0.1 s per s or more; and at each rate that the
+    fewest nodes do not sustain, it grows less with the most. In shape: the last alone."""
+    found = _around_saturation(table)
+    if found is None:
+        return Verdict(UNKNOWN, "Two numbers of nodes, and rates below and above their saturation, are needed.")
+    few, many = found[min(found)], found[max(found)]
+    milder = all(many.grows[rate] < few.grows[rate] for rate in few.beyond if rate in many.grows)
+    sharp = all(of.grows[max(of.grows)] >= _SHARP and of.busy[of.beyond[0]] >= _BUSY for of in found.values())
+    said = "; ".join(
+        f"{nodes} nodes: at {of.beyond[0]:,.0f}/s the delay grows by {of.grows[of.beyond[0]]:.2g} s per s and slaves are busy "
+        f"{of.busy[of.beyond[0]]:.0%} of the time, at {max(of.grows):,.0f}/s by {of.grows[max(of.grows)]:.2g}"
+        for nodes, of in sorted(found.items())
+    )
+    return Verdict(HOLDS if milder and sharp else SHAPE if milder else FAILS, _sentence(said))
+
+
+def streamcloud_join_queues(table: Table) -> Verdict:
+    """Rates are sustained as in `streamcloud_queues`. Holds: for every number of nodes, some sustained rates have at most 1.5
+    times the least delay, others more, and at the lowest that is not sustained slaves are busy 95 % of the time; and at all
+    rates at which the fewest nodes have more than that, the delay is shorter with the most. In shape: the last alone."""
+    found = _around_saturation(table)
+    if found is None:
+        return Verdict(UNKNOWN, "Two numbers of nodes, and rates below and above their saturation, are needed.")
+    few, many = found[min(found)], found[max(found)]
+    long = [rate for rate in few.delay if few.delay[rate] > LITTLE * min(few.delay.values())]
+    shorter = bool(long) and all(many.delay[rate] < few.delay[rate] for rate in long if rate in many.delay)
+    regions = all(of.mild and of.busy[of.beyond[0]] >= _BUSY for of in found.values())
+    said = "; ".join(
+        f"{nodes} nodes: mild at {_rates(of.mild) if of.mild else 'no rate'}/s, steep from {of.beyond[0]:,.0f}/s on, where "
+        f"slaves are busy {of.busy[of.beyond[0]]:.0%} of the time"
+        for nodes, of in sorted(found.items())
+    )
+    said += f"; the delay is {'' if shorter else 'not '}shorter with {max(found)} than with {min(found)}"
+    return Verdict(HOLDS if shorter and regions else SHAPE if shorter else FAILS, _sentence(said))
+
+
+@dataclass(frozen=True)
+class _AroundSaturation:
+    """By rate: growth of the delay, s per s; delay, s; busy share of the slaves. beyond: rates that are not sustained."""
+
+    grows: dict[float, float]
+    delay: dict[float, float]
+    busy: dict[float, float]
+
+    @property
+    def beyond(self) -> list[float]:
+        return [rate for rate in sorted(self.grows) if self.grows[rate] >= GROWTH]
+
+    @property
+    def mild(self) -> list[float]:
+        """Sustained rates with a longer delay than without a queue."""
+        kept = [rate for rate in sorted(self.grows) if rate not in self.beyond]
+        return [rate for rate in kept if self.delay[rate] > LITTLE * min(self.delay.values())]
+
+
+def _around_saturation(table: Table) -> dict[int, _AroundSaturation] | None:
+    """By the number of nodes; None unless there are two, with rates below and above saturation."""
+    out = {}
+    for nodes in sorted({row.axes["slaves"] for row in table.rows}, key=float):
+        metrics = ("delay_growth", "delay_mean_s", "utilisation_slaves")
+        of = ({float(r): v for r, v in _means(table, RATE, metric, {"slaves": nodes}).items()} for metric in metrics)
+        out[round(float(nodes))] = _AroundSaturation(*of)
+    complete = all(of.beyond and len(of.beyond) < len(of.grows) for of in out.values())
+    return out if complete and len(out) >= 2 else None
+
+
 def _sustained(table: Table, axis: str) -> dict[str, float]:
     """The highest sustained rate at each value of an axis, found by a search or simulated."""
     return _means(table, axis, _SUSTAINED) or _means(table, axis, _SATURATION)
@@ -579,8 +650,10 @@ CRITERIA: dict[int | str, Callable[[Table], Verdict]] = {
     "StreamCloud 7a": streamcloud_linear,
     "StreamCloud 7a, queues": streamcloud_queues,
     "StreamCloud 7b": streamcloud_linear,
+    "StreamCloud 7b, queues": streamcloud_join_queues,
     "StreamCloud 7c": streamcloud_linear,
     "StreamCloud 7d": streamcloud_product,
+    "StreamCloud 7d, queues": streamcloud_product_queues,
     "StreamCloud 7f": streamcloud_strategies,
     "StreamCloud 8": streamcloud_sixty,
     "StreamCloud 9": streamcloud_causes,

@@ -205,12 +205,31 @@ def by_rate(knee: float, busy: float = 1.0) -> tuple[dict[str, list[Any]], Metri
     return {"workload.rate": [100, 200, 400]}, metrics
 
 
+def by_rate_and_nodes(busy: float = 1.0, more: float = 0.5) -> tuple[dict[str, list[Any]], Metrics]:
+    """StreamCloud's queues of figures 7b, 7d: 20 nodes are saturated at 400/s, 40 at 800/s. more: what 40 have of the delay
+    and its growth of 20."""
+
+    def load(p: Point) -> float:
+        return float(p["workload.rate"]) / (20 * float(p["slaves"]))
+
+    def share(p: Point) -> float:
+        return more if p["slaves"] == 40 else 1.0
+
+    metrics: Metrics = {
+        "delay_mean_s": ("s", lambda p: share(p) * (0.4 if load(p) < 0.6 else 0.8 if load(p) < 1 else 5.0)),
+        "delay_growth": ("s/s", lambda p: 0.0 if load(p) < 1 else 0.3 * share(p)),
+        "utilisation_slaves:mean": ("", lambda p: busy if load(p) >= 1 else 0.5),
+    }
+    return {"slaves": [20, 40], "workload.rate": [100, 300, 400, 500, 800]}, metrics
+
+
 GOOD: dict[int | str, Callable[[], tuple[dict[str, list[Any]], Metrics]]] = {
     5: by_slaves, 6: by_slaves, 7: by_tuning, 8: by_tuning, 9: by_tuning, 10: by_tuning, 11: by_declustering, 12: by_tuning,
     13: by_epoch, 14: by_epoch, "StreamCloud 7b": lambda: by_nodes({2: 100, 4: 190}),
     "StreamCloud 7c": lambda: by_nodes({1: 100, 2: 190, 4: 350}),
     "StreamCloud 7d": lambda: by_nodes_simulated({20: 100, 40: 140}),
     "StreamCloud 7f": lambda: by_strategy(subquery=500, operator=200, query=100),
+    "StreamCloud 7b, queues": by_rate_and_nodes, "StreamCloud 7d, queues": by_rate_and_nodes,
     "StreamCloud 7a": lambda: by_nodes_simulated({2: 100, 20: 980}),
     "StreamCloud 7a, queues": lambda: by_rate(400),
     "StreamCloud 8": lambda: by_strategy_and_epoch(subquery=500, operator=200, query=100),
@@ -591,6 +610,16 @@ def test_streamcloud_on_many_processors(tmp_path: Path) -> None:
         claims.UNKNOWN,
         claims.UNKNOWN,
     )
+
+
+def test_queues_around_saturation(tmp_path: Path) -> None:
+    for figure in ("StreamCloud 7b, queues", "StreamCloud 7d, queues"):
+        assert verdict(tmp_path, figure, by_rate_and_nodes()) == claims.HOLDS
+        assert verdict(tmp_path, figure, by_rate_and_nodes(busy=0.8)) == claims.SHAPE
+        assert verdict(tmp_path, figure, by_rate_and_nodes(more=2.0)) == claims.FAILS
+        alone, metrics = by_rate_and_nodes()
+        assert verdict(tmp_path, figure, ({**alone, "slaves": [20]}, metrics)) == claims.UNKNOWN
+        assert verdict(tmp_path, figure, ({**alone, "workload.rate": [100, 300]}, metrics)) == claims.UNKNOWN
 
 
 def flat_to(**knees: tuple[list[int], int | None]) -> tuple[dict[str, list[Any]], Metrics]:

@@ -41,8 +41,12 @@ SMALLER: dict[str, list[str]] = {
     "streamcloud_aggregate": ["measured=2s", "search.high=20000"],
     "streamcloud_join": ["measured=2s", "search.high=2000"],
     "streamcloud_product": ["profile=[{workload.rate: 300, workload.duration: 8s, cluster.gateways: 1}]"],
+    "streamcloud_product_delay": ["profile=[{workload.rate: 300, workload.duration: 8s, cluster.gateways: 1}]"],
     "streamcloud_strategies": ["measured=3s", "search.high=2000"],
-    **{f"streamcloud_{name}": [_SHORT_RUNS] for name in ("causes", "efficiency", "map", "map_delay", "sixty", "today")},
+    **{
+        f"streamcloud_{name}": [_SHORT_RUNS]
+        for name in ("causes", "efficiency", "join_delay", "map", "map_delay", "sixty", "today")
+    },
     "full_speed_settings": ["measured=600ms", "measure.warm_up=250ms", "search.high=100000"],
 }
 WINDOWS = {
