@@ -554,6 +554,7 @@ def streamcloud_queues(table: Table) -> Verdict:
     return Verdict(HOLDS if shape and busy[first] >= _BUSY else SHAPE if shape else FAILS, _sentence(said))
 
 
+_FEWER = 0.95  # of the comparisons: fewer
 _SHARP = 0.1  # s per s: growth of a delay that explodes
 
 
@@ -593,6 +594,19 @@ def streamcloud_join_queues(table: Table) -> Verdict:
     )
     said += f"; the delay is {'' if shorter else 'not '}shorter with {max(found)} than with {min(found)}"
     return Verdict(HOLDS if shorter and regions else SHAPE if shorter else FAILS, _sentence(said))
+
+
+def streamcloud_comparisons(table: Table) -> Verdict:
+    """Holds when twice the nodes, at every doubling, make at most 0.95 times the comparisons; in shape when the most nodes make
+    at most 0.95 times those of the fewest."""
+    found = {round(float(nodes)): made for nodes, made in _means(table, "slaves", "comparisons_per_s").items()}
+    if len(found) < 2 or min(found.values()) <= 0:
+        return Verdict(UNKNOWN, "Comparisons of two numbers of nodes are needed.")
+    shares = [found[b] / found[a] for a, b in pairwise(sorted(found))]
+    whole = found[max(found)] / found[min(found)]
+    said = f"{max(found)} nodes make {whole:.2f} times the comparisons of {min(found)}"
+    good = max(shares) <= _FEWER
+    return Verdict(HOLDS if good else SHAPE if whole <= _FEWER else FAILS, _sentence(said))
 
 
 @dataclass(frozen=True)
@@ -657,6 +671,7 @@ CRITERIA: dict[int | str, Callable[[Table], Verdict]] = {
     "StreamCloud 7f": streamcloud_strategies,
     "StreamCloud 8": streamcloud_sixty,
     "StreamCloud 9": streamcloud_causes,
+    "StreamCloud claim 4": streamcloud_comparisons,
     "StreamCloud claim 20": streamcloud_efficiency,
 }
 

@@ -34,6 +34,7 @@ FIGURE_METRICS: dict[int | str, tuple[str, ...]] = {
     "StreamCloud 7f": ("sustainable_workload.rate",),
     "StreamCloud 8": ("saturation_tuples_per_s",),
     "StreamCloud 9": ("operator_ratio", "exchange_ratio", "waiting_ratio"),
+    "StreamCloud claim 4": ("comparisons_per_s",),
     "StreamCloud claim 20": ("saturation_per_node", "exchange_ratio", "waiting_ratio"),
 }
 

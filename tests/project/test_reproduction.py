@@ -205,6 +205,11 @@ def by_rate(knee: float, busy: float = 1.0) -> tuple[dict[str, list[Any]], Metri
     return {"workload.rate": [100, 200, 400]}, metrics
 
 
+def by_comparisons(**made: float) -> tuple[dict[str, list[Any]], Metrics]:
+    """StreamCloud's claim 4: comparisons per second of so many nodes."""
+    return {"slaves": [int(n[1:]) for n in made]}, {"comparisons_per_s": ("comparisons/s", lambda p: made[f"n{p['slaves']}"])}
+
+
 def by_rate_and_nodes(busy: float = 1.0, more: float = 0.5) -> tuple[dict[str, list[Any]], Metrics]:
     """StreamCloud's queues of figures 7b, 7d: 20 nodes are saturated at 400/s, 40 at 800/s. more: what 40 have of the delay
     and its growth of 20."""
@@ -230,6 +235,7 @@ GOOD: dict[int | str, Callable[[], tuple[dict[str, list[Any]], Metrics]]] = {
     "StreamCloud 7d": lambda: by_nodes_simulated({20: 100, 40: 140}),
     "StreamCloud 7f": lambda: by_strategy(subquery=500, operator=200, query=100),
     "StreamCloud 7b, queues": by_rate_and_nodes, "StreamCloud 7d, queues": by_rate_and_nodes,
+    "StreamCloud claim 4": lambda: by_comparisons(n1=100, n2=80, n4=60),
     "StreamCloud 7a": lambda: by_nodes_simulated({2: 100, 20: 980}),
     "StreamCloud 7a, queues": lambda: by_rate(400),
     "StreamCloud 8": lambda: by_strategy_and_epoch(subquery=500, operator=200, query=100),
@@ -610,6 +616,16 @@ def test_streamcloud_on_many_processors(tmp_path: Path) -> None:
         claims.UNKNOWN,
         claims.UNKNOWN,
     )
+
+
+def test_fewer_comparisons(tmp_path: Path) -> None:
+    def fewer(**made: float) -> str:
+        return verdict(tmp_path, "StreamCloud claim 4", by_comparisons(**made))
+
+    assert fewer(n1=100, n2=90, n4=80) == claims.HOLDS
+    assert fewer(n1=100, n2=99, n4=80) == claims.SHAPE
+    assert fewer(n1=100, n2=90, n4=100) == claims.FAILS
+    assert fewer(n1=100) == claims.UNKNOWN
 
 
 def test_queues_around_saturation(tmp_path: Path) -> None:

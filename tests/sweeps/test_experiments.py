@@ -39,6 +39,7 @@ SMALLER: dict[str, list[str]] = {
     "thousand": ["workload.duration=4s", "workload.rate=100000", "join.within=1s"],
     "full_speed": ["measured=600ms", "measure.warm_up=250ms", "join.within=250ms", "search.high=200000"],
     "streamcloud_aggregate": ["measured=2s", "search.high=20000"],
+    "streamcloud_comparisons": ["measured=2s"],
     "streamcloud_join": ["measured=2s", "search.high=2000"],
     "streamcloud_product": ["profile=[{workload.rate: 300, workload.duration: 8s, cluster.gateways: 1}]"],
     "streamcloud_product_delay": ["profile=[{workload.rate: 300, workload.duration: 8s, cluster.gateways: 1}]"],
