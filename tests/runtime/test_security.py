@@ -772,7 +772,11 @@ def test_requests_of_200_mb_leave_nothing(spare: Stage, token: str) -> None:
         assert line_of(lambda: insider.put(rows(1, name=pa.array(["x" * 200_000_000])))).startswith("a batch of 20000")
         spare.check()
         after.append(memory_bytes(spare.process.pid))
-    assert after[2] - after[0] < 300_000_000, after
+    until_s = time.monotonic() + PROCESS_S  # threads that are held up free theirs late
+    while after[-1] - after[0] >= 300_000_000 and time.monotonic() < until_s:
+        time.sleep(0.2)
+        after.append(memory_bytes(spare.process.pid))
+    assert after[-1] - after[0] < 300_000_000, after
 
 
 @pytest.mark.long
