@@ -1,12 +1,13 @@
 """Joins by a band or a condition, in the join module on one core: against an equality with as many partners, with wide bands.
 
-Usage: python -m benchmarks.bands [module|files] [--repeat N] [--tiny]
+Usage: python -m benchmarks.bands [module|ours|files] [--repeat N] [--tiny]
 Two streams of 100,000 tuples/s each with values uniform in [0, 10^7), 64-byte tuples, W = 10 s, 30 s: 6.0 M tuples. band:
-|left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners. condition: left < right, of payload, which holds
-for few pairs; 1,000 tuples/s each, and every pair within the window is evaluated: three instructions. Beside the bands the C++
-program of the peers: a hash join for the equality; a grid of values with prefetch, for equal values, too; and the red-black
-trees of the paper. files: band and wide from Parquet to count, beside DuckDB and Polars (`benchmarks.band_files`). All take
-turns; deliveries are prepared first (not timed). The answers come from sorting by value, that of the condition from all pairs.
+|left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners; also by blocks alone (decision 035). condition:
+left < right, of payload, which holds for few pairs; 1,000 tuples/s each, and every pair within the window is evaluated: three
+instructions. Beside the bands the C++ program of the peers, but not with `ours`: a hash join for the equality; a grid of values
+with prefetch, for equal values, too; and the red-black trees of the paper. files: band and wide from Parquet to count, beside
+DuckDB and Polars (`benchmarks.band_files`). All take turns; deliveries are prepared first (not timed). The answers come from
+sorting by value, that of the condition from all pairs.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ _RATIOS = (
     ("band", "band, C++ red-black trees"),
     ("band", "band, C++ value grid"),
     ("wide", "wide, C++ value grid"),
+    ("wide", "wide, by blocks"),
     ("equality, C++ value grid", "equality, C++ hash join"),
 )
 
@@ -96,12 +98,16 @@ def banded(left: TupleBatch, right: TupleBatch, band: int) -> tuple[BandKeys, Tu
     return keys, replace(left, key=keys.narrow_keys(left.key)), replace(right.take(positions), key=key)
 
 
-def run(work: list[Delivery], band: BandKeys | None, where: Program | None = None) -> tuple[float, tuple[int, str]]:
-    """Seconds, and count and digest. where: over payload of one 8-byte integer."""
+def run(
+    work: list[Delivery], band: BandKeys | None, where: Program | None = None, *, by_runs: bool = True
+) -> tuple[float, tuple[int, str]]:
+    """Seconds, and count and digest. where: over payload of one 8-byte integer. by_runs: or by blocks alone (decision 035)."""
     layouts = (None, None) if where is None else (RowLayout(8), RowLayout(8))
     sizes = WindowSizes(BLOCK_TUPLES, THETA_BYTES // TUPLE_BYTES, 12 << 30)
     matching = Matching(where=where, band=band)
     join = WindowJoinOperator(Bounds(-WINDOW_US, WINDOW_US), sizes, layouts, result_tuples=0, matching=matching)
+    if not by_runs:
+        join._runs_after = lambda work: None  # type: ignore[method-assign]
     touch(join)
     count, digest, seconds = 0, 0, 0.0
     for delivery in work:
@@ -158,11 +164,11 @@ def _evaluated(left: I64, right: I64, left_ts: I64, right_ts: I64, window: int):
 
 
 def condition_case(*, tiny: bool) -> Case:
-    """About one pair of 20,000 satisfies the condition."""
+    """About one pair of 550 satisfies the condition."""
     rng = np.random.default_rng(3)
     batches = [b.take(np.sort(rng.permutation(len(b))[: len(b) // THINNED])) for b in streams(VALUES, tiny=tiny)]
     left, right = (replace(b, id=np.arange(len(b), dtype=np.uint64)) for b in batches)
-    values = 1_000 + rng.integers(0, 1_000, len(left)), rng.integers(10, 1_010, len(right))
+    values = 1_000 + rng.integers(0, 1_000, len(left)), rng.integers(60, 1_060, len(right))
     near, count, digest = _evaluated(*values, left.ts, right.ts, WINDOW_US)
     tuples = len(left) + len(right)
     work = deliveries(_with_values(left, values[0]), _with_values(right, values[1]), max(1, tuples // 48))
@@ -195,6 +201,8 @@ def cases(made: str | None, folder: str, *, tiny: bool) -> list[Case]:
         work = deliveries(left, right, cell_bits=0 if keys is None else keys.cell_bits)
         copies = sum(len(d.left) + len(d.right) for d in work) / tuples - 1
         out.append(Case(name, partial(run, work, keys), answer, tuples, copies))
+        if name == "wide":
+            out.append(Case("wide, by blocks", partial(run, work, keys, by_runs=False), answer, tuples, copies))
         modes = {"equality": ("batched", "grid"), "band": ("grid", "tree"), "wide": ("grid",)}[name]
         for mode in modes if made is not None else ():
             command = [str(made), mode, *files, str(WINDOW_US), "1", str(_LOAD), str(band)]
@@ -210,7 +218,7 @@ def _run_program(command: list[str]) -> tuple[float, tuple[int, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("part", nargs="?", choices=["module", "files"], default="module")
+    parser.add_argument("part", nargs="?", choices=["module", "ours", "files"], default="module")
     args = parse(parser, repeat=1)
     if args.part == "files":
         for name, band in (("band", NARROW), ("wide", WIDE)):
@@ -221,8 +229,8 @@ def main() -> None:
                 band_files.measure(left, right, band, WINDOW_US, count, Path(folder), args.repeat)
         return
     with tempfile.TemporaryDirectory(prefix="bands-") as folder:
-        made = program(folder)
-        if made is None:
+        made = None if args.part == "ours" else program(folder)
+        if made is None and args.part == "module":
             print("g++ is not installed: no C++ programs")
         measured = cases(made, folder, tiny=args.tiny)
         taken: dict[str, list[float]] = {case.name: [] for case in measured}
