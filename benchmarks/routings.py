@@ -4,11 +4,12 @@ What: `band`: |left - right| <= 5 of values below 10^7, W = 10 s, about one part
 a matrix. `hot`: an equality of which one key has 30 % of both streams, W = 10 ms; by hash, at units of which subgroups share a
 key, and on a matrix. Whole runs in this process from Parquet to count and digest, on 4 slaves that are slowed down, so that the
 slaves and not this machine's cores are the limit; turn by turn. For the band also the highest rate that 64 slaves sustain,
-foretold from runs of one slave at two rates.
+foretold from runs of one slave at two rates. `order`: nanoseconds a tuple for one order of the tuples of four routers: epochs,
+whose parts are merged, beside the queue of tuples that BiStream's protocol has (`benchmarks.baselines.tuple_queue`).
 Why: which routing is the faster one is a matter of the join and of the number of slaves.
 Stays out: what a tuple costs a join module (`benchmarks.bands`, `benchmarks.join_module`).
 
-Usage: python -m benchmarks.routings [band | hot] [--rate N] [--seconds N] [--speed F] [--repeat N] [--tiny]
+Usage: python -m benchmarks.routings [band | hot | order] [--rate N] [--seconds N] [--speed F] [--repeat N] [--tiny]
 rate: of either stream, tuples/s. speed: of a slave, as a fraction of a core.
 """
 
@@ -18,8 +19,10 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -27,20 +30,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import parse
-from benchmarks.bands import expected
+from benchmarks.bands import I64, expected
+from benchmarks.baselines.tuple_queue import TupleQueue
 from benchmarks.nexmark import ranged
 from benchmarks.run import turns
-from benchmarks.workloads import from_columns
+from benchmarks.workloads import GROUPS, from_columns
 from swjoin.cli.plan_stages import capacity_of
+from swjoin.cluster.role import RoleId
+from swjoin.cluster.slave.merger import Merger
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import to_plain
+from swjoin.core.batch import LEFT, TupleBatch
+from swjoin.core.data_messages import Delivery
+from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
+from swjoin.core.merged_deliveries import merged
 from swjoin.forecast.costs import PRESETS
 from swjoin.forecast.summary import saturated
 from swjoin.frontends.sql.planner import plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
+from swjoin.policy.placement import round_robin
+from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.runtime.in_process import run_local
 
 SLAVES, MANY = 4, 64
@@ -165,17 +177,90 @@ def compare(part: str, folder: Path, args: argparse.Namespace) -> None:
         print(f"; range over random {many['range'] / many['random']:.1f} (floor 10, goal 15)" if many["random"] else "")
 
 
+ROUTERS, EPOCHS, PART_TUPLES = 4, 20, 32_768
+
+
+def by_epochs(parts: list[list[TupleBatch]]) -> tuple[float, I64]:
+    """Seconds to merge every epoch's parts into one delivery, and the ids of the tuples in that order."""
+    router = HashPartition(GroupMap(round_robin(GROUPS, 1)), 1)
+    feeds = {(0, RoleId(i)): LEFT for i in range(ROUTERS)}
+    merger, seconds, out = Merger("slave 0", feeds), 0.0, []
+    for epoch, batches in enumerate(parts):
+        made = []
+        for batch in batches:
+            grouped, none = router.partition(batch), np.zeros(GROUPS, np.int64)
+            head = (0, SlaveId(0), EpochIndex(epoch), int(batch.ts[-1]), END_OF_TIME_US, router.groups_in_order, grouped.counts)
+            made.append(Delivery(*head, none, grouped.batch, TupleBatch.empty()))
+        start = time.perf_counter()
+        for i, delivery in enumerate(made):
+            merger.add(RoleId(i), delivery)
+        while merger.ready:
+            some = merger.take().parts[LEFT]
+            whole = merged(some, TupleBatch.concat([part.tuples for part in some]))
+            out.append(whole.tuples.id)
+        seconds += time.perf_counter() - start
+    return seconds, np.concatenate(out).astype(np.int64)
+
+
+def by_queue(parts: list[list[TupleBatch]]) -> tuple[float, I64]:
+    """Seconds for a queue, which stamps order: here times. A signal follows each part; the tuples are put in order, too."""
+    queue, out = TupleQueue(ROUTERS, 2 * ROUTERS * PART_TUPLES), []
+    rows = TupleBatch.concat([batch for batches in parts for batch in batches])
+    queue.add(0, np.zeros(1, np.int64), 0)
+    queue = TupleQueue(ROUTERS, 2 * ROUTERS * PART_TUPLES)  # compiled
+    start, first = time.perf_counter(), 0
+    for batches in parts:
+        for i, batch in enumerate(batches):
+            queue.add(i, batch.ts, first)
+            queue.signal(i, int(batch.ts[-1]))
+            first += len(batch)
+        out.append(rows.take(queue.take()).id)
+    for i in range(ROUTERS):
+        queue.signal(i, END_OF_TIME_US)
+    out.append(rows.take(queue.take()).id)
+    return time.perf_counter() - start, np.concatenate(out).astype(np.int64)
+
+
+def order(args: argparse.Namespace) -> None:
+    """Both, turn by turn. Each must take every tuple, and the queue must take them in the order of their stamps."""
+    size = PART_TUPLES // 32 if args.tiny else PART_TUPLES
+    random, parts = np.random.default_rng(5), []
+    taken: dict[str, list[float]] = {"epochs": [], "queue": []}
+    for epoch in range(EPOCHS):
+        times = epoch * 1_000_000 + np.sort(random.integers(0, 1_000_000, (ROUTERS, size)), axis=1)
+        ids = np.arange(ROUTERS * size, dtype=np.uint64).reshape(ROUTERS, size) + np.uint64(epoch * ROUTERS * size)
+        parts.append([replace(from_columns(random.integers(0, VALUES, size), times[i]), id=ids[i]) for i in range(ROUTERS)])
+    stamps = np.concatenate([batch.ts for batches in parts for batch in batches])
+    for turn in range(args.repeat + 1):
+        for name, run in (("epochs", by_epochs), ("queue", by_queue)):
+            seconds, found = run(parts)
+            if not np.array_equal(np.sort(found), np.arange(len(stamps))):
+                raise SystemExit(f"order by {name}: tuples are lost or doubled")
+            if name == "queue" and (np.diff(stamps[found]) < 0).any():
+                raise SystemExit("order by queue: not in the order of the stamps")
+            if turn:
+                taken[name].append(seconds)
+    print(f"order: {ROUTERS} routers, {EPOCHS} epochs, {len(stamps):,} tuples without payload")
+    for name, times in taken.items():
+        ns = sorted(1e9 * seconds / len(stamps) for seconds in times)
+        print(f"{name}: {median(ns):.1f} ns a tuple ({ns[0]:.1f} to {ns[-1]:.1f})")
+    ratios = sorted(b / a for a, b in zip(taken["epochs"], taken["queue"], strict=True))
+    print(f"queue over epochs: {median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f}; floor 10, goal 20)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=list(PARTS), help="default: both")
+    parser.add_argument("part", nargs="?", choices=[*PARTS, "order"], help="default: all")
     parser.add_argument("--rate", type=int)
     parser.add_argument("--seconds", type=int)
     parser.add_argument("--speed", type=float, default=0.1)
     parser.add_argument("--repeat", type=int, default=3)
     args = parse(parser, rate=2_000, seconds=2, repeat=1, speed=0.3)
     with tempfile.TemporaryDirectory() as folder:
-        for part in [args.part] if args.part else list(PARTS):
+        for part in PARTS if args.part is None else [args.part] if args.part in PARTS else []:
             compare(part, Path(folder), args)
+    if args.part in (None, "order"):
+        order(args)
 
 
 if __name__ == "__main__":

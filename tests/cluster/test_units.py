@@ -4,9 +4,10 @@ a restore keeps what windows have held."""
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.baselines.tuple_queue import TupleQueue
 from swjoin.cluster.slave.units import Units
 from swjoin.core.batch import I64, LEFT, RIGHT, TupleBatch
 from swjoin.core.data_messages import Delivery, Route
@@ -77,3 +78,25 @@ def test_a_restore_keeps_stored_tuples_alone(parts: list[list[tuple[list[int], l
         assert _held(kept, LEFT) == [row for row in _held(delivery, LEFT) if STORES_LEFT[row[0]]]
         assert _held(kept, RIGHT) == [row for row in _held(delivery, RIGHT) if not STORES_LEFT[row[0]]]
         assert Units(None, (None, None)).stored(delivery) is delivery
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=9), min_size=1, max_size=4), st.data())
+def test_a_queue_of_tuples_takes_all_in_one_order(steps: list[list[int]], data: st.DataObject) -> None:
+    """The baseline of the benchmark: whatever comes first, tuples are taken by stamp and router, none twice."""
+    stamps = [np.cumsum(np.array(of, np.int64) + 1) for of in steps]
+    firsts = np.cumsum([0, *map(len, stamps)])
+    queue, at, found = TupleQueue(len(stamps), int(firsts[-1]) + 1), [0] * len(stamps), []
+    while any(at[i] < len(of) for i, of in enumerate(stamps)):
+        i = data.draw(st.sampled_from([i for i, of in enumerate(stamps) if at[i] < len(of)]))
+        n = data.draw(st.integers(1, len(stamps[i]) - at[i]))
+        queue.add(i, stamps[i][at[i] : at[i] + n], int(firsts[i]) + at[i])
+        at[i] += n
+        queue.signal(i, int(stamps[i][at[i] - 1]))
+        found += queue.take().tolist()
+    for i in range(len(stamps)):
+        queue.signal(i, 1 << 62)
+    found += queue.take().tolist()
+    whole = [(int(stamp), i, int(firsts[i]) + j) for i, of in enumerate(stamps) for j, stamp in enumerate(of)]
+    assert found == [row for *_, row in sorted(whole)]
+    assert len(queue) == 0

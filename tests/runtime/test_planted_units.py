@@ -9,6 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from benchmarks.baselines.arrival_order import ArrivalOrder
+from swjoin.cluster.slave import stage
 from swjoin.cluster.slave.units import Units
 from swjoin.core.batch import I64, RIGHT, U64
 from swjoin.core.data_messages import Delivery, Route
@@ -40,20 +42,6 @@ def _plans(kind: str = "") -> tuple[PlanScenario, ...]:
 
 def _caught(kind: str = "") -> int:
     return len(list(texts(_plans(kind), lambda scenario: simulate(scenario, scenario.evaluated()["out"]))))
-
-
-def _as_they_come(monkeypatch: Monkey) -> None:
-    """Right tuples do not wait for the end of their epoch."""
-    parts = Units.parts
-
-    def hasty(self: Units, delivery: Delivery) -> list[Delivery]:
-        whole = parts(self, delivery)
-        if self._right and not delivery.final:
-            rows, self._right = self._right, []
-            whole = [*whole, *(part for each in rows for part in self._of_side(delivery, RIGHT, each))]
-        return whole
-
-    monkeypatch.setattr(Units, "parts", hasty)
 
 
 def _both(monkeypatch: Monkey) -> None:
@@ -109,7 +97,7 @@ def _another_subgroup(monkeypatch: Monkey) -> None:
 
 
 BUGS: dict[str, Callable[[Monkey], None]] = {
-    "right tuples that do not wait": _as_they_come,
+    "right tuples that do not wait": lambda monkeypatch: monkeypatch.setattr(stage, "Units", ArrivalOrder),
     "units that store both streams": _both,
     "right units that store before the epoch has ended": _stored_at_once,
     "windows that expire before the last probes": _times_too_early,

@@ -39,11 +39,11 @@ class Units:
         self._right: list[Grouped] = []  # of the open epoch
         self._times_us = BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
 
-    @staticmethod
-    def of(instances: Instances, stage: Stage, layouts: Layouts) -> Units:
+    @classmethod
+    def of(cls, instances: Instances, stage: Stage, layouts: Layouts) -> Units:
         places = instances.stages.places_of(stage)
         groups = instances.config.cluster.partition_count
-        return Units(places.stores_left(groups) if isinstance(places, Biclique) else None, layouts)
+        return cls(places.stores_left(groups) if isinstance(places, Biclique) else None, layouts)
 
     def __len__(self) -> int:
         """Deliveries to be taken."""
