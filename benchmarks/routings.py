@@ -241,8 +241,8 @@ def order(args: argparse.Namespace) -> None:
             if turn:
                 taken[name].append(seconds)
     print(f"order: {ROUTERS} routers, {EPOCHS} epochs, {len(stamps):,} tuples without payload")
-    for name, times in taken.items():
-        ns = sorted(1e9 * seconds / len(stamps) for seconds in times)
+    for name, runs in taken.items():
+        ns = sorted(1e9 * time_s / len(stamps) for time_s in runs)
         print(f"{name}: {median(ns):.1f} ns a tuple ({ns[0]:.1f} to {ns[-1]:.1f})")
     ratios = sorted(b / a for a, b in zip(taken["epochs"], taken["queue"], strict=True))
     print(f"queue over epochs: {median(ratios):.1f} ({ratios[0]:.1f} to {ratios[-1]:.1f}; floor 10, goal 20)")
