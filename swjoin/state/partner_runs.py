@@ -63,7 +63,7 @@ _SAMPLED = 4
 _PROBE_COST = 8  # partners that cost as much as a probe's two searches
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ONE = np.uint64(1)
-_LEAST_KEY, _GREATEST_KEY = 2 * LEAST_VALUE + 1, 2 * GREATEST_VALUE  # keys beyond stand for values beyond
+_LEAST_KEY, _GREATEST_KEY = 2 * LEAST_VALUE + 2, 2 * GREATEST_VALUE - 1  # keys beyond stand for values beyond
 
 
 @kernel(inline="always")

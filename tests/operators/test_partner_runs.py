@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swjoin.core.band_keys import GREATEST_VALUE, LEAST_VALUE, BandKeys
-from swjoin.core.batch import RIGHT, TupleBatch
+from swjoin.core.batch import RIGHT, PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Route
 from swjoin.core.ids import END_OF_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, pair_digest
+from swjoin.expressions.vm import ABS, INT, INT_LITERAL, LESS_EQUAL, SUBTRACT, WIDTH, Program
 from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.state.arrays import RUN_TUPLES, new_runs
 from tests.expressions import test_predicates as of_predicates
@@ -175,21 +176,35 @@ def test_many_partners_against_brute_force(
 
 
 def test_values_beyond_those_of_keys_are_tested_by_the_condition() -> None:
-    """Without runs such candidates are a batch's matter; a run has one of them or none."""
-    far = [LEAST_VALUE - 5, GREATEST_VALUE + 5, LEAST_VALUE, GREATEST_VALUE]
+    """Of those alone; in a run one of the others does not decide."""
     rng = np.random.default_rng(3)
-    narrow = np.concatenate([rng.integers(-20, 20, 60), np.array(far, np.int64)])
-    keys = BandKeys.of_width(6, RIGHT, exact=True)
-    rows = stream([0] * len(narrow), [0] * len(narrow), None)
-    positions, of_wide = keys.wide_keys(narrow - 3)
-    streams = replace(rows, key=keys.narrow_keys(narrow)), replace(rows.take(positions), key=of_wide)
+    ends = [LEAST_VALUE, GREATEST_VALUE, -(1 << 63), (1 << 63) - 1]
+    values = np.concatenate(
+        [rng.integers(-20, 20, 60), *(np.clip(end, -(1 << 63) + 9, (1 << 63) - 9) + rng.integers(-9, 9, 9) for end in ends)]
+    )
+    keys, width, layout = BandKeys.of_width(6, RIGHT, exact=True), 3, RowLayout(8)
+    code = np.zeros((6, WIDTH), np.int64)
+    for i, row in enumerate(
+        [(INT, 0, 0, 8, -1), (INT, 1, 0, 8, -1), (SUBTRACT,), (ABS,), (INT_LITERAL, 0, width), (LESS_EQUAL,)]
+    ):
+        code[i, : len(row)] = row
+    none = np.empty(0, np.int64)
+    where = Program(code.ravel(), none.astype(np.float64), none.astype(np.uint8), none)
+    payload = PayloadRows(values.astype("<i8").view(np.uint8).reshape(-1, 8))
+    rows = replace(stream([0] * len(values), [0] * len(values), None), rows=payload)
+    positions, of_wide = keys.wide_keys(np.maximum(values, -(1 << 63) + width) - width)
+    streams = replace(rows, key=keys.narrow_keys(values)), replace(rows.take(positions), key=of_wide)
     found = []
-    for control in (False, True):
-        join = make(Bounds(0, 0), materialise=False, matching=Matching(band=keys))
-        if control:
+    for by_runs in (False, True):
+        matching = Matching(where=where, band=keys)
+        join = make(Bounds(0, 0), materialise=False, matching=matching, left_layout=layout, right_layout=layout)
+        if by_runs:
             _always_by_runs(join)
+            assert join._runs is not None
         found.append(_totals(join, delivery(0, *streams, (END_OF_TIME_US,) * 2, GROUPS, (Route.BOTH,) * 2, keys.cell_bits), 0))
     assert found[0] == found[1]
+    plain = values.tolist()
+    assert sum(sum(counts) for _, counts, _ in found[0][0]) == sum(abs(x - y) <= width for x in plain for y in plain)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
