@@ -256,7 +256,7 @@ class WindowJoinOperator:
     def _runs_after(self, work: Work) -> Runs | None:
         """How to join the next delivery: by runs of partners, if tuples of this one had many that could be theirs."""
         tuples = len(work.delivery.left) + len(work.delivery.right)
-        if not self._may_run or int(work.stats[STAT_CANDIDATES]) < _MANY_PARTNERS * tuples:
+        if int(work.stats[STAT_CANDIDATES]) < _MANY_PARTNERS * tuples or not self._may_run:
             return None
         return new_runs() if self._runs is None else self._runs
 

@@ -175,13 +175,14 @@ def test_many_partners_against_brute_force(
     assert any(chosen) == (values < 40_000)
 
 
-def test_values_beyond_those_of_keys_are_tested_by_the_condition() -> None:
-    """Of those alone; in a run one of the others does not decide."""
-    rng = np.random.default_rng(3)
-    ends = [LEAST_VALUE, GREATEST_VALUE, -(1 << 63), (1 << 63) - 1]
-    values = np.concatenate(
-        [rng.integers(-20, 20, 60), *(np.clip(end, -(1 << 63) + 9, (1 << 63) - 9) + rng.integers(-9, 9, 9) for end in ends)]
-    )
+@pytest.mark.parametrize("alone", [False, True])
+def test_values_beyond_those_of_keys_are_tested_by_the_condition(alone: bool) -> None:
+    """alone: on the narrow side alone, so that no key of the other side says that there are some."""
+    rng, (least, greatest) = np.random.default_rng(3), (-(1 << 63), (1 << 63) - 1)
+    near = rng.integers(-20, 20, 60)
+    ends = [end + rng.integers(-9, 9, 9) for end in (LEAST_VALUE, GREATEST_VALUE, least + 9, greatest - 9)]
+    left = np.concatenate([near, *ends])
+    right = np.concatenate([near, *([[GREATEST_VALUE - 3]] if alone else ends)])  # its partners end with the greatest value
     keys, width, layout = BandKeys.of_width(6, RIGHT, exact=True), 3, RowLayout(8)
     code = np.zeros((6, WIDTH), np.int64)
     for i, row in enumerate(
@@ -190,10 +191,12 @@ def test_values_beyond_those_of_keys_are_tested_by_the_condition() -> None:
         code[i, : len(row)] = row
     none = np.empty(0, np.int64)
     where = Program(code.ravel(), none.astype(np.float64), none.astype(np.uint8), none)
-    payload = PayloadRows(values.astype("<i8").view(np.uint8).reshape(-1, 8))
-    rows = replace(stream([0] * len(values), [0] * len(values), None), rows=payload)
-    positions, of_wide = keys.wide_keys(np.maximum(values, -(1 << 63) + width) - width)
-    streams = replace(rows, key=keys.narrow_keys(values)), replace(rows.take(positions), key=of_wide)
+    rows = []
+    for values in (left, right):
+        payload = PayloadRows(values.astype("<i8").view(np.uint8).reshape(-1, 8))
+        rows.append(replace(stream([0] * len(values), [0] * len(values), None), rows=payload))
+    positions, of_wide = keys.wide_keys(np.maximum(right, least + width) - width)
+    streams = replace(rows[0], key=keys.narrow_keys(left)), replace(rows[1].take(positions), key=of_wide)
     found = []
     for by_runs in (False, True):
         matching = Matching(where=where, band=keys)
@@ -203,8 +206,8 @@ def test_values_beyond_those_of_keys_are_tested_by_the_condition() -> None:
             assert join._runs is not None
         found.append(_totals(join, delivery(0, *streams, (END_OF_TIME_US,) * 2, GROUPS, (Route.BOTH,) * 2, keys.cell_bits), 0))
     assert found[0] == found[1]
-    plain = values.tolist()
-    assert sum(sum(counts) for _, counts, _ in found[0][0]) == sum(abs(x - y) <= width for x in plain for y in plain)
+    expected = sum(abs(x - y) <= width for x in left.tolist() for y in right.tolist())
+    assert sum(sum(counts) for _, counts, _ in found[0][0]) == expected
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
