@@ -57,8 +57,11 @@ PREFETCH_MINIS = 16  # mini-partition-groups whose chains are prefetched togethe
 HITS = 1024
 # control fields of Runs: fewest probes and opposite tuples for which they are considered, always for 0 and 0; then where a
 # mini-partition-group's join stands: whether one is begun, tuples gathered, the block they are from next and its tuples taken,
-# probes that the block's times reach, comparisons so far, whether a key stands for values beyond, the probe and its place
+# probes that the block's times reach, comparisons so far, whether a key stands for values beyond, the probe and its place; the
+# least tag, how many low bits of a tag (from there on) a bucket has, and buckets
 FEWEST_PROBES, FEWEST_TUPLES, ACTIVE, GATHERED, POSITION, TAKEN, FROM_PROBE, TO_PROBE, COMPARED, FAR, PROBE, AT = range(12)
+BASE, SHIFT, BUCKETS = 12, 13, 14
+RUN_BUCKETS = 2048  # of tags: as many as the tags of one cell, and few enough to be cleared for each run
 RUN_TUPLES = 4096  # put in order at once: fewer than 2 ** 16, and their columns stay in the second-level cache
 CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
 
@@ -159,18 +162,17 @@ class Candidates(NamedTuple):
 class Runs(NamedTuple):
     """Scratch for tuples of one stream that are put in the order of their tags (`state.partner_runs`)."""
 
-    packed: NDArray[np.uint32]  # (2, RUN_TUPLES) tag, and a tuple's number in the order in which it came
-    place: U64  # (RUN_TUPLES,) index of its record, in the order in which it came; what follows is in the order of tags
+    tag: U16  # (RUN_TUPLES,) in the order in which they came
+    place: U64  # (RUN_TUPLES,) index of its record, in that order; what follows is in the order of buckets
     row: U64  # (RUN_TUPLES,) index of its record
-    tag: U16  # (RUN_TUPLES,)
     key: I64  # (RUN_TUPLES,)
     ts: I64  # (RUN_TUPLES,)
     term: U64  # (RUN_TUPLES,) its part of a pair's digest
-    starts: I64  # (257,) the first one of each high byte of a tag
-    scratch: I64  # (257,)
+    starts: I64  # (RUN_BUCKETS + 1,) the first one of each bucket
+    next: I64  # (RUN_BUCKETS,)
     verdict: U8  # (LANES,) 1 for a match, of some tuples of a run
     columns: Columns  # what a residual predicate reads of the tuples
-    control: I64  # (12,)
+    control: I64  # (15,)
 
 
 class Inputs(NamedTuple):
@@ -295,18 +297,17 @@ def new_runs(fewest_probes: int = 32, fewest_tuples: int = 64) -> Runs:
     """Below either number, looking whether runs pay would cost too much. 0 and 0: always by runs, for tests."""
     n = RUN_TUPLES
     return Runs(
-        _aligned(2 * n, np.uint32).reshape(2, n),
-        _aligned(n, np.uint64),
-        _aligned(n, np.uint64),
         _aligned(n, np.uint16),
+        _aligned(n, np.uint64),
+        _aligned(n, np.uint64),
         _aligned(n, np.int64),
         _aligned(n, np.int64),
         _aligned(n, np.uint64),
-        np.zeros(257, np.int64),
-        np.zeros(257, np.int64),
+        np.zeros(RUN_BUCKETS + 1, np.int64),
+        np.zeros(RUN_BUCKETS, np.int64),
         np.zeros(LANES_OF_RUNS, np.uint8),
         new_columns(n),
-        np.array([fewest_probes, fewest_tuples, *[0] * 10], np.int64),
+        np.array([fewest_probes, fewest_tuples, *[0] * 13], np.int64),
     )
 
 

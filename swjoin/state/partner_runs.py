@@ -2,7 +2,7 @@
 
 What: `join_runs`, which joins the fresh tuples of one stream and mini-partition-group so, where that is worth its while.
 Why: of a wide band, or a key that many tuples have, most of the time goes to taking matches out of masks one by one. A run is
-checked eight tuples an instruction. The order costs a counting sort of the tuples, which many probes of a delivery share.
+checked eight tuples an instruction. The order costs a pass over the tuples, which many probes of a delivery share.
 Stays out: the join by blocks (`state.join_kernel`), checks of single candidates (`state.candidates`).
 """
 
@@ -22,6 +22,8 @@ from swjoin.expressions.vm import Residual
 from swjoin.state.arrays import (
     ACTIVE,
     AT,
+    BASE,
+    BUCKETS,
     COMPARED,
     FAR,
     FEWEST_TUPLES,
@@ -39,7 +41,9 @@ from swjoin.state.arrays import (
     PAIRS,
     POSITION,
     PROBE,
+    RUN_BUCKETS,
     RUN_TUPLES,
+    SHIFT,
     STAT_CANDIDATES,
     STAT_PAIRS,
     TAKEN,
@@ -106,65 +110,54 @@ def _many_partners(part, position, begin, end, stop, pool, fresh, band):  # type
 @kernel
 def _gather(runs, rows, tags, at_tag, at, fill):  # type: ignore[no-untyped-def]
     """Take tuples at .. at + fill, with tags from at_tag on, and prefetch their records; there must be room."""
-    n = runs.control[GATHERED]
-    packed, place = runs.packed[0], runs.place
+    n = uint64(runs.control[GATHERED])
+    tag, place = runs.tag, runs.place
     for j in range(0, fill, 2):
         prefetch(rows, (at + j) * ROW)
     for j in range(uint64(fill)):
-        packed[uint64(n) + j] = (np.uint32(tags[uint64(at_tag) + j]) << np.uint32(16)) | np.uint32(uint64(n) + j)
-        place[uint64(n) + j] = (uint64(at) + j) * uint64(ROW)
-    runs.control[GATHERED] = n + fill
+        tag[n + j] = tags[uint64(at_tag) + j]
+        place[n + j] = (uint64(at) + j) * uint64(ROW)
+    runs.control[GATHERED] += fill
 
 
 @kernel
 def _put_in_order(kind, rows, runs):  # type: ignore[no-untyped-def]
-    """Sort what was gathered by tag; its columns follow. Returns whether a key stands for values beyond its own."""
-    n = uint64(runs.control[GATHERED])
-    first, second, starts, scratch = runs.packed[0], runs.packed[1], runs.starts, runs.scratch
-    starts[:] = 0
-    scratch[:] = 0
+    """Sort what was gathered by tag, into RUN_BUCKETS buckets at most. Returns whether a key stands for values beyond its own.
+
+    Tags are counted from the least one on; of one cell of a band there are so few that a bucket has one tag.
+    """
+    n, control, tag, starts, following = uint64(runs.control[GATHERED]), runs.control, runs.tag, runs.starts, runs.next
+    middle = np.int64(tag[0])
+    least = greatest = np.int64(0)
     for i in range(n):
-        scratch[((first[i] >> np.uint32(16)) & np.uint32(255)) + np.uint32(1)] += 1
-        starts[(first[i] >> np.uint32(24)) + np.uint32(1)] += 1
-    for b in range(1, 257):
-        scratch[b] += scratch[b - 1]
-        starts[b] += starts[b - 1]
+        apart = ((np.int64(tag[i]) - middle + 0x8000) & 0xFFFF) - 0x8000
+        least, greatest = min(least, apart), max(greatest, apart)
+    base, shift = middle + least, np.int64(0)
+    while (greatest - least) >> shift >= RUN_BUCKETS:
+        shift += 1
+    buckets = ((greatest - least) >> shift) + 1
+    control[BASE], control[SHIFT], control[BUCKETS] = base, shift, buckets
+    for b in range(buckets + 1):
+        starts[b] = 0
     for i in range(n):
-        low = (first[i] >> np.uint32(16)) & np.uint32(255)
-        second[scratch[low]] = first[i]
-        scratch[low] += 1
-    for b in range(256):
-        scratch[b] = starts[b]
-    tag, key, ts, term, place, at = runs.tag, runs.key, runs.ts, runs.term, runs.place, runs.row
+        starts[uint64(((np.int64(tag[i]) - base) & 0xFFFF) >> shift) + uint64(1)] += 1
+    for b in range(buckets):
+        following[b] = starts[b]
+        starts[b + 1] += starts[b]
+    key, ts, term, place, row = runs.key, runs.ts, runs.term, runs.place, runs.row
     far = False
     for i in range(n):
-        high = second[i] >> np.uint32(24)
-        to = scratch[high]
-        scratch[high] = to + 1
-        first[to] = second[i]
-    for i in range(n):
-        tag[i] = np.uint16(first[i] >> np.uint32(16))
-        row = at[i] = place[first[i] & np.uint32(0xFFFF)]
-        key[i] = rows[row + uint64(KEY)]
-        ts[i] = rows[row + uint64(TS)]
-        row_id = uint64(rows[row + uint64(ID)])
-        term[i] = left_term(row_id) if kind == 1 else right_term(row_id)
-        far |= (key[i] < _LEAST_KEY) | (key[i] > _GREATEST_KEY)
+        b = uint64(((np.int64(tag[i]) - base) & 0xFFFF) >> shift)
+        to = uint64(following[b])
+        following[b] += 1
+        at = place[i]
+        row[to] = at
+        key[to] = rows[at + uint64(KEY)]
+        ts[to] = rows[at + uint64(TS)]
+        row_id = uint64(rows[at + uint64(ID)])
+        term[to] = left_term(row_id) if kind == 1 else right_term(row_id)
+        far |= (rows[at + uint64(KEY)] < _LEAST_KEY) | (rows[at + uint64(KEY)] > _GREATEST_KEY)
     return far
-
-
-@kernel(inline="always")
-def _first_of(tag, starts, wanted):  # type: ignore[no-untyped-def]
-    """The first tuple in order whose tag is not below `wanted`, which may be 65536."""
-    if wanted > 0xFFFF:
-        return starts[256]
-    at, end = starts[wanted >> 8], starts[(wanted >> 8) + 1]
-    while at < end:
-        middle = (at + end) >> 1
-        below = np.int64(tag[middle]) < wanted
-        at = middle + 1 if below else at
-        end = end if below else middle
-    return at
 
 
 @kernel(inline="always")
@@ -281,9 +274,8 @@ def _meet(
 ) -> bool:
     """Join the probes up to `end`, from where the control fields say, with the tuples in order. False: the output is full."""
     probe_rows, arrival, tags, lows, reach = fresh.rows, fresh.arrival, fresh.tags, fresh.low, fresh.reach
-    control, verdict, tag, starts, keys, times, terms = (
-        runs.control, runs.verdict, runs.tag, runs.starts, runs.key, runs.ts, runs.term
-    )  # fmt: skip
+    control, verdict, starts, keys, times, terms = runs.control, runs.verdict, runs.starts, runs.key, runs.ts, runs.term
+    base, shift, buckets = control[BASE], control[SHIFT], control[BUCKETS]
     s = 1 if kind == 1 else 0
     low, high = reaches[2 * s], reaches[2 * s + 1]
     far_rows = control[FAR] != 0
@@ -295,10 +287,12 @@ def _meet(
         if band is not None:
             first_tag = np.int64(lows[p])
             last_tag = first_tag + np.int64(reach[p])
-        first = _first_of(tag, starts, first_tag)
-        until = total = _first_of(tag, starts, min(last_tag + 1, np.int64(0x10000))) - first
-        if last_tag > 0xFFFF:  # tags go on from 0
-            total += _first_of(tag, starts, last_tag - 0xFFFF)
+        from_tag = (first_tag - base) & 0xFFFF
+        to_tag = from_tag + last_tag - first_tag
+        first = starts[min(from_tag >> shift, buckets)]
+        until = total = starts[min((min(to_tag, np.int64(0xFFFF)) >> shift) + 1, buckets)] - first
+        if to_tag > 0xFFFF:  # tags go on from 0
+            total += starts[min(((to_tag - 0x10000) >> shift) + 1, buckets)]
         i, matches = control[AT], np.int64(0)
         probe_id = uint64(probe_rows[p * ROW + ID])
         term = right_term(probe_id) if s == 1 else left_term(probe_id)
