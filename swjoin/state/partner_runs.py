@@ -64,7 +64,7 @@ DECLINED, FULL_OUTPUT = -1, -2
 
 _SAMPLE = 32  # one probe of so many is looked at, at most _SAMPLED
 _SAMPLED = 4
-_PROBE_COST = 8  # partners that cost as much as a probe's two searches
+_PROBE_COST = 8  # partners that cost as much as finding a probe's run
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ONE = np.uint64(1)
 _LEAST_KEY, _GREATEST_KEY = 2 * LEAST_VALUE + 2, 2 * GREATEST_VALUE - 1  # keys beyond stand for values beyond
