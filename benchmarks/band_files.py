@@ -8,7 +8,7 @@ DuckDB is asked in three ways, as none is best on all data: with inequalities al
 equality of cells of the value, as wide as the band, each left row in three; and by cells of time. Polars: `join_where` with
 both inequalities, and an equality of cells. Each has two threads; swjoin runs in one process. swjoin's time is from the first
 tuple to the last result (`join_s` of its report), theirs that of the query; start-up is in none of them. What does not end
-within two minutes is left out.
+within a minute is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statistics import median
 from benchmarks.peers import child
 from swjoin.core.batch import TupleBatch
 
-THREADS, LIMIT_S = 2, 120
+THREADS, LIMIT_S = 2, 60
 _DUCKDB = """
 import duckdb, json, sys, time
 connection = duckdb.connect(config={"threads": int(sys.argv[1]), "preserve_insertion_order": False})
