@@ -107,7 +107,7 @@ def measure(left: TupleBatch, right: TupleBatch, band: int, within: int, answer:
         for name, run in list(runs.items()):
             try:
                 seconds, found = run()
-            except (subprocess.SubprocessError, OSError) as error:
+            except (subprocess.SubprocessError, OSError, SystemExit) as error:
                 print(f"{name}: failed, {type(error).__name__}: {' '.join(str(error).split())[-100:]}", flush=True)
                 del runs[name]
                 continue
