@@ -213,7 +213,7 @@ def test_nobody_else_writes_results(first: _FirstSink) -> None:
     old.flush()
     first.start(0, others)
     old.write(_batch(1, 1), 0)
-    with pytest.raises(RunFailed, match="an attempt that a recovery has ended|only sinks of the run send results"):
+    with pytest.raises(RunFailed, match=r"an attempt that a recovery has ended|only sinks of the run send results"):
         old.close()  # on its old connection, or where that took long on a new one
     late = RemoteWriter(1, SCHEMA, SERVE)
     late.connect(first.endpoint.location, old_secret[0])
