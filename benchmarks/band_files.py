@@ -29,6 +29,7 @@ THREADS, LIMIT_S = 2, 60
 _DUCKDB = """
 import duckdb, json, sys, time
 connection = duckdb.connect(config={"threads": int(sys.argv[1]), "preserve_insertion_order": False})
+connection.execute("SET enable_progress_bar = false")  # it would be printed beside the answer
 start = time.perf_counter()
 count = connection.execute(sys.argv[2]).fetchone()[0]
 print(json.dumps([time.perf_counter() - start, count]))
@@ -89,7 +90,7 @@ def _ours(paths: list[Path], band: int, within: int, folder: Path) -> tuple[floa
 
 def _child(script: str, *arguments: str) -> tuple[float, int]:
     out = child.run([sys.executable, "-c", script, *arguments], LIMIT_S, {**os.environ, "POLARS_MAX_THREADS": str(THREADS)})
-    seconds, count = json.loads(out.splitlines()[-1])
+    seconds, count = json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("[")))
     return float(seconds), int(count)
 
 
