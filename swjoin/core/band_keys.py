@@ -23,6 +23,7 @@ from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import UserError
 
 LEAST_VALUE, GREATEST_VALUE = -(1 << 61), (1 << 61) - 1
+LEAST_KEY, GREATEST_KEY = 2 * LEAST_VALUE + 2, 2 * GREATEST_VALUE - 1  # others stand for values beyond, too
 WIDEST = 1 << 55  # of `BandKeys.of_width`
 _SPANS = 32  # that fit a cell
 

@@ -62,7 +62,7 @@ HITS = 1024
 FEWEST_PROBES, FEWEST_TUPLES, ACTIVE, GATHERED, POSITION, TAKEN, FROM_PROBE, TO_PROBE, COMPARED, FAR, PROBE, AT = range(12)
 BASE, SHIFT, BUCKETS = 12, 13, 14
 RUN_BUCKETS = 2048  # of tags: as many as the tags of one cell, and few enough to be cleared for each run
-RUN_TUPLES = 4096  # put in order at once: fewer than 2 ** 16, and their columns stay in the second-level cache
+RUN_TUPLES = 4096  # put in order at once: their columns stay in the second-level cache
 CANDIDATES = 1024  # per kind; enough for many cache misses at once, few enough to stay in the second-level cache
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
-from swjoin.core.band_keys import GREATEST_VALUE, LEAST_VALUE
+from swjoin.core.band_keys import GREATEST_KEY, LEAST_KEY
 from swjoin.core.batch import I64, MISSING_ID
 from swjoin.core.hashing import pair_hash
 from swjoin.core.kernel_cache import kernel
@@ -47,8 +47,8 @@ from swjoin.state.delay_histogram import record_delay
 from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 
 _ONE = np.uint64(1)
-_WITHIN = -2 * LEAST_VALUE - 2  # + a key: 0 .. _KEYS, as uint64, unless it stands for values beyond (`core.band_keys`)
-_KEYS = np.uint64(2 * GREATEST_VALUE - 1 + _WITHIN)
+_WITHIN = -LEAST_KEY  # + a key: 0 .. _KEYS, as uint64, unless it stands for values beyond (`core.band_keys`)
+_KEYS = np.uint64(GREATEST_KEY - LEAST_KEY)
 
 
 @kernel

@@ -12,7 +12,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
-from swjoin.core.band_keys import GREATEST_VALUE, LEAST_VALUE
+from swjoin.core.band_keys import GREATEST_KEY, LEAST_KEY
 from swjoin.core.batch import I64, MISSING_ID
 from swjoin.core.hashing import left_term, pair_hash, pair_of_terms, right_term
 from swjoin.core.kernel_cache import kernel
@@ -67,7 +67,6 @@ _SAMPLED = 4
 _PROBE_COST = 8  # partners that cost as much as finding a probe's run
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ONE = np.uint64(1)
-_LEAST_KEY, _GREATEST_KEY = 2 * LEAST_VALUE + 2, 2 * GREATEST_VALUE - 1  # keys beyond stand for values beyond
 
 
 @kernel(inline="always")
@@ -156,7 +155,7 @@ def _put_in_order(kind, rows, runs):  # type: ignore[no-untyped-def]
         ts[to] = rows[at + uint64(TS)]
         row_id = uint64(rows[at + uint64(ID)])
         term[to] = left_term(row_id) if kind == 1 else right_term(row_id)
-        far |= (rows[at + uint64(KEY)] < _LEAST_KEY) | (rows[at + uint64(KEY)] > _GREATEST_KEY)
+        far |= (rows[at + uint64(KEY)] < LEAST_KEY) | (rows[at + uint64(KEY)] > GREATEST_KEY)
     return far
 
 
@@ -303,7 +302,7 @@ def _meet(
             if residual is not None:
                 filtered = True
                 if band is not None:
-                    filtered = not band.exact or far_rows or not _LEAST_KEY <= key <= _GREATEST_KEY
+                    filtered = not band.exact or far_rows or not LEAST_KEY <= key <= GREATEST_KEY
                 if filtered:
                     ref = probe_rows[p * ROW + REF] & ~FLAGS
                     evaluate_columns(residual, s, ref, key, time, start, times, runs.columns, verdict, n)
