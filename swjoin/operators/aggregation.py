@@ -73,7 +73,10 @@ class Aggregation(WindowOperator[GroupTable]):
             pane = least if whole else int(buckets[order[start]])
             table = self._panes.get(pane)
             if table is None:
-                most = self._usual if len(self._panes) < _MANY_PANES else min(self._usual, stop - start)
+                if len(self._panes) < _MANY_PANES:  # when the second one opens, none was forgotten
+                    most = max([self._usual, *map(len, self._panes.values())])
+                else:
+                    most = min(self._usual, stop - start)
                 table = self._panes[pane] = self._new_table(most)
                 self._pane_bytes += table.nbytes
             before = table.nbytes

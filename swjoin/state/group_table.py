@@ -22,6 +22,7 @@ F64 = NDArray[np.float64]
 _FIRST = 64  # slots of an empty table
 _NO_PANES: I64 = np.empty(0, np.int64)
 _SPECIAL = 3  # words that `ExactSums` has besides digits
+_AT_ONCE = 256  # rows whose places are read before any is looked up: misses of the cache overlap
 _COUNT, _INTEGERS, _LEAST, _GREATEST = (
     int(Accumulation.COUNT),
     int(Accumulation.INTEGERS),
@@ -46,30 +47,41 @@ def _find(
     out: I64,
 ) -> tuple[int, int]:
     """Slots of the groups from `first` on; new ones get the next. Returns the row for which there is no room, or their number,
-    and the number of slots. panes: empty in a table of one pane. table: slot + 1, 0 for none."""
+    and the number of slots. panes: empty in a table of one pane. table: (n, 2), 2 slot + 2 + whether its key is null, and its
+    key; 0 for none."""
     mask = np.uint64(table.shape[0] - 1)
     in_panes = panes.shape[0] > 0
-    for i in range(first, keys.shape[0]):
-        at = np.uint64(keys[i]) * GOLDEN + np.uint64(nulls[i])
-        if in_panes:
-            at += mix64_scalar(np.uint64(panes[i]))
-        at = mix64_scalar(at) & mask
-        while True:
-            slot = table[at] - 1
-            if slot < 0:
-                if count >= key_of.shape[0]:
-                    return i, count
-                key_of[count], null_of[count], group_of[count] = keys[i], nulls[i], groups[i]
-                if in_panes:
-                    pane_of[count] = panes[i]
-                slot = count
-                count += 1
-                table[at] = count
-                break
-            if key_of[slot] == keys[i] and null_of[slot] == nulls[i] and (not in_panes or pane_of[slot] == panes[i]):
-                break
-            at = (at + np.uint64(1)) & mask
-        out[i] = slot
+    places, seen = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
+    for begin in range(first, keys.shape[0], _AT_ONCE):
+        rows = min(_AT_ONCE, keys.shape[0] - begin)
+        for j in range(rows):
+            at = np.uint64(keys[begin + j]) * GOLDEN + np.uint64(nulls[begin + j])
+            if in_panes:
+                at += mix64_scalar(np.uint64(panes[begin + j]))
+            places[j] = mix64_scalar(at) & mask
+        for j in range(rows):
+            seen[j] = table[places[j], 0]
+        for j in range(rows):
+            i, at = begin + j, places[j]
+            null = np.int64(nulls[i])
+            while True:
+                entry = table[at, 0]
+                if entry == 0:
+                    if count >= key_of.shape[0]:
+                        return i, count
+                    key_of[count], null_of[count], group_of[count] = keys[i], nulls[i], groups[i]
+                    if in_panes:
+                        pane_of[count] = panes[i]
+                    out[i] = count
+                    count += 1
+                    table[at, 0], table[at, 1] = 2 * count + null, keys[i]
+                    break
+                if table[at, 1] == keys[i] and (entry & 1) == null:
+                    slot = (entry >> 1) - 1
+                    if not in_panes or pane_of[slot] == panes[i]:
+                        out[i] = slot
+                        break
+                at = (at + np.uint64(1)) & mask
     return keys.shape[0], count
 
 
@@ -77,14 +89,21 @@ def _find(
 def _rehash(table: I64, key_of: I64, null_of: Bool, pane_of: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
     in_panes = pane_of.shape[0] > 0
-    for slot in range(count):
-        at = np.uint64(key_of[slot]) * GOLDEN + np.uint64(null_of[slot])
-        if in_panes:
-            at += mix64_scalar(np.uint64(pane_of[slot]))
-        at = mix64_scalar(at) & mask
-        while table[at] != 0:
-            at = (at + np.uint64(1)) & mask
-        table[at] = slot + 1
+    places, seen = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
+    for begin in range(0, count, _AT_ONCE):
+        rows = min(_AT_ONCE, count - begin)
+        for j in range(rows):
+            at = np.uint64(key_of[begin + j]) * GOLDEN + np.uint64(null_of[begin + j])
+            if in_panes:
+                at += mix64_scalar(np.uint64(pane_of[begin + j]))
+            places[j] = mix64_scalar(at) & mask
+        for j in range(rows):
+            seen[j] = table[places[j], 0]
+        for j in range(rows):
+            slot, at = begin + j, places[j]
+            while table[at, 0] != 0:
+                at = (at + np.uint64(1)) & mask
+            table[at, 0], table[at, 1] = 2 * slot + 2 + np.int64(null_of[slot]), key_of[slot]
 
 
 @kernel
@@ -168,7 +187,7 @@ class GroupTable:
         self._starts = np.cumsum([0, *widths], dtype=np.int64)[:-1]
         self._count = 0
         room = max(_FIRST, 1 << (size - 1).bit_length())
-        self._table = np.zeros(2 * room, np.int64)
+        self._table = np.zeros((2 * room, 2), np.int64)
         self._key, self._null, self._group = np.empty(room, np.int64), np.empty(room, np.bool_), np.empty(room, np.int64)
         self._pane = np.empty(room if in_panes else 0, np.int64)
         self._words = np.zeros((room, sum(widths)), np.int64)
@@ -232,7 +251,7 @@ class GroupTable:
         self._words = words
         for sums in self._sums.values():
             sums.resize(2 * n)
-        self._table = np.zeros(4 * n, np.int64)
+        self._table = np.zeros((4 * n, 2), np.int64)
         _rehash(self._table, self._key, self._null, self._pane, self._count)
         self._nbytes = self._own_bytes()
 
