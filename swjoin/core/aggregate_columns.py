@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.core.aggregate_functions import MOST_DIGITS, Accumulation, from_ordered, order_codes, ordered
-from swjoin.core.arrow_views import booleans_of, decimals_of_words, decoded, words_of_decimals
+from swjoin.core.aggregate_functions import MOST_DIGITS, Accumulation, from_ordered, is_ordered, order_codes, ordered
+from swjoin.core.arrow_views import booleans_of, decimals_of_words, decoded, integers_of, words_of_decimals
 from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed
@@ -121,22 +121,29 @@ class AggregateColumns:
         return Argument(ordered(column), valid)
 
     def deciding(self, call: Call, slots: I64, rows: TupleBatch) -> I64:
-        """Positions of the rows that decide a call: the first ones of each group, up to its place, or one of each group and
-        value; rows with null decide nothing. slots: of the rows' groups. Of rows that are alike the earliest is first, by
-        `last` the latest."""
+        """Positions of the rows that decide a call: the first ones of each group, up to its place; rows with null decide
+        nothing. slots: of the rows' groups. Of rows that are alike the earliest is first, by `last` the latest."""
         by_slot, numbers = self._numbered(call, slots, rows)
         out: I64 = by_slot[numbers < call.place]
         return out
 
+    def values_of(self, call: Call, rows: TupleBatch) -> tuple[I64, Bool | None]:
+        """Integers, int64 (n,), that are equal where a call's values are, and which rows have a value; None: all."""
+        assert rows.columns is not None, f"{self.name}: rows without columns"
+        column = decoded(rows.columns.column(str(call.column)))
+        valid = booleans_of(column.is_valid()) if column.null_count else None
+        if is_ordered(column.type):
+            return ordered(column), valid
+        codes: I64 = integers_of(column.dictionary_encode().indices).astype(np.int64)
+        return codes, valid
+
     def _numbered(self, call: Call, slots: I64, rows: TupleBatch) -> tuple[I64, I64]:
-        """Positions of the rows with a value, group by group, and their numbers in it, or in it and their value, from 0 on."""
+        """Positions of the rows with a value, group by group, and their numbers in it, from 0 on."""
         assert rows.columns is not None, f"{self.name}: rows without columns"
         assert call.column is not None, f"{call.name}: rows that decide a count of rows"
         column, after = decoded(rows.columns.column(call.column)), [*self._order_of(rows), rows.ts, rows.id]
         valid, more = booleans_of(column.is_valid()), []
-        if call.of_distinct is not None:
-            more = order_codes(column)[-1:]
-        elif call.function == "last":
+        if call.function == "last":
             after = [~part for part in after]
         elif call.function != "first":
             by = column if call.by is None else decoded(rows.columns.column(call.by))
@@ -144,10 +151,7 @@ class AggregateColumns:
             more = order_codes(by, descending=call.function in ("max", "arg_max"))[-1:]
         at = np.flatnonzero(valid)
         by_slot = at[np.lexsort([part[at] for part in (*reversed(after), *more, slots)])]
-        new = np.ones(len(by_slot), np.bool_)
-        for i, part in enumerate((slots, *(more if call.of_distinct is not None else ()))):
-            changes = part[by_slot[1:]] != part[by_slot[:-1]]
-            new[1:] = changes if i == 0 else new[1:] | changes
+        new = np.diff(slots[by_slot], prepend=-1) != 0
         at = np.arange(len(by_slot))
         return by_slot, at - np.maximum.accumulate(np.where(new, at, 0))
 

@@ -115,6 +115,14 @@ def decimal_unit(argument: str) -> int:
     return 10**kind.scale if pa.types.is_decimal(kind) else 1
 
 
+def is_ordered(kind: pa.DataType) -> bool:
+    """Whether `ordered` takes values of this type."""
+    import pyarrow as pa
+
+    t = pa.types
+    return bool(t.is_floating(kind) or t.is_integer(kind) or t.is_boolean(kind) or t.is_temporal(kind))
+
+
 def ordered(values: pa.Array) -> I64:
     """Integers in the order of the values, which are numbers, truth values or times; NaN is the greatest, -0.0 is 0.0. Those of
     null are unspecified."""
@@ -130,17 +138,15 @@ def ordered(values: pa.Array) -> I64:
     elif pa.types.is_temporal(kind):
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     plain = integers_of(values)
-    return plain.view(np.int64) ^ _SIGN if plain.dtype == np.uint64 else plain.astype(np.int64)
+    return plain.view(np.int64) ^ _SIGN if plain.dtype == np.uint64 else plain.astype(np.int64, copy=False)
 
 
 def order_codes(column: pa.Array, *, descending: bool = False, nulls_first: bool = False) -> list[I64]:
     """Integers, int64 (n,), whose order is that of a column: first of nulls, if there are any, then of values."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     column = decoded(column)
-    kind = column.type
-    if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+    if is_ordered(column.type):
         codes = ordered(column)
     else:
         codes = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)

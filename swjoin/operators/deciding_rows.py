@@ -59,6 +59,7 @@ class DecidingRows:
         self._windows, self._columns, self._keys = windows, columns, keys
         self._calls = {i: call for i, call in enumerate(columns.calls) if call.accumulation == Accumulation.ROWS}
         self._panes: dict[int, PaneRows] = {}
+        self._different: dict[str, int] = {}  # values that a call had when they were told apart last
 
     def __bool__(self) -> bool:
         """Whether there are such calls."""
@@ -70,13 +71,26 @@ class DecidingRows:
         pane.add(rows, groups)
         if len(pane) >= pane.due:
             slots = self._slots(pane, table)
-            deciding = [self._columns.deciding(call, slots, pane.rows) for call in self._calls.values()]
-            pane.cut_down(np.unique(np.concatenate(deciding)))
+            needed = np.zeros(len(pane), np.bool_)
+            for call in self._calls.values():
+                needed[self._deciding(call, slots, pane.rows)] = True
+            pane.cut_down(np.flatnonzero(needed))
 
     def _slots(self, rows: KeptRows, table: GroupTable) -> I64:
         codes, nulls = self._columns.encoded(self._keys, rows.rows)
         panes = (self._windows.panes(rows.rows.ts),) if table.in_panes else ()
         return table.slots_of(codes, nulls, rows.groups, *panes)
+
+    def _deciding(self, call: Call, slots: I64, rows: TupleBatch) -> I64:
+        """Positions of the rows that decide a call; of different values the first row of each group and value."""
+        if call.of_distinct is None:
+            return self._columns.deciding(call, slots, rows)
+        values, valid = self._columns.values_of(call, rows)
+        at = np.arange(len(rows)) if valid is None else np.flatnonzero(valid)
+        none, of_value = np.zeros(len(at), np.int64), GroupTable((), self._different.get(call.name, 0), in_panes=True)
+        numbers = of_value.slots_of(values[at], none.astype(np.bool_), none, slots[at])
+        self._different[call.name] = len(of_value)
+        return at[np.diff(np.maximum.accumulate(numbers), prepend=-1) > 0]
 
     def results(self, start_us: int, end_us: int, table: GroupTable) -> dict[int, Callable[[I64], Result]]:
         """The results of each such call, by its place, for slots of the table, which has the groups of a window."""
@@ -92,10 +106,10 @@ class DecidingRows:
         if call.of_distinct is None:
             values = self._columns.picked(call, slots, rows, count)
             return partial(taken, values)
-        at, sums = self._columns.deciding(call, slots, rows), GroupTable([call.of_distinct])
+        at, sums = self._deciding(call, slots, rows), GroupTable([call.of_distinct])
         sums.slots_of(np.arange(count), np.zeros(count, np.bool_), np.zeros(count, np.int64))
-        argument = self._columns.argument(call, rows.take(at))
-        sums.add(0, slots[at], argument.valid, argument.values, unsigned=argument.unsigned)
+        values, _, unsigned = self._columns.argument(call, rows)
+        sums.add(0, slots[at], None, None if values is None else values[at], unsigned=unsigned)
         return partial(Words.of, sums, 0)
 
     def drop_before(self, pane_us: int, before_us: int) -> None:

@@ -306,13 +306,13 @@ def _last_is_first(monkeypatch: Monkey) -> None:
 
 def _values_apart(monkeypatch: Monkey) -> None:
     """Equal values of several deliveries are not one value."""
-    deciding = AggregateColumns.deciding
+    deciding = DecidingRows._deciding
 
-    def twice(self: AggregateColumns, call: Call, slots: I64, rows: TupleBatch) -> I64:
+    def twice(self: DecidingRows, call: Call, slots: I64, rows: TupleBatch) -> I64:
         found = deciding(self, call, slots, rows)
         return found if call.of_distinct is None or len(found) == len(rows) else np.append(found, found[:1])
 
-    monkeypatch.setattr(AggregateColumns, "deciding", twice)
+    monkeypatch.setattr(DecidingRows, "_deciding", twice)
 
 
 def _promise_of_sessions(monkeypatch: Monkey) -> None:
