@@ -126,12 +126,12 @@ class JoinWindows:
             return
         self._expired_below = dead
         dead = self.unmatched.limits(dead)
-        self.state.expire(*dead)
         ended = min(self.times_us) >= END_OF_TIME_US  # no later tuple would profit from merging
         moved = max(d - b for d, b in zip(dead, self._merged_below, strict=True))
         if not ended and _MERGE_SHARE * moved >= retention:
             self._merged_below = dead
-            self.state.merge()
+            self.state.merge()  # by what the last probes saw: a delivery longer than the windows leaves next to nothing
+        self.state.expire(*dead)
         for stream, store in enumerate(self.store.payload):
             if store is not None:
                 floor = min([dead[stream], *(pin[stream] for pin in self._pins.values())])

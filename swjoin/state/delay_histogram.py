@@ -60,5 +60,8 @@ def record_delay(now, arrival, matches, stats, histogram):  # type: ignore[no-un
 @kernel
 def record_delays(now, arrivals, stats, histogram):  # type: ignore[no-untyped-def]
     """Count rows produced at `now` that arrived at these times, int64 (n,), microseconds."""
-    for i in range(arrivals.shape[0]):
-        record_delay(now, arrivals[i], 1, stats, histogram)
+    first = 0  # of those with the same time, as rows that are read together have
+    for i in range(1, arrivals.shape[0] + 1):
+        if i == arrivals.shape[0] or arrivals[i] != arrivals[first]:
+            record_delay(now, arrivals[first], i - first, stats, histogram)
+            first = i

@@ -285,7 +285,7 @@ def test_splits_and_merges_keep_sizes_within_theta() -> None:
     join = make(Bounds(-100, 100), theta_tuples=32, block_tuples=8)
     random = np.random.default_rng(3)
     empty = TupleBatch.empty()
-    for epoch, (n, low) in enumerate([(4000, 0), (4000, 100), (50, 400), (10, 600)]):
+    for epoch, (n, low) in enumerate([(4000, 0), (4000, 100), (50, 400), (10, 600), (10, 700)]):  # merges look back
         batch = stream(random.integers(0, 10**9, n).tolist(), random.integers(low, low + 100, n).tolist(), None)
         drive(join, delivery(epoch, batch, empty, (low + 100, low + 100), 1, (Route.BOTH, Route.BOTH)))
         sizes = np.array([sum(join.state.tuples_of(m)) for m in join.state.minis_of(0).tolist()])
