@@ -26,11 +26,11 @@ from swjoin.config.run import TimeConfig
 from swjoin.core.batch import SourceBatch, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.record_layout import ROW
+from swjoin.core.simd import LANES, match_mask
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.state.candidates import count_matches
 from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
-from swjoin.state.simd import LANES, match_mask
 
 REPEATS = 7
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed, SwjoinError
 from swjoin.core.kernel_cache import kernel
+from swjoin.core.simd import copy_items
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -57,10 +58,7 @@ def check_offsets(offsets: I64, size: int, what: str, error: type[SwjoinError] =
 def _gather_bytes(var: U8, starts: I64, offsets: I64, out: U8) -> None:
     """Copy var[starts[i] : starts[i] + length] to out[offsets[i] : offsets[i + 1]] for every i."""
     for i in range(starts.shape[0]):
-        s = starts[i]
-        o = offsets[i]
-        for j in range(offsets[i + 1] - o):
-            out[o + j] = var[s + j]
+        copy_items(out, offsets[i], var, starts[i], offsets[i + 1] - offsets[i])
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.key_encoder import BYTES, INTEGER, Dictionary, KeyEncoder
 from swjoin.core.row_codec import storage
+from swjoin.core.simd import copy_items
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,8 +42,7 @@ def _take_integers(data: U8, cursors: I64, out: I64) -> None:
 def _take_bytes(data: U8, cursors: I64, offsets: I64, out: U8) -> None:
     for i in range(cursors.shape[0]):
         size = offsets[i + 1] - offsets[i]
-        for j in range(size):
-            out[offsets[i] + j] = data[cursors[i] + j]
+        copy_items(out, offsets[i], data, cursors[i], size)
         cursors[i] += size
 
 

@@ -23,6 +23,7 @@ from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.hashing import GOLDEN, mix64_scalar
 from swjoin.core.kernel_cache import kernel
+from swjoin.core.simd import copy_items
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,8 +124,7 @@ def _intern(
             code = table[slot] - 1
             if code < 0:
                 code = counts[0]
-                for j in range(size):
-                    arena[counts[1] + j] = data[start + j]
+                copy_items(arena, counts[1], data, start, size)
                 counts[1] += size
                 counts[0] += 1
                 arena_offsets[counts[0]] = counts[1]
@@ -442,9 +442,8 @@ def _put_integer(cursors: I64, values: I64, out: U8) -> None:
 @kernel
 def _put_bytes(cursors: I64, data: U8, offsets: I64, out: U8) -> None:
     for i in range(offsets.shape[0] - 1):
-        at, start, size = uint64(cursors[i]), uint64(offsets[i]), offsets[i + 1] - offsets[i]
-        for j in range(uint64(0), uint64(size)):
-            out[at + j] = data[start + j]
+        size = offsets[i + 1] - offsets[i]
+        copy_items(out, cursors[i], data, offsets[i], size)
         cursors[i] += size
 
 

@@ -19,6 +19,7 @@ from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_offsets
 from swjoin.core.errors import RunFailed, UserError, setting
 from swjoin.core.kernel_cache import kernel
+from swjoin.core.simd import copy_items
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,9 +30,7 @@ def _put_tail(offsets: I64, lengths: I64, data: U8, starts: I64, var: U8) -> Non
     """Copy each row's bytes of one column to its tail, at `offsets`, which advance."""
     for i in range(lengths.shape[0]):
         o = offsets[i]
-        s = starts[i]
-        for j in range(lengths[i]):
-            var[o + j] = data[s + j]
+        copy_items(var, o, data, starts[i], lengths[i])
         offsets[i] = o + lengths[i]
 
 
@@ -40,11 +39,9 @@ def _pick_tail(cursors: I64, lengths: I64, var: U8, out: U8) -> None:
     """The inverse: gather one column's bytes from the tails, at `cursors`, which advance."""
     at = 0
     for i in range(lengths.shape[0]):
-        o = cursors[i]
-        for j in range(lengths[i]):
-            out[at + j] = var[o + j]
+        copy_items(out, at, var, cursors[i], lengths[i])
         at += lengths[i]
-        cursors[i] = o + lengths[i]
+        cursors[i] += lengths[i]
 
 
 def _is_var(kind: pa.DataType) -> bool:

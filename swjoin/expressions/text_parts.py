@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from swjoin.core.arrow_views import borrowed
 from swjoin.core.batch import I64, U8
 from swjoin.core.kernel_cache import kernel
+from swjoin.core.simd import copy_items
 
 
 def part_of(texts: pa.Array[Any], separator: str, part: int) -> pa.Array[Any]:
@@ -68,6 +69,4 @@ def _find(offsets: I64, data: U8, separator: U8, before: int, starts: I64, ends:
 @kernel
 def _copy(data: U8, starts: I64, ends: I64, out: U8) -> None:
     for i in range(starts.shape[0]):
-        begin = starts[i] - ends[i]
-        for j in range(ends[i], ends[i + 1]):
-            out[j] = data[begin + j]
+        copy_items(out, ends[i], data, starts[i], ends[i + 1] - ends[i])

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import I64, U8, U64
 from swjoin.core.record_layout import ROW
+from swjoin.core.simd import LANES
 from swjoin.expressions.column_vm import LANES as LANES_OF_RUNS
 from swjoin.expressions.column_vm import Columns, new_columns
-from swjoin.state.simd import LANES
 
 I32 = NDArray[np.int32]
 Reaches = tuple[int, int, int, int]  # `core.join_semantics.Bounds.reaches`

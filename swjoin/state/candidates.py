@@ -25,6 +25,7 @@ from swjoin.core.record_layout import (
     ROW,
     TS,
 )
+from swjoin.core.simd import LANES, count_ones, prefetch, trailing_zeros
 from swjoin.expressions.vm import Residual, evaluate
 from swjoin.state.arrays import (
     CANDIDATES,
@@ -44,7 +45,6 @@ from swjoin.state.arrays import (
     Reaches,
 )
 from swjoin.state.delay_histogram import record_delay
-from swjoin.state.simd import LANES, count_ones, prefetch, trailing_zeros
 
 _ONE = np.uint64(1)
 _WITHIN = -LEAST_KEY  # + a key: 0 .. _KEYS, as uint64, unless it stands for values beyond (`core.band_keys`)

@@ -11,8 +11,8 @@ import numpy as np
 
 from swjoin.core.batch import I64
 from swjoin.core.kernel_cache import kernel
+from swjoin.core.simd import leading_zeros
 from swjoin.state.arrays import STAT_DELAY_MAX, STAT_DELAY_SUM
-from swjoin.state.simd import leading_zeros
 
 _SUB_BITS = 4  # 16 histogram buckets per power of two: at most 1/16 wide, at most 3.2 % from the middle
 HISTOGRAM_SIZE = 16 + 59 * 16

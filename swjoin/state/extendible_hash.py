@@ -22,6 +22,7 @@ from swjoin.core.record_layout import (
     ROW,
     TS,
 )
+from swjoin.core.simd import copy_items, prefetch
 from swjoin.state.arrays import (
     CELL_BITS,
     COUNTERS,
@@ -43,7 +44,6 @@ from swjoin.state.arrays import (
     Pool,
 )
 from swjoin.state.blocks import NONE, append_row, chain_blocks, free_blocks, give_block, give_chain, note_times, take_block
-from swjoin.state.simd import copy_items, prefetch
 
 TUNED, NEED_MINIS, NEED_SLOTS = 0, 1, 2
 MAX_DEPTH = 16  # 65,536 slots: bounds a directory even when hashes agree in many bits

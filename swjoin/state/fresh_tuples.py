@@ -12,8 +12,8 @@ import numpy as np
 from swjoin.core.hashing import hash_cell, hash_key, tag_in_cell, tag_of
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
+from swjoin.core.simd import prefetch
 from swjoin.state.arrays import CELL_BITS, COUNTERS, FRESH, UNIT_BITS, Band, Directories, FreshTuples, Inputs, Minis, Pool
-from swjoin.state.simd import prefetch
 
 
 @kernel(inline="always")

@@ -25,6 +25,7 @@ from swjoin.core.record_layout import (
     ROW,
     TS,
 )
+from swjoin.core.simd import LANES, copy_items, match_mask, prefetch, range_mask
 from swjoin.expressions.vm import Residual
 from swjoin.state.arrays import (
     ACTIVE,
@@ -62,7 +63,6 @@ from swjoin.state.blocks import NONE, free_blocks, note_times, take_block, time_
 from swjoin.state.candidates import take_candidates, verify
 from swjoin.state.fresh_tuples import scatter_fresh, sort_fresh
 from swjoin.state.partner_runs import DECLINED, FULL_OUTPUT, join_runs
-from swjoin.state.simd import LANES, copy_items, match_mask, prefetch, range_mask
 
 DONE, FULL, NEED_BLOCKS, BUDGET = 0, 1, 2, 3
 

@@ -17,6 +17,8 @@ from swjoin.core.batch import I64, MISSING_ID
 from swjoin.core.hashing import left_term, pair_hash, pair_of_terms, right_term
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import FLAGS, ID, KEY, MATCHED, REF, ROW, TS
+from swjoin.core.simd import LANES as TAGS
+from swjoin.core.simd import count_ones, match_mask, prefetch, range_mask
 from swjoin.expressions.column_vm import LANES, evaluate_columns, load_columns
 from swjoin.expressions.vm import Residual
 from swjoin.state.arrays import (
@@ -57,8 +59,6 @@ from swjoin.state.arrays import (
 )
 from swjoin.state.blocks import NONE, time_range
 from swjoin.state.delay_histogram import record_delay
-from swjoin.state.simd import LANES as TAGS
-from swjoin.state.simd import count_ones, match_mask, prefetch, range_mask
 
 DECLINED, FULL_OUTPUT = -1, -2
 

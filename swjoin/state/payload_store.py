@@ -18,8 +18,8 @@ import numpy as np
 from swjoin.core.batch import I64, U8, PayloadRows, RowLayout, check_indexes, check_offsets
 from swjoin.core.errors import WINDOW_MEMORY, RunFailed
 from swjoin.core.kernel_cache import kernel
+from swjoin.core.simd import copy_items, prefetch
 from swjoin.expressions.vm import PAGE_BITS, Rows, no_rows
-from swjoin.state.simd import copy_items, prefetch
 
 PAGE_ROWS = 1 << PAGE_BITS
 _SLACK, _SLACK_BYTES = 4, 1 << 14  # buffers of tails may have so many times the size of their content, and so many bytes more

@@ -23,6 +23,7 @@ from swjoin.core.record_layout import (
     SETTLED,
     TS,
 )
+from swjoin.core.simd import prefetch
 from swjoin.state.arrays import (
     COUNTERS,
     FILL,
@@ -37,7 +38,6 @@ from swjoin.state.arrays import (
     Pool,
 )
 from swjoin.state.blocks import NONE
-from swjoin.state.simd import prefetch
 
 _STAGE = 8  # mini-partition-groups between the prefetches of two levels
 _LINES = 6  # cache lines of tuples that are prefetched

@@ -14,9 +14,9 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.hashing import hash_key, tag_of
 from swjoin.core.ids import END_OF_TIME_US
 from swjoin.core.join_semantics import Bounds, pair_digest
+from swjoin.core.simd import LANES, count_ones, leading_zeros, match_mask, trailing_zeros
 from swjoin.policy.epochs import EpochSize
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
-from swjoin.state.simd import LANES, count_ones, leading_zeros, match_mask, trailing_zeros
 from tests.support.join_module import delivery, drive, make, stream
 from tests.tools.oracle import brute_force
 
