@@ -20,18 +20,20 @@ import numpy as np
 
 from swjoin.cluster.edge_ledger import EdgeLedger, count
 from swjoin.cluster.instances import Instances
-from swjoin.cluster.messages import Granted
+from swjoin.cluster.messages import Granted, KeyLoad
 from swjoin.cluster.role import Effect, RoleId, Send, slave_role
 from swjoin.core.batch import I64, LEFT, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped
 from swjoin.plan.columns import BoundStep
 from swjoin.plan.stages import Edge, Stage
+from swjoin.policy.skew import KeySample
 from swjoin.routing.hash_partition import HashPartition
+from swjoin.routing.hot_keys import HotKey, HotKeys
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 _LEAST_RUN = 1_024  # rows of a part that any instance may take
@@ -187,6 +189,19 @@ class _Sending:
     row_count: int = 0
     null_keys: list[TupleBatch] = field(default_factory=list)
     dealt: int = 0  # parts of rows that any instance may take
+    sample: KeySample | None = None  # where hot keys are spread
+    newest_us: int = BEGIN_OF_TIME_US  # of the rows that were sampled
+    hot_keys: HotKeys | None = None
+
+
+def _spread_hot_keys(sending: _Sending, sample: KeySample, rows: TupleBatch) -> tuple[TupleBatch, I64 | None]:
+    """The rows with their copies, and the partition-groups of these; None: those of their keys."""
+    sample.add(rows.key)
+    sending.newest_us = max(sending.newest_us, int(rows.ts.max()))
+    if sending.hot_keys is None:
+        return rows, None
+    positions, groups = sending.hot_keys.copies(rows, sending.router.groups_of(rows.key))
+    return rows if positions is None else rows.take(positions), groups
 
 
 class Outlet:
@@ -199,6 +214,7 @@ class Outlet:
         self._index = index
         self._sendings: dict[int, _Sending] = {}
         self._receivers: dict[RoleId, _Receiver] = {}
+        skewed = {join.stage for join in instances.skewed_joins}
         for edge in edges:
             assert isinstance(edge.receiver, Stage)
             slaves = instances.slaves_of(edge.receiver)
@@ -208,7 +224,8 @@ class Outlet:
                 self._receivers.setdefault(slave_role(slave), _Receiver(slave_role(slave), until))
             group_map = instances.group_maps[edge.receiver.id]
             router = HashPartition(group_map, len(slaves), edge.receiver.cell_bits)
-            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, router, dealt=index)
+            sample = KeySample(len(slaves), edge.id) if edge.receiver.id in skewed else None
+            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, router, dealt=index, sample=sample)
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         """Rows of the sender for this edge, of the epoch of `header`."""
@@ -216,6 +233,8 @@ class Outlet:
             return
         sending = self._sendings[edge]
         good, null_keys, groups = sending.keyed.keyed(rows)
+        if sending.sample is not None and len(good):
+            good, groups = _spread_hot_keys(sending, sending.sample, good)
         if len(null_keys) and sending.keyed.keeps_null_keys:
             sending.null_keys.append(null_keys)
         else:
@@ -233,6 +252,24 @@ class Outlet:
     def add_to_all(self, rows: TupleBatch, header: EpochHeader) -> None:
         for edge in self._sendings:
             self.add(edge, rows, header)
+
+    def spread(self, hot_keys: Sequence[HotKey]) -> None:
+        """Between two epochs: the keys whose rows are spread from now on."""
+        for sending in self._sendings.values():
+            edge = sending.keyed.edge
+            assert isinstance(edge.receiver, Stage)
+            assert not sending.rows, "rows of an epoch are in no part yet"
+            mine = [hot for hot in hot_keys if hot.stage == edge.receiver.id]
+            sending.hot_keys = HotKeys(mine, edge.port) if mine else None
+
+    def key_loads(self) -> tuple[KeyLoad, ...]:
+        """As of `EpochClosed`."""
+        loads: list[KeyLoad] = []
+        for sending in self._sendings.values():
+            edge = sending.keyed.edge
+            if sending.sample is not None and isinstance(edge.receiver, Stage):
+                loads.append((edge.receiver.id, edge.port, sending.newest_us, *sending.sample.take()))
+        return tuple(loads)
 
     def close(self, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
         """End the epoch on all edges. watermarks_us: by edge; later rows have ts >= watermark."""

@@ -16,8 +16,10 @@ from functools import cached_property
 
 import numpy as np
 
+from swjoin.cluster.master.key_spreading import SkewedJoin
 from swjoin.cluster.role import RoleId, gateway_role, slave_role
 from swjoin.config.run import RunConfig
+from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
 from swjoin.core.ids import SlaveId
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
@@ -56,6 +58,7 @@ class Instances:
         _check_plan(stages)
         _check_config(config)
         _check_order(stages, config)
+        _check_skew(stages, config)
         columns = columns_of(logical, stages, rows=config.sink.kind != "count", tables=tables)
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
@@ -93,6 +96,20 @@ class Instances:
     def of_values(self) -> bool:
         """Whether the result's digest is of its rows' values."""
         return self.stages.results[0].of_values
+
+    @cached_property
+    def skewed_joins(self) -> tuple[SkewedJoin, ...]:
+        """Joins whose hot keys are spread: with `cluster.routing: skew` those that read sources."""
+        if self.config.cluster.routing != "skew":
+            return ()
+        found = []
+        for stage in self.stages.stages:
+            if _reads_sources(self.stages, stage):
+                bounds, kind = stage.join.semantics.bounds, stage.join.semantics.kind
+                dealt = LEFT if kind.first or kind.unmatched[LEFT] else RIGHT if kind.unmatched[RIGHT] else None
+                count = self.subclusters.counts[stage.id] if self.subclusters.counts else 0
+                found.append(SkewedJoin(stage.id, bounds.lower_us, bounds.upper_us, dealt, count))
+        return tuple(found)
 
     @property
     def slave_count(self) -> int:
@@ -164,6 +181,17 @@ def _check_order(stages: StagePlan, config: RunConfig) -> None:
     for name, given in apart.items():
         if given:
             raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
+
+
+def _reads_sources(stages: StagePlan, stage: Stage) -> bool:
+    """Whether it is a join of which gateways are the only senders."""
+    return stage.joins and all(isinstance(edge.sender, Source) for edge in stages.edges if edge.receiver == stage)
+
+
+def _check_skew(stages: StagePlan, config: RunConfig) -> None:
+    if config.cluster.routing == "skew" and not any(_reads_sources(stages, stage) for stage in stages.stages):
+        problem = "hot keys are spread where a join reads its inputs, and none does"
+        raise UserError(problem, subject="cluster.routing: skew", remedy="leave it out")
 
 
 def _check_config(config: RunConfig) -> None:

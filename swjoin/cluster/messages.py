@@ -12,6 +12,9 @@ from typing import Any
 
 from swjoin.core.data_messages import Delivery, GroupLoads, MoveEnd, ResultChunk, StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.routing.hot_keys import HotKey
+
+KeyLoad = tuple[int, int, int, int, tuple[tuple[int, int], ...]]  # see `EpochClosed.key_loads`
 
 # ---------------------------------------------------------------- between a gateway and the master
 
@@ -83,7 +86,8 @@ class EpochPlan:
     halt: the run stops with that checkpoint. moves: (move, partition-group, supplier, consumer) of each move that starts here.
     times_us: with several gateways that have not all read everything, up to where those with nothing but idle streams go: the
     least watermark of every stream at a gateway that is not idle; of a stream that is open at none of these the greatest of the
-    others; if all are idle the greatest of all.
+    others; if all are idle the greatest of all. hot_keys: the table of keys whose rows are spread from this epoch on, alone;
+    empty: that of the last plan which has one.
     """
 
     epoch: int = -1
@@ -96,17 +100,21 @@ class EpochPlan:
     halt: bool = False
     moves: tuple[tuple[int, int, int, int], ...] = ()
     times_us: tuple[int, ...] = ()
+    hot_keys: tuple[tuple[HotKey, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class EpochClosed:
     """From a gateway to the master: its share of this epoch is in deliveries.
 
-    needed_us: no later checkpoint needs left and right tuples below these times.
+    needed_us: no later checkpoint needs left and right tuples below these times. key_loads: where hot keys are spread, what it
+    has sent to each port of a join since it told of it last: stage, port, newest time so far, rows, and (key, rows) of the most
+    frequent keys, from a sample.
     """
 
     epoch: int
     needed_us: tuple[int, int]
+    key_loads: tuple[KeyLoad, ...] = ()
 
 
 @dataclass(frozen=True)

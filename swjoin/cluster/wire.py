@@ -64,7 +64,7 @@ from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 8
+VERSION = 9
 DELIVERY, RESULTS, STATE, LOADS, TUPLES = range(1, 6)
 _CONTROL = 16  # the kinds from here on hold JSON
 _HEADER = 8
@@ -494,6 +494,8 @@ def _is_ratio(value: Any) -> bool:
 
 
 _NUMBERS: Shape = [is_count]
+_HOT_KEY: Shape = (is_count, is_number, is_count, _NUMBERS, is_number, is_number)
+_KEY_LOAD: Shape = (is_count, is_count, is_number, is_count, [(is_number, is_count)])
 _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the shape of its fields
     Report: ("a report", (_is_ratio,)),
     MoveEnd: ("an acknowledgement", (is_number, is_number, is_number, bool, *[is_number] * 4)),
@@ -504,13 +506,13 @@ _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the 
     EpochWanted: ("a wish for an epoch", (is_number, bool, bool, _NUMBERS, _NUMBERS, [is_number], bool)),
     EpochPlan: (
         "a plan of an epoch",
-        (is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool, [(is_count,) * 4], [is_number]),
+        (is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool, [(is_count,) * 4], [is_number], [[_HOT_KEY]]),
     ),
     EpochDue: ("a notice of an epoch", (is_number,)),
     EventNoted: ("an event", ((is_number, is_number, str, *[is_number] * 6, is_amount, str, is_number),)),
     SplitWanted: ("a wish for a split", (is_count, is_count, [is_number])),
     SplitDealt: ("a split", (is_count, [is_number], is_count, is_number, is_number, bool)),
-    EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number))),
+    EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number), [_KEY_LOAD])),
     GroupMoved: ("the end of a move", (is_count, is_count, is_count)),
     PrefillJoined: ("the end of the prefill", ()),
     StopReading: ("a request to stop", ()),

@@ -251,7 +251,7 @@ def check_routing(plan: LogicalPlan, routing: str) -> None:
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
     if routing != "auto" and not joins:
         raise UserError(f"routing {routing}: the query has no join of two streams", remedy="leave it out")
-    wanted = "places" if kind_of(routing) in SPREAD else kind_of(routing)
+    wanted = "places" if kind_of(routing) in SPREAD else "hash" if routing == "skew" else kind_of(routing)
     for join in joins:
         if wanted != "auto" and (way := way_of(plan, join)) != wanted:
             raise UserError(f"routing {routing}: the run's joins go by {way}, which it keeps", remedy="leave it out")

@@ -12,6 +12,7 @@ A partition-group's slot is its index in delivery order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,20 @@ def _count_groups(groups: I64, slot_of_group: I64, slot: I64, counts: I64) -> No
         p = slot_of_group[groups[i]]
         slot[i] = p
         counts[p] += 1
+
+
+@kernel
+def _groups_of_keys(key: I64, cell_bits: int, partition_count: int, out: I64) -> None:
+    for i in range(key.shape[0]):
+        out[i] = group_of(hash_cell(key[i], cell_bits), partition_count)
+
+
+def groups_of_keys(keys: Sequence[int] | I64, partition_count: int, cell_bits: int = 0) -> I64:
+    """Partition-groups of keys as they travel: int64 (n,). cell_bits: as of `HashPartition`."""
+    given = np.asarray(keys, np.int64)
+    out = np.empty(len(given), np.int64)
+    _groups_of_keys(given, cell_bits, partition_count, out)
+    return out
 
 
 @kernel
@@ -120,6 +135,10 @@ class HashPartition:
     def slots_of(self, slave: int) -> slice:
         """The slots of a slave, which are also the indexes of its groups in `groups_in_order`."""
         return slice(int(self.first_slot[slave]), int(self.first_slot[slave + 1]))
+
+    def groups_of(self, keys: I64) -> I64:
+        """Partition-groups of keys: int64 (n,)."""
+        return groups_of_keys(keys, self.map.partition_count, self.cell_bits)
 
     def partition(self, batch: TupleBatch, groups: I64 | None = None) -> Partitioned:
         """Stable, O(n): one pass to count, one to scatter. groups: of the tuples, int64 (n,); None: those of their keys."""

@@ -17,10 +17,10 @@ from swjoin.routing.matrix import MOST_LINES, Matrix
 Places: TypeAlias = Matrix | Biclique
 SPREAD = ("matrix", "broadcast", "random", "contrand")  # to places, whatever the condition
 WORDS = (
-    "auto, hash, range, broadcast, matrix or matrix:M,N, random or random:M,N, or contrand:M,N,D,E; "
+    "auto, hash, skew, range, broadcast, matrix or matrix:M,N, random or random:M,N, or contrand:M,N,D,E; "
     f"M and N of 1 to {MOST_LINES}, D of 1 to M, E of 1 to N"
 )
-_KINDS = ("auto", "hash", "range", "broadcast", "matrix", "random")
+_KINDS = ("auto", "hash", "skew", "range", "broadcast", "matrix", "random")
 _TEXT = re.compile(r"(matrix|random|contrand):([1-9][0-9]?),([1-9][0-9]?)(?:,([1-9][0-9]?),([1-9][0-9]?))?")
 
 

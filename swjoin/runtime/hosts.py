@@ -601,7 +601,8 @@ class MasterHost(Host):
         if instances is None:
             self.role = Master(self.job.config.fitted_to(slave_count), slave_count, dealer=dealer)
         else:
-            self.role = Master(instances.config_of_gateway, instances.slave_count, instances.subclusters, dealer)
+            config, count = instances.config_of_gateway, instances.slave_count
+            self.role = Master(config, count, instances.subclusters, dealer, instances.skewed_joins)
         if checkpointer is not None:
             checkpointer.restore(self.role, manifest, clock.now_us())
             for host in self.gateways:

@@ -87,6 +87,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveI
 from swjoin.policy.epochs import next_exchange_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
+from swjoin.routing.hot_keys import HotKey
 
 SLOT = "slot"  # the timer of the end of a slot
 _Closing = tuple[int, tuple[int, ...], int | None]  # of a slot: deliver below this time, watermarks, start of the time axis
@@ -469,6 +470,9 @@ class Gateway:
             self._end_slot(self._closing[0], again=True)
         if self.feeds is None:
             self.state.moving.begin(plan)
+        else:
+            for table in plan.hot_keys:
+                self.feeds.outlet.spread([HotKey(*hot) for hot in table])
         self._drain(now_us)
 
     def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
@@ -544,7 +548,8 @@ class Gateway:
         made, and the gateway's part of the checkpoint is its remaining state."""
         plan = self._plan
         self.state.closed = plan.last or plan.halt
-        self._effects.append(Send(MASTER, EpochClosed(self.epoch, self._needed_us)))
+        loads = () if self.feeds is None else self.feeds.outlet.key_loads()
+        self._effects.append(Send(MASTER, EpochClosed(self.epoch, self._needed_us, loads)))
         if plan.checkpoint:
             self._effects.append(SavePart(plan.generation, self.snapshot()))
 

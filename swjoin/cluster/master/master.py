@@ -15,6 +15,7 @@ from typing import Any
 
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.controller import Controller
+from swjoin.cluster.master.key_spreading import KeySpreading, SkewedJoin
 from swjoin.cluster.master.phases import Phase, Phases
 from swjoin.cluster.master.split_dealer import SplitDealer
 from swjoin.cluster.messages import (
@@ -64,10 +65,15 @@ class Master:
     """
 
     def __init__(
-        self, config: RunConfig, slave_count: int, subclusters: Subclusters | None = None, dealer: SplitDealer | None = None
+        self,
+        config: RunConfig,
+        slave_count: int,
+        subclusters: Subclusters | None = None,
+        dealer: SplitDealer | None = None,
+        skewed: Sequence[SkewedJoin] = (),
     ) -> None:
         """slave_count: of all stages together. subclusters: of a plan, whose instances all take part in every epoch. dealer: of
-        splits, where gateways read what they are dealt."""
+        splits, where gateways read what they are dealt. skewed: joins whose hot keys are spread."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
@@ -76,6 +82,7 @@ class Master:
         self.controllers = [Controller(config, count, stage, len(of.counts)) for stage, count in enumerate(of.counts)]
         self.checkpoints = Checkpoints(config.checkpoint, slave_count, config.sink_count, config.gateway_count)
         self.dealer = dealer
+        self.spreading = KeySpreading(skewed) if skewed else None
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
         self._gateways = tuple(gateway_role(number) for number in range(config.gateway_count))
@@ -192,6 +199,11 @@ class Master:
         times_us = idle_times_us(list(self._wanted.values()))
         self._wanted.clear()
         plan = self._plan_epoch(now_us, exhausted=exhausted, everything=everything)
+        if self.spreading is not None:
+            active, maps = [c.active for c in self.controllers], [c.map for c in self.controllers]
+            plan = replace(plan, hot_keys=self.spreading.planned(active, maps))
+            for kind, group, hot in self.spreading.take_notes():
+                self.controllers[hot.stage].note(now_us, kind, group=group, text=f"key {hot.key}, port {hot.dealt} dealt")
         return [*effects, *self._to_gateways(replace(plan, times_us=times_us))]
 
     def _plan_epoch(self, now_us: int, *, exhausted: bool, everything: bool) -> EpochPlan:
@@ -239,6 +251,8 @@ class Master:
         """A gateway has closed its share of the epoch. With the last one a checkpoint's cut is made, or the run ends."""
         assert closed.epoch == self.epoch, f"master: epoch {closed.epoch} is closed, the current one is {self.epoch}"
         self._closed[gateway] = closed.needed_us
+        if self.spreading is not None:
+            self.spreading.closed(closed.key_loads)
         if len(self._closed) < len(self._gateways):
             return []
         needed_us = min(n[0] for n in self._closed.values()), min(n[1] for n in self._closed.values())
@@ -288,7 +302,8 @@ class Master:
         first, *more = [controller.plain_state() for controller in self.controllers]
         stages = {"more_stages": more} if more else {}
         splits = {} if self.dealer is None else {"splits": self.dealer.plain_state()}
-        return Snapshot({"master": master, "controller": first, **stages, **splits})
+        hot_keys = {} if self.spreading is None else {"hot_keys": self.spreading.plain_state()}
+        return Snapshot({"master": master, "controller": first, **stages, **splits, **hot_keys})
 
     def restore(
         self,
@@ -310,6 +325,8 @@ class Master:
         self.checkpoints.covers_run = master["all_held"]
         if self.dealer is not None:
             self.dealer.restore(splits, open_splits)
+        if self.spreading is not None:
+            self.spreading.restore(plain["hot_keys"])
 
     # ------------------------------------------------------------ after the run
 
@@ -319,7 +336,11 @@ class Master:
             "epochs": self.epoch + 1,
             "checkpoints": self.checkpoints.summary(),
             "declustering": self.controller.resize_log,
-            "stages": [{"moves": c.movement.finished_count, "declustering": c.resize_log} for c in self.controllers],
+            "stages": [
+                {"moves": c.movement.finished_count, "declustering": c.resize_log}
+                | ({} if self.spreading is None else self.spreading.summary(stage))
+                for stage, c in enumerate(self.controllers)
+            ],
         }
 
     def validate(self) -> None:

@@ -22,6 +22,7 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, one_line
+from swjoin.core.units import UNBOUNDED_US
 from swjoin.expressions.binder import Scope, bind, parse_expression
 from swjoin.expressions.tree import Column, Expr, can_fail
 from swjoin.expressions.types import family, read_as
@@ -375,8 +376,10 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
     if kind_of(routing) == "range":
         conditions.take_keys_as_conditions()
     how, cells, spread = conditions.how, None, kind_of(routing) in SPREAD
-    if how == "full" and (spread or kind_of(routing) == "range"):
+    if how == "full" and (spread or kind_of(routing) in ("range", "skew")):
         raise UserError(f"routing {routing}: a full join needs all partners of a row at one place", remedy="leave it out")
+    if routing == "skew" and bounds[1] - bounds[0] >= UNBOUNDED_US:
+        raise UserError("routing skew: hot keys are spread within bounds of time", remedy="give bounds, or leave it out")
     band = band_of(conditions.rest, conditions.meaning)
     if not conditions.keys:
         cells = _cells(conditions, band)
@@ -431,8 +434,8 @@ def _check_routing(conditions: Conditions, routing: str, cells: Cells | None) ->
     """UserError for a routing that the join cannot have. cells: of its band, if there is no equality."""
     kind = kind_of(routing)
     tables = " and ".join(dict.fromkeys(side.fields[0].table for side in conditions.sides))
-    if kind == "hash" and not conditions.keys:
-        problem = f"routing hash: the join of {tables} has no equality of values that can be hashed"
+    if kind in ("hash", "skew") and not conditions.keys:
+        problem = f"routing {kind}: the join of {tables} has no equality of values that can be hashed"
         raise UserError(problem, remedy="leave it out, or write range or matrix")
     if kind == "range" and cells is None:
         problem = f"routing range: the join of {tables} bounds no difference of numbers or times from both sides"
