@@ -1,8 +1,8 @@
 """Routings of one join over another: a band by range and at random units, a hot key by hash and spread.
 
 What: `band`: |left - right| <= 5 of values below 10^7, W = 10 s, about one partner at arrival; by range, at random units and on
-a matrix. `hot`: an equality of which one key has 30 % of both streams, W = 10 ms; by hash, at units of which subgroups share a
-key, and on a matrix. Whole runs in this process from Parquet to count and digest, on 4 slaves that are slowed down, so that the
+a matrix. `hot`: an equality of which one key has 30 % of both streams, W = 10 ms; by hash, with the key found and spread on
+the way, at units of which subgroups share a key, and on a matrix. Whole runs in this process from Parquet to count and digest, on 4 slaves that are slowed down, so that the
 slaves and not this machine's cores are the limit; turn by turn. For the band also the highest rate that 64 slaves sustain,
 foretold from runs of one slave at two rates. `order`: nanoseconds a tuple for one order of the tuples of four routers: epochs,
 whose parts are merged, beside the queue of tuples that BiStream's protocol has (`benchmarks.baselines.tuple_queue`).
@@ -69,17 +69,19 @@ PARTS: dict[str, dict[str, Any]] = {
     },
     "hot": {
         "rate": 20_000,
-        "seconds": 5,
+        "seconds": 15,
         "condition": "a.v = b.v",
         "near": 0,
         "window_ms": 10,
+        "cluster": {"epoch_tuples": 8_192},
         "routings": {
             "hash": "hash",
+            "skew": "skew",
             "contrand": "contrand:{all},{all},{half},{half}",
             "random": "random:{all},{all}",
             "matrix": "matrix",
         },
-        "ratios": [(name, "hash", "floor 2, goal 3.5") for name in ("contrand", "random", "matrix")],
+        "ratios": [(name, "hash", "floor 2, goal 3.5") for name in ("skew", "contrand", "random", "matrix")],
     },
 }
 
@@ -115,7 +117,7 @@ def job_of(part: str, inputs: dict[str, StreamConfig], routing: str, folder: Pat
     query = plan_query(text, {name: described(stream, "") for name, stream in inputs.items()}, None, routing)
     plain = {"join": {"lower_us": 0, "upper_us": 0}, "inputs": [to_plain(inputs[name]) for name in query.tables]}
     plain |= {"sink": {"kind": "count", "ids": False}, "nodes": {"node_speed": speed}}
-    plain |= {"cluster": {"partition_count": 4 * SLAVES, "routing": routing}} | (more or {})
+    plain |= {"cluster": {"partition_count": 4 * SLAVES, "routing": routing, **of.get("cluster", {})}} | (more or {})
     return Job(config_from_plain(plain), None, True, folder, None, "bench", plan=plan_to_plain(query.plan))
 
 

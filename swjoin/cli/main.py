@@ -165,8 +165,8 @@ def _add_routing(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--routing",
         metavar="ROUTING",
-        help="how rows find their partners: hash, range, broadcast, matrix[:M,N], random[:M,N] or contrand:M,N,D,E (default: "
-        "auto, by the condition)",
+        help="how rows find their partners: hash, skew, range, broadcast, matrix[:M,N], random[:M,N] or contrand:M,N,D,E "
+        "(default: auto, by the condition)",
     )
 
 

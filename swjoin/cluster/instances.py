@@ -104,7 +104,7 @@ class Instances:
             return ()
         found = []
         for stage in self.stages.stages:
-            if _reads_sources(self.stages, stage):
+            if _may_be_spread(self.stages, stage):
                 bounds, kind = stage.join.semantics.bounds, stage.join.semantics.kind
                 dealt = LEFT if kind.first or kind.unmatched[LEFT] else RIGHT if kind.unmatched[RIGHT] else None
                 count = self.subclusters.counts[stage.id] if self.subclusters.counts else 0
@@ -183,14 +183,16 @@ def _check_order(stages: StagePlan, config: RunConfig) -> None:
             raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
 
 
-def _reads_sources(stages: StagePlan, stage: Stage) -> bool:
-    """Whether it is a join of which gateways are the only senders."""
-    return stage.joins and all(isinstance(edge.sender, Source) for edge in stages.edges if edge.receiver == stage)
+def _may_be_spread(stages: StagePlan, stage: Stage) -> bool:
+    """Whether it is a join by hash of which gateways are the only senders, and one side's rows may have copies."""
+    if not stage.joins or stage.join.band is not None or all(stage.join.semantics.kind.unmatched):
+        return False
+    return all(isinstance(edge.sender, Source) and edge.spread is None for edge in stages.edges if edge.receiver == stage)
 
 
 def _check_skew(stages: StagePlan, config: RunConfig) -> None:
-    if config.cluster.routing == "skew" and not any(_reads_sources(stages, stage) for stage in stages.stages):
-        problem = "hot keys are spread where a join reads its inputs, and none does"
+    if config.cluster.routing == "skew" and not any(_may_be_spread(stages, stage) for stage in stages.stages):
+        problem = "hot keys are spread where a join by hash reads its inputs, and none does"
         raise UserError(problem, subject="cluster.routing: skew", remedy="leave it out")
 
 

@@ -213,8 +213,9 @@ class ClusterConfig:
     share of their splits. sinks: how many roles write results, each files of its own, or to the topic; results that are only
     counted have one. strategy: of plans, which slave ranks play which stage: `subquery`, each stage has ranks of its own, but
     if these are fewer than stages, all play every stage; `query`, all of them do; `operator`, as `subquery`, and every operator
-    is a stage. routing: how rows of joins find their partners: `hash`, by an equality; `range`, by a band; `matrix:M,N`, a left
-    row is in all cells of one of M rows of a matrix, a right row in all cells of one of N columns; `broadcast`, one column;
+    is a stage. routing: how rows of joins find their partners: `hash`, by an equality; `skew`, likewise, but rows of keys that
+    have very many are dealt and copied over all slaves; `range`, by a band; `matrix:M,N`, a left row is in all cells of one of M
+    rows of a matrix, a right row in all cells of one of N columns; `broadcast`, one column;
     `random:M,N`, a left row is stored at one of M units, a right row at one of N others, and each probes all units of the other
     side; `contrand:M,N,D,E`, units are in D and E subgroups, which the key chooses, and a row probes one of them; without
     numbers these are chosen by the number of instances; `auto`, the first of hash, range and matrix that the condition allows.

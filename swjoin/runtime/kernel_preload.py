@@ -38,7 +38,7 @@ from swjoin.cluster.slave.results import receipts
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, unpack_delivery
 from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
-from swjoin.core.batch import PayloadRows, RowLayout, SourceBatch, TupleBatch
+from swjoin.core.batch import LEFT, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
@@ -50,6 +50,7 @@ from swjoin.plan.columns import BoundStep
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
+from swjoin.routing.hot_keys import HotKey
 from swjoin.runtime.host import settled
 from swjoin.state.payload_store import PAGE_ROWS
 
@@ -172,7 +173,8 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
         gateway = Gateway(small.config_of_gateway, count, (None, None), feeds=Feeds(small))
         roles: dict[RoleId, Role] = {GATEWAY: gateway}
         roles |= {slave_role(s): Slave.of_plan(small, SlaveId(s)) for s in range(count)}
-        plan = EpochPlan(0, tuple(range(count)), everything=True, last=True)
+        hot_keys = tuple(HotKey(join.stage, 0, LEFT, (0,)) for join in small.skewed_joins)
+        plan = EpochPlan(0, tuple(range(count)), everything=True, last=True, hot_keys=(hot_keys,) if hot_keys else ())
         events: list[BatchRead | SourceEnded] = []
         for stream, source in enumerate(small.stages.sources):
             events += [BatchRead(stream, _two_rows_of(source, small.columns.read[source.name])), SourceEnded(stream)]

@@ -54,6 +54,7 @@ from swjoin.cluster.role import (
 )
 from swjoin.config.run import RunConfig
 from swjoin.core.data_messages import MoveEnd, RunEvent
+from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.plan.subclusters import Subclusters
 
@@ -325,6 +326,9 @@ class Master:
         self.checkpoints.covers_run = master["all_held"]
         if self.dealer is not None:
             self.dealer.restore(splits, open_splits)
+        if (self.spreading is not None) != ("hot_keys" in plain):
+            asked, has = self.config.cluster.routing, "skew" if "hot_keys" in plain else "no hot keys"
+            raise UserError(f"routing {asked}: the run has {has}, which it keeps", remedy="leave it out")
         if self.spreading is not None:
             self.spreading.restore(plain["hot_keys"])
 
