@@ -1,11 +1,12 @@
 """Routings of one join over another: a band by range and at random units, a hot key by hash and spread.
 
-What: `band`: |left - right| <= 5 of values below 10^7, W = 10 s, about one partner at arrival; by range, at random units and on
-a matrix. `hot`: an equality of which one key has 30 % of both streams, W = 10 ms; by hash, with the key found and spread on
-the way, at units of which subgroups share a key, and on a matrix. Whole runs in this process from Parquet to count and digest, on 4 slaves that are slowed down, so that the
-slaves and not this machine's cores are the limit; turn by turn. For the band also the highest rate that 64 slaves sustain,
-foretold from runs of one slave at two rates. `order`: nanoseconds a tuple for one order of the tuples of four routers: epochs,
-whose parts are merged, beside the queue of tuples that BiStream's protocol has (`benchmarks.baselines.tuple_queue`).
+What: `band`: |left - right| <= 5 of values below 10^7, W = 10 s, about one partner at arrival; by range, at random units
+and on a matrix. `hot`: an equality of which one key has 30 % of both streams, W = 10 ms; by hash, with the key found and
+spread on the way, at units of which subgroups share a key, and on a matrix. Whole runs in this process from Parquet to
+count and digest, on 4 slaves that are slowed down, so that the slaves and not this machine's cores are the limit; turn by
+turn. For the band also the highest rate that 64 slaves sustain, foretold from runs of one slave at two rates. `order`:
+nanoseconds a tuple for one order of the tuples of four routers: epochs, whose parts are merged, beside the queue of tuples
+that BiStream's protocol has (`benchmarks.baselines.tuple_queue`).
 Why: which routing is the faster one is a matter of the join and of the number of slaves.
 Stays out: what a tuple costs a join module (`benchmarks.bands`, `benchmarks.join_module`).
 

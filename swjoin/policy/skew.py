@@ -20,6 +20,7 @@ from swjoin.core.batch import I64
 SAMPLED = 4_096  # rows of a batch, at most
 LEAST_ROWS = 16_384  # of a stream, before a key of it may be hot
 _SPAN = 1 << 18  # rows of a stream after which what was counted so far counts half
+_MOST_COUNTED = 2_048  # keys of a stream, or twice as many
 _SHARE = 4  # a key is hot from 1 / (4 x slaves) of a stream on, and cold again below half of that
 
 
@@ -68,6 +69,10 @@ class KeyShares:
             halves = Counter({key: count // 2 for key, count in self._counts[port].items() if count > 1})
             self._counts[port].clear()
             self._counts[port].update(halves)
+        if len(self._counts[port]) > 2 * _MOST_COUNTED:  # of small epochs every key has a large share
+            most = self._counts[port].most_common(_MOST_COUNTED)
+            self._counts[port].clear()
+            self._counts[port].update(dict(most))
 
     def _frequent(self, share: float) -> set[int]:
         """Keys with more than this share of a stream."""

@@ -48,6 +48,7 @@ from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery, GroupResults, MoveEnd, ResultChunk, Route, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
+from swjoin.routing.hot_keys import HotKey
 
 
 def tuples(n: int, payload: bool) -> TupleBatch:
@@ -185,7 +186,10 @@ def test_every_message_has_a_format_of_its_own() -> None:
         SplitDealt(0, before_us=3, low_us=4),
         SplitDealt(0, ended=True),
         EpochPlan(),
+        EpochPlan(8, hot_keys=((HotKey(1, -5, 0, (3, 4), -9, 1 << 62), HotKey(0, 1 << 62, 1, (0,))),)),
+        EpochPlan(8, hot_keys=((),)),
         EpochClosed(7, (-(1 << 62), 5)),
+        EpochClosed(7, (0, 5), ((1, 0, -3, 100, ((-7, 60), (8, 9))), (1, 1, 4, 0, ()))),
         GroupMoved(5, 4096, 17),
         PrefillJoined(),
         StopReading(),

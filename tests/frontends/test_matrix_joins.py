@@ -327,5 +327,5 @@ def test_the_join_of_two_streams_has_no_routing(command: tuple[object, ...], swj
 @pytest.mark.parametrize("routing", [5, True, "", b"matrix:2,2", ("matrix", 2, 2), "matrix:65,1", "random:1"])
 def test_routings_from_python_that_are_none(routing: Any) -> None:
     table = pa.table({"ts": pa.array([1, 2], pa.timestamp("us")), "k": [1, 2]})
-    with pytest.raises(UserError, match="must be auto, hash, range, broadcast, matrix"):
+    with pytest.raises(UserError, match="must be auto, hash, skew, range, broadcast, matrix"):
         api.sql("SELECT a.k FROM a, b WHERE a.k < b.k AND a.ts = b.ts", a=table, b=table, time="ts", routing=routing)

@@ -14,7 +14,7 @@ import swjoin as api
 from swjoin.core.errors import UserError
 from tests.frontends.test_joins_without_keys import ARGUMENTS, TIMES, rows_of, table_of
 
-ROUTINGS = ["range", "matrix:3,2", "broadcast", "random:2,3", "contrand:3,4,2,2"]
+ROUTINGS = ["skew", "range", "matrix:3,2", "broadcast", "random:2,3", "contrand:3,4,2,2"]
 KEYS: list[dict[str, Any]] = [
     {"on": "v"},
     {"on": ["name", "v"]},
@@ -62,8 +62,11 @@ def test_columns_that_are_chosen(tables: tuple[pa.Table, pa.Table], tmp_path: Pa
 @pytest.mark.parametrize(
     ("routing", "problem"),
     [
-        ("contrand:2,2,3,1", "routing contrand:2,2,3,1: must be auto, hash, range, broadcast, matrix or matrix:M,N, random or"),
-        ("rnage", "routing rnage: must be auto, hash, range"),
+        (
+            "contrand:2,2,3,1",
+            "routing contrand:2,2,3,1: must be auto, hash, skew, range, broadcast, matrix or matrix:M,N, random or",
+        ),
+        ("rnage", "routing rnage: must be auto, hash, skew, range"),
         ("random:9,9", "routing random:9,9: 18 units for 16 partition-groups; write fewer, or raise"),
     ],
 )

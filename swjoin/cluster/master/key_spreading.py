@@ -70,18 +70,19 @@ class KeySpreading:
     def planned(self, active: Sequence[Sequence[SlaveId]], maps: Sequence[GroupMap]) -> tuple[tuple[HotKey, ...], ...]:
         """The table for the next epoch, once all gateways have closed the one before; nothing if it is as it was. active, maps:
         by stage, instances that have partition-groups, and which."""
-        for at, hot in list(self._table.items()):
-            self._advance(at, hot)
         for stage, join in self._joins.items():
-            held = sum(of == stage for of, _ in self._table)
-            for key in sorted(self._shares[stage].hot)[: MOST_KEYS - held]:
-                if (stage, key) not in self._table and len(active[stage]) > 1:
+            hot, warm = self._shares[stage].hot, self._shares[stage].warm
+            known = [key for of, key in self._table if of == stage]
+            for key in known:
+                self._advance(join, self._table[stage, key], is_hot=key in hot, is_warm=key in warm)
+            for key in sorted(hot.difference(known))[: MOST_KEYS - len(known)]:
+                if len(active[stage]) > 1:
                     self._begin(join, key, active[stage], maps[stage])
         changed, self._changed = self._changed, False
         return (tuple(self._table.values()),) if changed else ()
 
-    def _advance(self, at: tuple[int, int], hot: HotKey) -> None:
-        join, shares, (stage, key) = self._joins[hot.stage], self._shares[hot.stage], at
+    def _advance(self, join: SkewedJoin, hot: HotKey, *, is_hot: bool, is_warm: bool) -> None:
+        at, stage = (hot.stage, hot.key), hot.stage
         copied, dealing = hot.copy_until_us == END_OF_TIME_US, hot.deal_from_us < END_OF_TIME_US
         if at in self._leaving:
             self._leaving.discard(at)
@@ -90,10 +91,10 @@ class KeySpreading:
         elif copied and not dealing:
             newest_us = self._newest_us.get((stage, 1 - hot.dealt), BEGIN_OF_TIME_US)
             self._put(hot._replace(deal_from_us=join.deal_from_us(hot.dealt, newest_us)), "key_dealt")
-        elif dealing and key not in shares.warm:
+        elif dealing and not is_warm:
             self._leaving.add(at)
             self._put(hot._replace(deal_from_us=END_OF_TIME_US), "key_gathered")
-        elif not copied and key in shares.hot:
+        elif not copied and is_hot:
             self._put(hot._replace(copy_until_us=END_OF_TIME_US), "key_copied")
 
     def _begin(self, join: SkewedJoin, key: int, active: Sequence[SlaveId], group_map: GroupMap) -> None:
