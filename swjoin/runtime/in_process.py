@@ -333,6 +333,9 @@ class _LocalLoop:
             self._main.run()
         finally:
             self._stop.set()
+            for inbox in self._inboxes.values():
+                if inbox is not to_main:
+                    inbox.put(None)  # who waits for a message wakes up
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()

@@ -109,10 +109,10 @@ def _counting(monkeypatch: Monkey) -> Iterator[Counter[str]]:
 def test_random_joins(calm: bool, monkeypatch: Monkey) -> None:
     """With moves, and restarts from checkpoints with fewer slaves, if not calm."""
     with _counting(monkeypatch) as seen:
-        for scenario in _scenarios(0, 12, calm=calm):
+        for scenario in _scenarios(0, 8, calm=calm):
             _run(scenario)
-    assert seen["copied"] > 1_000
-    assert seen["dealt"] > (500 if calm else 100)
+    assert seen["copied"] > 800
+    assert seen["dealt"] > (300 if calm else 100)
 
 
 @pytest.mark.drawn
@@ -184,6 +184,7 @@ BUGS: dict[str, Callable[[Monkey], None]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     scenarios = _scenarios(0, 40, calm=BUGS[name] is not _forgotten)
