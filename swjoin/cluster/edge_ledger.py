@@ -23,7 +23,7 @@ def _entries() -> defaultdict[int, Entry]:
 
 class EdgeLedger:
     """sent, received: by edge, [rows, digest, bytes]. null_keys, filtered: by edge, rows that the sender drops, as they match
-    nothing, and by the edge's filters, less those that its lookups add: it may be negative."""
+    nothing, and by the edge's filters, less those that its lookups add, and less copies: it may be negative."""
 
     def __init__(self) -> None:
         self.sent, self.received = _entries(), _entries()
