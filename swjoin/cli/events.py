@@ -27,7 +27,12 @@ from swjoin.core.errors import UserError
 
 MOVES = ("decided", "held", "left", "installed", "released")
 ACTIVITY = ("activated", "emptying", "kept", "rested")
-KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered")
+_HOT_KEYS = {
+    "key_copied": "is hot: rows of one side are copied to all instances",
+    "key_dealt": "rows of the other side are dealt to all instances",
+    "key_gathered": "has cooled down: its rows are dealt no longer",
+}
+KINDS = ("occupancy", *MOVES, *ACTIVITY, *_HOT_KEYS, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered")
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -47,7 +52,9 @@ def read_events(run_dir: Path) -> list[RunEvent]:
         raise UserError(f"{run_dir}: holds no metrics/events.parquet; is it the directory of a run, and has the run ended?")
     events = run_folder.read_events(run_dir)
     if not events:
-        raise UserError(f"{run_dir}: this run has no events; only runs with a reorganization.policy or with checkpoints have")
+        raise UserError(
+            f"{run_dir}: this run has no events; only runs with a reorganization.policy, checkpoints or hot keys have"
+        )
     return events
 
 
@@ -136,6 +143,8 @@ def _words(event: RunEvent, digits: int) -> str:
             return f"{e.text} has been silent for the idle timeout; time goes on without it"
         case "speaks":
             return f"{e.text} speaks again"
+        case kind if kind in _HOT_KEYS:
+            return f"{e.text} of partition-group {e.group}: {_HOT_KEYS[kind]}"
         case "checkpoint":
             return f"checkpoint {number} is durable, {duration_text(e.duration_us)} after its cut"
         case "recovered":

@@ -249,7 +249,8 @@ def _routing(s: Setting) -> list[str]:
         return [f"{start} key's hash says which partition-group a tuple belongs to. {held}"]
     out = [
         f"{start} key's hash says which of {_plural(groups, 'partition-group')} a tuple belongs to; tuples of equal keys meet "
-        f"at one {one}. {_plural(s.active, one)} with {share} of them each"
+        f"at one {one}{', but for hot keys' if cluster.routing == 'skew' else ''}. "
+        f"{_plural(s.active, one)} with {share} of them each"
         + (f"; {s.slaves - s.active} more stand by." if s.active < s.slaves else ".")
     ]
     if cluster.sub_group_count > 1:

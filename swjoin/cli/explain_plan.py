@@ -126,7 +126,7 @@ def _routing(instances: Instances, stage: Stage) -> str:
     why = {"hash": "its condition has an equality", "range": "its condition has a band"}.get(way, "it has no equality, no band")
     places = instances.stages.places_of(stage)
     shown = way if places is None else f"{places.count} {places.word}"
-    if any(join.stage == stage.id for join in instances.skewed_joins):
+    if any(join.stage == stage.id and join.instances > 1 for join in instances.skewed_joins):
         shown = "hash, hot keys spread"
     return f"; routing: {shown}, as {why if asked == 'auto' else f'{asked} is asked for'}"
 

@@ -191,6 +191,7 @@ class _Sending:
     dealt: int = 0  # parts of rows that any instance may take
     sample: KeySample | None = None  # where hot keys are spread
     newest_us: int = BEGIN_OF_TIME_US  # of the rows that were sampled
+    watermark_us: int = BEGIN_OF_TIME_US
     hot_keys: HotKeys | None = None
 
 
@@ -268,13 +269,14 @@ class Outlet:
         for sending in self._sendings.values():
             edge = sending.keyed.edge
             if sending.sample is not None and isinstance(edge.receiver, Stage):
-                loads.append((edge.receiver.id, edge.port, sending.newest_us, *sending.sample.take()))
+                times_us = sending.newest_us, sending.watermark_us
+                loads.append((edge.receiver.id, edge.port, *times_us, *sending.sample.take()))
         return tuple(loads)
 
     def close(self, header: EpochHeader, watermarks_us: Mapping[int, int]) -> None:
         """End the epoch on all edges. watermarks_us: by edge; later rows have ts >= watermark."""
         for edge, sending in self._sendings.items():
-            finals = self._make_parts(sending, header)
+            finals, sending.watermark_us = self._make_parts(sending, header), watermarks_us[edge]
             null_keys, sending.null_keys = sending.null_keys, []
             kept = TupleBatch.concat(null_keys) if null_keys else TupleBatch.empty()
             for index, slave in enumerate(sending.receivers):

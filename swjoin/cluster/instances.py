@@ -192,8 +192,9 @@ def _may_be_spread(stages: StagePlan, stage: Stage) -> bool:
 
 def _check_skew(stages: StagePlan, config: RunConfig) -> None:
     if config.cluster.routing == "skew" and not any(_may_be_spread(stages, stage) for stage in stages.stages):
-        problem = "hot keys are spread where a join by hash reads its inputs, and none does"
-        raise UserError(problem, subject="cluster.routing: skew", remedy="leave it out")
+        problem, apart = "hot keys are spread where a join by hash reads its inputs, and none does", config.cluster.strategy
+        remedy = "take another strategy, or leave it out" if apart == "operator" else "leave it out"
+        raise UserError(problem, subject="cluster.routing: skew", remedy=remedy)
 
 
 def _check_config(config: RunConfig) -> None:

@@ -14,7 +14,7 @@ from swjoin.core.data_messages import Delivery, GroupLoads, MoveEnd, ResultChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.routing.hot_keys import HotKey
 
-KeyLoad = tuple[int, int, int, int, tuple[tuple[int, int], ...]]  # see `EpochClosed.key_loads`
+KeyLoad = tuple[int, int, int, int, int, tuple[tuple[int, int], ...]]  # see `EpochClosed.key_loads`
 
 # ---------------------------------------------------------------- between a gateway and the master
 
@@ -108,8 +108,8 @@ class EpochClosed:
     """From a gateway to the master: its share of this epoch is in deliveries.
 
     needed_us: no later checkpoint needs left and right tuples below these times. key_loads: where hot keys are spread, what it
-    has sent to each port of a join since it told of it last: stage, port, newest time so far, rows, and (key, rows) of the most
-    frequent keys, from a sample.
+    has sent over each edge to a join since it told of it last: stage, port, newest time so far, watermark, rows, and
+    (key, rows) of the most frequent keys, from a sample.
     """
 
     epoch: int

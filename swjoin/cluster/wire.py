@@ -495,7 +495,7 @@ def _is_ratio(value: Any) -> bool:
 
 _NUMBERS: Shape = [is_count]
 _HOT_KEY: Shape = (is_count, is_number, is_count, _NUMBERS, is_number, is_number)
-_KEY_LOAD: Shape = (is_count, is_count, is_number, is_count, [(is_number, is_count)])
+_KEY_LOAD: Shape = (is_count, is_count, is_number, is_number, is_count, [(is_number, is_count)])
 _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the shape of its fields
     Report: ("a report", (_is_ratio,)),
     MoveEnd: ("an acknowledgement", (is_number, is_number, is_number, bool, *[is_number] * 4)),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -74,19 +75,34 @@ class KeyShares:
             self._counts[port].clear()
             self._counts[port].update(dict(most))
 
-    def _frequent(self, share: float) -> set[int]:
-        """Keys with more than this share of a stream."""
-        seen = (port for port in (0, 1) if self._rows[port] >= LEAST_ROWS)
-        return {key for port in seen for key, count in self._counts[port].items() if count > share * self._rows[port]}
+    def _frequent(self, share: float, ports: Iterable[int]) -> dict[int, float]:
+        """Keys with more than this share of one of these streams, and their share of it."""
+        found: dict[int, float] = {}
+        for port in ports:
+            rows = self._rows[port]
+            if rows >= LEAST_ROWS:
+                more = {key: count / rows for key, count in self._counts[port].items() if count > share * rows}
+                found |= {key: max(each, found.get(key, 0.0)) for key, each in more.items()}
+        return found
 
-    @property
-    def hot(self) -> set[int]:
-        return self._frequent(self._share)
+    def hot(self, ports: Iterable[int]) -> list[int]:
+        """Keys that are hot in one of these streams, the hottest first."""
+        found = self._frequent(self._share, ports)
+        return sorted(found, key=lambda key: (-found[key], key))
 
-    @property
-    def warm(self) -> set[int]:
+    def warm(self, ports: Iterable[int]) -> set[int]:
         """Hot keys, and those that stay hot if they are."""
-        return self._frequent(self._share / 2)
+        return set(self._frequent(self._share / 2, ports))
+
+    def plain_state(self) -> list[Any]:
+        """Ready for JSON."""
+        return [self._rows, self._all_rows, [list(counts.items()) for counts in self._counts]]
+
+    def restore(self, plain: Sequence[Any]) -> None:
+        rows, all_rows, counts = plain
+        self._rows, self._all_rows = list(rows), list(all_rows)
+        for port, of in enumerate(counts):
+            self._counts[port].update(dict(of))
 
     def rows_of(self, key: int) -> tuple[int, int]:
         """Left and right rows of a key, about, as its share is now."""

@@ -189,7 +189,7 @@ def test_every_message_has_a_format_of_its_own() -> None:
         EpochPlan(8, hot_keys=((HotKey(1, -5, 0, (3, 4), -9, 1 << 62), HotKey(0, 1 << 62, 1, (0,))),)),
         EpochPlan(8, hot_keys=((),)),
         EpochClosed(7, (-(1 << 62), 5)),
-        EpochClosed(7, (0, 5), ((1, 0, -3, 100, ((-7, 60), (8, 9))), (1, 1, 4, 0, ()))),
+        EpochClosed(7, (0, 5), ((1, 0, -3, 5, 100, ((-7, 60), (8, 9))), (1, 1, 4, -9, 0, ()))),
         GroupMoved(5, 4096, 17),
         PrefillJoined(),
         StopReading(),

@@ -173,6 +173,11 @@ def _forgotten(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(KeySpreading, "restore", lambda self, plain: None)
 
 
+def _forgotten_at_once(monkeypatch: Monkey) -> None:
+    """A key may begin again, with its other side copied, while rows that were copied before are in the windows."""
+    monkeypatch.setattr(KeySpreading, "_is_over", lambda self, join, hot: True)
+
+
 BUGS: dict[str, Callable[[Monkey], None]] = {
     "rows that are dealt at once": _dealt_at_once,
     "rows that are dealt by the other side's bounds": _other_bound,
@@ -181,6 +186,7 @@ BUGS: dict[str, Callable[[Monkey], None]] = {
     "copies without the key's own partition-group": _own_group_last,
     "copies of preserved rows": _preserved_rows_copied,
     "a table that a restart forgets": _forgotten,
+    "a key that is forgotten at once": _forgotten_at_once,
 }
 
 

@@ -7,12 +7,13 @@ Stays out: where a row goes (`routing.hot_keys`), which keys are hot (`policy.sk
 
 A key's life: copied (from epoch e on all gateways copy the rows of one side); dealt (in the plan of e + 1, when the newest time
 that was sent in epoch e and before is known: partners of later rows have copies); no longer dealt, when it is cold; and in the
-epoch after that, when the newest row that may have been dealt is known, copied up to a time. Such an entry stays; it goes round
-again if its key gets hot again.
+epoch after that, when the newest row that may have been dealt is known, copied up to a time. If the key gets hot again, it goes
+round again, with the same sides; once no later row can meet one that was copied, it is forgotten.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from swjoin.policy.skew import KeyShares
 from swjoin.routing.hash_partition import GroupMap, groups_of_keys
 from swjoin.routing.hot_keys import HotKey
 
-MOST_KEYS = 256  # in the table of a join
+MOST_KEYS = 256  # in the table of a join at once
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,18 @@ class KeySpreading:
         self._joins = {join.stage: join for join in joins}
         self._shares = {stage: KeyShares(join.instances) for stage, join in self._joins.items()}
         self._table: dict[tuple[int, int], HotKey] = {}  # by stage and key
+        self._begun: Counter[int] = Counter()  # keys that were spread since the last start, by stage
         self._leaving: set[tuple[int, int]] = set()  # not dealt any more, but copied until it is known how long
+        self._copied_us: dict[tuple[int, int], int] = {}  # no row above has copies; of keys that are copied up to a time
         self._newest_us: dict[tuple[int, int], int] = {}  # sent so far, by stage and port
+        self._passed_us: dict[tuple[int, int], int] = {}  # later rows of all gateways are not below; likewise
         self._changed = False
         self._notes: list[tuple[str, int, HotKey]] = []  # what happened, to which partition-group's key
 
     def closed(self, loads: Iterable[KeyLoad]) -> None:
         """A gateway has sent its share of an epoch."""
-        for stage, port, newest_us, rows, counts in loads:
+        for stage, port, newest_us, watermark_us, rows, counts in loads:
+            self._passed_us[stage, port] = min(self._passed_us.get((stage, port), END_OF_TIME_US), watermark_us)
             before_us = self._newest_us.get((stage, port), BEGIN_OF_TIME_US)
             self._newest_us[stage, port] = max(before_us, newest_us)
             if rows:
@@ -71,13 +76,15 @@ class KeySpreading:
         """The table for the next epoch, once all gateways have closed the one before; nothing if it is as it was. active, maps:
         by stage, instances that have partition-groups, and which."""
         for stage, join in self._joins.items():
-            hot, warm = self._shares[stage].hot, self._shares[stage].warm
-            known = [key for of, key in self._table if of == stage]
-            for key in known:
+            ports = (LEFT, RIGHT) if join.dealt is None else (join.dealt,)
+            hot, warm = self._shares[stage].hot(ports), self._shares[stage].warm(ports)
+            for key in [key for of, key in self._table if of == stage]:
                 self._advance(join, self._table[stage, key], is_hot=key in hot, is_warm=key in warm)
-            for key in sorted(hot.difference(known))[: MOST_KEYS - len(known)]:
+            known = {key for of, key in self._table if of == stage}
+            for key in [key for key in hot if key not in known][: MOST_KEYS - len(known)]:
                 if len(active[stage]) > 1:
                     self._begin(join, key, active[stage], maps[stage])
+        self._passed_us.clear()
         changed, self._changed = self._changed, False
         return (tuple(self._table.values()),) if changed else ()
 
@@ -86,8 +93,10 @@ class KeySpreading:
         copied, dealing = hot.copy_until_us == END_OF_TIME_US, hot.deal_from_us < END_OF_TIME_US
         if at in self._leaving:
             self._leaving.discard(at)
-            newest_us = self._newest_us.get((stage, hot.dealt), BEGIN_OF_TIME_US)
-            self._put(hot._replace(copy_until_us=join.copy_until_us(hot.dealt, newest_us)))
+            dealt_us, copied_us = (self._newest_us.get((stage, p), BEGIN_OF_TIME_US) for p in (hot.dealt, 1 - hot.dealt))
+            until_us = join.copy_until_us(hot.dealt, dealt_us)
+            self._copied_us[at] = max(until_us, copied_us)
+            self._put(hot._replace(copy_until_us=until_us))
         elif copied and not dealing:
             newest_us = self._newest_us.get((stage, 1 - hot.dealt), BEGIN_OF_TIME_US)
             self._put(hot._replace(deal_from_us=join.deal_from_us(hot.dealt, newest_us)), "key_dealt")
@@ -95,7 +104,17 @@ class KeySpreading:
             self._leaving.add(at)
             self._put(hot._replace(deal_from_us=END_OF_TIME_US), "key_gathered")
         elif not copied and is_hot:
+            del self._copied_us[at]
             self._put(hot._replace(copy_until_us=END_OF_TIME_US), "key_copied")
+        elif not copied and self._is_over(join, hot):
+            del self._table[at], self._copied_us[at]
+            self._changed = True
+
+    def _is_over(self, join: SkewedJoin, hot: HotKey) -> bool:
+        """Whether no later row is copied, or meets one that was. Otherwise the other side might be copied, too."""
+        dealt_us, copied_us = (self._passed_us.get((hot.stage, port), BEGIN_OF_TIME_US) for port in (hot.dealt, 1 - hot.dealt))
+        no_partner_us = join.deal_from_us(hot.dealt, self._copied_us[hot.stage, hot.key])
+        return copied_us > hot.copy_until_us and dealt_us >= no_partner_us
 
     def _begin(self, join: SkewedJoin, key: int, active: Sequence[SlaveId], group_map: GroupMap) -> None:
         left, right = self._shares[join.stage].rows_of(key)
@@ -107,6 +126,7 @@ class KeySpreading:
             if mine and own not in mine:
                 groups.append(mine[key % len(mine)])
         if len(groups) > 1:
+            self._begun[join.stage] += 1
             self._put(HotKey(join.stage, key, dealt, tuple(groups)), "key_copied")
 
     def _put(self, hot: HotKey, kind: str = "") -> None:
@@ -127,6 +147,8 @@ class KeySpreading:
         return {
             "table": [list(hot) for hot in self._table.values()],
             "leaving": sorted(map(list, self._leaving)),
+            "copied_us": [[*at, time_us] for at, time_us in self._copied_us.items()],
+            "shares": [[stage, shares.plain_state()] for stage, shares in self._shares.items()],
             "newest_us": [[*port, time_us] for port, time_us in self._newest_us.items()],
         }
 
@@ -136,10 +158,12 @@ class KeySpreading:
         self._table = {(hot.stage, hot.key): hot for hot in keys}
         self._leaving = {(stage, key) for stage, key in plain["leaving"]}
         self._newest_us = {(stage, port): time_us for stage, port, time_us in plain["newest_us"]}
+        self._copied_us = {(stage, key): time_us for stage, key, time_us in plain["copied_us"]}
+        for stage, shares in plain["shares"]:
+            self._shares[stage].restore(shares)
         self._changed = bool(keys)
 
     def summary(self, stage: int) -> dict[str, Any]:
-        """For run.json: keys of a stage that were ever spread, and of how many rows are dealt at the end."""
-        mine = [hot for hot in self._table.values() if hot.stage == stage]
-        dealt = sum(hot.deal_from_us < END_OF_TIME_US for hot in mine)
-        return {"hot_keys": {"spread": len(mine), "dealt": dealt}} if stage in self._joins else {}
+        """For run.json: keys of a stage that were spread since the last start, and of how many rows are dealt at the end."""
+        dealt = sum(hot.stage == stage and hot.deal_from_us < END_OF_TIME_US for hot in self._table.values())
+        return {"hot_keys": {"spread": self._begun[stage], "dealt": dealt}} if stage in self._joins else {}

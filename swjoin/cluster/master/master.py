@@ -135,7 +135,7 @@ class Master:
             first = self.subclusters.first[stage]
             for e in controller.take_events():
                 slave, peer = (number + first if number >= 0 else number for number in (e.slave, e.peer))
-                events.append(replace(e, slave=slave, peer=peer, stage=stage if slave >= 0 else -1))
+                events.append(replace(e, slave=slave, peer=peer, stage=stage if slave >= 0 else e.stage))
         return events
 
     def _stage_of(self, slave: SlaveId) -> tuple[Controller, SlaveId]:
@@ -204,7 +204,7 @@ class Master:
             active, maps = [c.active for c in self.controllers], [c.map for c in self.controllers]
             plan = replace(plan, hot_keys=self.spreading.planned(active, maps))
             for kind, group, hot in self.spreading.take_notes():
-                self.controllers[hot.stage].note(now_us, kind, group=group, text=f"key {hot.key}, port {hot.dealt} dealt")
+                self.controllers[hot.stage].note(now_us, kind, group=group, text=f"key {hot.key}", stage=hot.stage)
         return [*effects, *self._to_gateways(replace(plan, times_us=times_us))]
 
     def _plan_epoch(self, now_us: int, *, exhausted: bool, everything: bool) -> EpochPlan:
