@@ -28,11 +28,11 @@ from swjoin.core.errors import UserError
 MOVES = ("decided", "held", "left", "installed", "released")
 ACTIVITY = ("activated", "emptying", "kept", "rested")
 _HOT_KEYS = {
-    "key_copied": "is hot: rows of one side are copied to all instances",
-    "key_dealt": "rows of the other side are dealt to all instances",
-    "key_gathered": "has cooled down: its rows are dealt no longer",
+    "key_copied": "is hot, rows of one side are copied to all instances",
+    "key_dealt": "is hot, rows of the other side are dealt to all instances",
+    "key_gathered": "has cooled down, its rows are dealt no longer",
 }
-KINDS = ("occupancy", *MOVES, *ACTIVITY, *_HOT_KEYS, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered")
+KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered", *_HOT_KEYS)
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -144,7 +144,7 @@ def _words(event: RunEvent, digits: int) -> str:
         case "speaks":
             return f"{e.text} speaks again"
         case kind if kind in _HOT_KEYS:
-            return f"{e.text} of partition-group {e.group}: {_HOT_KEYS[kind]}"
+            return f"{e.text} of partition-group {e.group} {_HOT_KEYS[kind]}"
         case "checkpoint":
             return f"checkpoint {number} is durable, {duration_text(e.duration_us)} after its cut"
         case "recovered":

@@ -47,6 +47,9 @@ EVENTS = [
     RunEvent(16_800_000, 65, "idle", text="left"),
     RunEvent(16_900_000, 65, "speaks", text="left"),
     RunEvent(17_000_000, 66, "recovered", tuples=8120, duration_us=51_300, amount=2.0, text="2 slaves are left"),
+    RunEvent(17_100_000, 67, "key_copied", group=5, text="key 7", stage=0),
+    RunEvent(17_200_000, 68, "key_dealt", group=5, text="key 7", stage=0),
+    RunEvent(17_300_000, 69, "key_gathered", group=5, text="key 7", stage=0),
 ]
 LINES = """\
  8.250 s  epoch 32  occupancy: slave 0 0.61 supplier (412 ms joining), slave 1 0.00 consumer
@@ -66,6 +69,9 @@ LINES = """\
 16.800 s  epoch 65  left has been silent for the idle timeout; time goes on without it
 16.900 s  epoch 65  left speaks again
 17.000 s  epoch 66  recovered in 51 ms: 2 slaves are left, 8,120 tuples are joined once more
+17.100 s  epoch 67  stage 0: key 7 of partition-group 5 is hot, rows of one side are copied to all instances
+17.200 s  epoch 68  stage 0: key 7 of partition-group 5 is hot, rows of the other side are dealt to all instances
+17.300 s  epoch 69  stage 0: key 7 of partition-group 5 has cooled down, its rows are dealt no longer
 """
 END = """\
 moves          1, 251 KiB

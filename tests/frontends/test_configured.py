@@ -340,7 +340,7 @@ def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path)
         ),
         (
             {"routing": "matrix:0,2"},
-            "cluster: routing matrix:0,2: must be auto, hash, range, broadcast, matrix or matrix:M,N, random or",
+            "cluster: routing matrix:0,2: must be auto, hash, skew, range, broadcast, matrix or matrix:M,N, random or",
         ),
         ({"clustr": {}}, "clustr: unknown configuration key; did you mean cluster?"),
     ],

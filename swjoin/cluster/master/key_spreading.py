@@ -55,7 +55,7 @@ class KeySpreading:
         self._joins = {join.stage: join for join in joins}
         self._shares = {stage: KeyShares(join.instances) for stage, join in self._joins.items()}
         self._table: dict[tuple[int, int], HotKey] = {}  # by stage and key
-        self._begun: Counter[int] = Counter()  # keys that were spread since the last start, by stage
+        self._spread: Counter[int] = Counter()  # keys that were spread since the last start, by stage
         self._leaving: set[tuple[int, int]] = set()  # not dealt any more, but copied until it is known how long
         self._copied_us: dict[tuple[int, int], int] = {}  # no row above has copies; of keys that are copied up to a time
         self._newest_us: dict[tuple[int, int], int] = {}  # sent so far, by stage and port
@@ -126,7 +126,7 @@ class KeySpreading:
             if mine and own not in mine:
                 groups.append(mine[key % len(mine)])
         if len(groups) > 1:
-            self._begun[join.stage] += 1
+            self._spread[join.stage] += 1
             self._put(HotKey(join.stage, key, dealt, tuple(groups)), "key_copied")
 
     def _put(self, hot: HotKey, kind: str = "") -> None:
@@ -166,4 +166,4 @@ class KeySpreading:
     def summary(self, stage: int) -> dict[str, Any]:
         """For run.json: keys of a stage that were spread since the last start, and of how many rows are dealt at the end."""
         dealt = sum(hot.stage == stage and hot.deal_from_us < END_OF_TIME_US for hot in self._table.values())
-        return {"hot_keys": {"spread": self._begun[stage], "dealt": dealt}} if stage in self._joins else {}
+        return {"hot_keys": {"spread": self._spread[stage], "dealt": dealt}} if stage in self._joins else {}
