@@ -213,7 +213,7 @@ def _files(folder: Path, rows: int) -> tuple[Path, Path]:
     return paths
 
 
-ARGUMENTS = ("--on", "k", "--left-time", "ts", "--right-time", "ts", "--within", "1ms", "-o", "count")
+ARGUMENTS = ("--on", "k", "--left-time", "ts", "--right-time", "ts", "--within", "1ms", "--epoch", "200ms", "-o", "count")
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "semi", "anti"])
