@@ -33,7 +33,7 @@ from swjoin.plan.columns import BoundStep
 from swjoin.plan.stages import Edge, Stage
 from swjoin.policy.skew import KeySample
 from swjoin.routing.hash_partition import HashPartition
-from swjoin.routing.hot_keys import HotKey, HotKeys
+from swjoin.routing.hot_keys import HotKey, SpreadKeys
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 _LEAST_RUN = 1_024  # rows of a part that any instance may take
@@ -192,7 +192,7 @@ class _Sending:
     sample: KeySample | None = None  # where hot keys are spread
     newest_us: int = BEGIN_OF_TIME_US  # of the rows that were sampled
     watermark_us: int = BEGIN_OF_TIME_US
-    hot_keys: HotKeys | None = None
+    hot_keys: SpreadKeys | None = None
 
 
 def _spread_hot_keys(sending: _Sending, sample: KeySample, rows: TupleBatch) -> tuple[TupleBatch, I64 | None]:
@@ -261,7 +261,7 @@ class Outlet:
             assert isinstance(edge.receiver, Stage)
             assert not sending.rows, "rows of an epoch are in no part yet"
             mine = [hot for hot in hot_keys if hot.stage == edge.receiver.id]
-            sending.hot_keys = HotKeys(mine, edge.port) if mine else None
+            sending.hot_keys = SpreadKeys(mine, edge.port) if mine else None
 
     def key_loads(self) -> tuple[KeyLoad, ...]:
         """As of `EpochClosed`."""

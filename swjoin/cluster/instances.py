@@ -107,7 +107,7 @@ class Instances:
             if _may_be_spread(self.stages, stage):
                 bounds, kind = stage.join.semantics.bounds, stage.join.semantics.kind
                 dealt = LEFT if kind.first or kind.unmatched[LEFT] else RIGHT if kind.unmatched[RIGHT] else None
-                count = self.subclusters.counts[stage.id] if self.subclusters.counts else 0
+                count = self.subclusters.counts[stage.id]
                 found.append(SkewedJoin(stage.id, bounds.lower_us, bounds.upper_us, dealt, count))
         return tuple(found)
 

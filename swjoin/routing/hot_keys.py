@@ -1,7 +1,7 @@
 """Hot keys of a join by hash: the rows of a key that has very many are dealt over several partition-groups while a run goes on.
 
-What: `HotKey`, a key, its partition-groups, and the times of rows that are dealt or copied; `HotKeys`, those of one port of a
-join: where rows go.
+What: `HotKey`, a key, its partition-groups, and the times of rows that are dealt or copied; `SpreadKeys`, those of one port of
+a join: where rows go.
 Why: all rows of a key meet in one partition-group, so a key may be more than a slave can do (specs section 4 of seed 002).
 Stays out: which keys are hot (`policy.skew`), when the times are fixed (`cluster.master.key_spreading`).
 
@@ -37,7 +37,7 @@ class HotKey(NamedTuple):
     copy_until_us: int = END_OF_TIME_US
 
 
-class HotKeys:
+class SpreadKeys:
     """Hot keys as they concern the rows of one port. At least one."""
 
     def __init__(self, keys: Sequence[HotKey], port: int) -> None:

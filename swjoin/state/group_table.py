@@ -31,6 +31,20 @@ _COUNT, _INTEGERS, _LEAST, _GREATEST = (
 )
 
 
+@kernel(inline="always")
+def _read_places(keys, nulls, panes, begin, rows, table, places, seen):  # type: ignore[no-untyped-def]
+    """Where these rows are looked up first. Their entries are read, so that misses of the cache overlap; what is in `seen` may
+    be old by the time that a row's turn comes."""
+    mask = np.uint64(table.shape[0] - 1)
+    for j in range(rows):
+        at = np.uint64(keys[begin + j]) * GOLDEN + np.uint64(nulls[begin + j])
+        if panes.shape[0] > 0:
+            at += mix64_scalar(np.uint64(panes[begin + j]))
+        places[j] = mix64_scalar(at) & mask
+    for j in range(rows):
+        seen[j] = table[places[j], 0]
+
+
 @kernel
 def _find(
     keys: I64,
@@ -54,13 +68,7 @@ def _find(
     places, seen = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
     for begin in range(first, keys.shape[0], _AT_ONCE):
         rows = min(_AT_ONCE, keys.shape[0] - begin)
-        for j in range(rows):
-            at = np.uint64(keys[begin + j]) * GOLDEN + np.uint64(nulls[begin + j])
-            if in_panes:
-                at += mix64_scalar(np.uint64(panes[begin + j]))
-            places[j] = mix64_scalar(at) & mask
-        for j in range(rows):
-            seen[j] = table[places[j], 0]
+        _read_places(keys, nulls, panes, begin, rows, table, places, seen)
         for j in range(rows):
             i, at = begin + j, places[j]
             null = np.int64(nulls[i])
@@ -88,17 +96,10 @@ def _find(
 @kernel
 def _rehash(table: I64, key_of: I64, null_of: Bool, pane_of: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
-    in_panes = pane_of.shape[0] > 0
     places, seen = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
     for begin in range(0, count, _AT_ONCE):
         rows = min(_AT_ONCE, count - begin)
-        for j in range(rows):
-            at = np.uint64(key_of[begin + j]) * GOLDEN + np.uint64(null_of[begin + j])
-            if in_panes:
-                at += mix64_scalar(np.uint64(pane_of[begin + j]))
-            places[j] = mix64_scalar(at) & mask
-        for j in range(rows):
-            seen[j] = table[places[j], 0]
+        _read_places(key_of, null_of, pane_of, begin, rows, table, places, seen)
         for j in range(rows):
             slot, at = begin + j, places[j]
             while table[at, 0] != 0:

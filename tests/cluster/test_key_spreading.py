@@ -16,7 +16,7 @@ from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.ids import BEGIN_OF_TIME_US, SlaveId
 from swjoin.policy.skew import KeyShares
 from swjoin.routing.hash_partition import GroupMap, groups_of_keys
-from swjoin.routing.hot_keys import HotKey, HotKeys
+from swjoin.routing.hot_keys import HotKey, SpreadKeys
 
 KEYS = np.array([-(1 << 63), (1 << 63) - 1, 0, -1, 7, 1 << 62, -(1 << 62) + 3], np.int64)
 Sent = tuple[int, int, frozenset[int]]  # key, time, partition-groups
@@ -62,7 +62,7 @@ class _Gateway:
         rows = TupleBatch(keys, ts, self._random.integers(0, 1 << 62, count).astype(np.uint64), ts, None, None)
         positions, groups = None, groups_of_keys(keys, partition_count)
         if self.table:
-            positions, groups = HotKeys(self.table, port).copies(rows, groups)
+            positions, groups = SpreadKeys(self.table, port).copies(rows, groups)
         positions = np.arange(count) if positions is None else positions
         return [(int(keys[i]), int(ts[i]), _once(groups[positions == i].tolist())) for i in range(count)]
 

@@ -25,7 +25,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import How
 from swjoin.plan.logical import LogicalPlan, Node, Result
 from swjoin.policy import skew
-from swjoin.routing.hot_keys import HotKey, HotKeys
+from swjoin.routing.hot_keys import HotKey, SpreadKeys
 from tests.support.plan_shapes import join, shape_config, source
 from tests.support.planted import texts
 from tests.tools.plan_oracle import Row
@@ -91,9 +91,9 @@ def _run(scenario: PlanScenario) -> None:
 def _counting(monkeypatch: Monkey) -> Iterator[Counter[str]]:
     """What happens to rows of hot keys."""
     seen: Counter[str] = Counter()
-    copies = HotKeys.copies
+    copies = SpreadKeys.copies
 
-    def counted(self: HotKeys, rows: TupleBatch, groups: I64) -> tuple[I64 | None, I64]:
+    def counted(self: SpreadKeys, rows: TupleBatch, groups: I64) -> tuple[I64 | None, I64]:
         before = groups.copy()
         positions, found = copies(self, rows, groups)
         seen["copied"] += 0 if positions is None else len(positions) - len(rows)
@@ -101,7 +101,7 @@ def _counting(monkeypatch: Monkey) -> Iterator[Counter[str]]:
         return positions, found
 
     with monkeypatch.context() as patched:
-        patched.setattr(HotKeys, "copies", counted)
+        patched.setattr(SpreadKeys, "copies", counted)
         yield seen
 
 
@@ -281,12 +281,12 @@ def test_copies_by_hand() -> None:
     key, ts = np.array([5, 1, 9, 5, 9]), np.array([50, 50, 150, 250, 250])
     rows = TupleBatch(key, ts, np.arange(5).astype(np.uint64), ts, None, None)
     own = np.array([2, 0, 1, 2, 1])
-    positions, groups = HotKeys(hot, LEFT).copies(rows, own.copy())
+    positions, groups = SpreadKeys(hot, LEFT).copies(rows, own.copy())
     assert positions is not None
     assert positions.tolist() == [0, 1, 2, 2, 3, 4]  # the key 9 is copied at 150, not at 250
     assert groups[[0, 1, 2, 3, 5]].tolist() == [2, 0, 1, 3, 1]
     assert groups[4] in (2, 4, 6)  # dealt
-    positions, groups = HotKeys(hot, 1 - LEFT).copies(rows, own.copy())
+    positions, groups = SpreadKeys(hot, 1 - LEFT).copies(rows, own.copy())
     assert positions is not None
     assert positions.tolist() == [0, 0, 0, 1, 2, 3, 4]
     assert groups[:3].tolist() == [2, 4, 6]
