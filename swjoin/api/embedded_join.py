@@ -27,8 +27,9 @@ from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import Ledger, StreamCounts
 from swjoin.core.sequence_numbers import wire_layouts
 from swjoin.expressions.vm import Program
+from swjoin.operators.configured_join import Join, join_of_run
 from swjoin.operators.join_step import Work
-from swjoin.operators.window_join import Matching, WindowJoinOperator
+from swjoin.operators.window_join import Matching
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 
@@ -40,7 +41,7 @@ LateRows = list[tuple[SourceBatch, str]]
 class Joiner:
     """One join module, what it has joined, and what of that has been handed over. One thread at a time."""
 
-    module: WindowJoinOperator
+    module: Join
     joined: I64 = dataclasses.field(default_factory=lambda: np.zeros(2, np.int64))
     produced: int = 0
     collected: int = 0
@@ -106,7 +107,7 @@ class Engine:
         self.streams = ingress.streams
         self.joiners = [
             Joiner(
-                WindowJoinOperator.for_run(
+                join_of_run(
                     config,
                     wire,
                     name="join" if slaves == 1 else f"slave {slave}",

@@ -43,6 +43,7 @@ from swjoin.core.key_encoder import Dictionary
 from swjoin.core.sequence_numbers import stamped_layout
 from swjoin.core.storage import AppendedFile, Background, Executor, Executors
 from swjoin.core.version import __version__
+from swjoin.operators.as_of_join import AsOfJoin
 from swjoin.operators.kept_rows import RowsOperator
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.stages import cut
@@ -470,7 +471,7 @@ class SlaveCheckpointer:
         self._folder, self._config = folder, config
         self._slave = slave
         self._early: list[tuple[Delivery, Any]] = []  # of several senders, of epochs that are not open yet
-        self._marks = any(slave.kind.marks) or isinstance(slave.join, RowsOperator)
+        self._marks = any(slave.kind.marks) or isinstance(slave.join, RowsOperator | AsOfJoin)
         sub_groups = config.cluster.sub_group_count
         stage = 0 if slave.stage is None else int(slave.stage.stage.id)
         self._log = SegmentLog(folder, incarnation, slave.id, sub_groups, done, executors, promises=self._marks, stage=stage)

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from swjoin.config.options import Strategy
 from swjoin.core.errors import Text, UserError, setting
-from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, JoinKind
+from swjoin.core.join_semantics import JOIN_KINDS, AsOf, Bounds, How, JoinKind, Match
 from swjoin.core.units import MAX_SPAN_US, UNBOUNDED_US, format_duration
 from swjoin.expressions.parser import parse_where
 from swjoin.routing.named import WORDS, is_routing
@@ -52,7 +52,8 @@ class QueryConfig:
     the join in reports. how: `inner`; `left`, `right`, `full`: also the tuples of that side, or of both, that match nothing;
     `semi`, `anti`: the left tuples alone that match something, that match nothing. Tuples with a null key match nothing. where:
     residual predicate (syntax: `expressions.parser`); None: none. last: count windows instead of those bounds: each tuple meets
-    that many of the latest earlier tuples of the other stream; sizes for the left and the right stream.
+    that many of the latest earlier tuples of the other stream; sizes for the left and the right stream. match: of the right
+    tuples that match, a left one joins all, or `last`, `first`, `nearest` (`core.join_semantics.AsOf`); inner and left joins.
     """
 
     lower_us: int
@@ -62,6 +63,7 @@ class QueryConfig:
     how: How = "inner"
     where: str | None = None
     last: tuple[int, int] | None = None
+    match: Match = "all"
 
     def __post_init__(self) -> None:
         check(
@@ -77,12 +79,24 @@ class QueryConfig:
             check(max(self.last) < MAX_SPAN_US, "join: last is too large")
             timeless = self.lower_us == self.upper_us == 0 and not self.exclusive
             check(timeless, "join: give last, or bounds of time, not both")
+        if (as_of := self.as_of) is not None:
+            check(self.last is None, f"join: match {self.match} is of bounds of time; leave last out")
+            fits = self.how in ("inner", "left")
+            check(fits, f"join: a {self.how} join has no match {self.match}; leave it out, or make it inner or left")
+            side = "at or before" if self.match == "last" else "at or after"
+            problem = f"join: match {self.match}: the bounds have no right time {side} a left one"
+            check(not as_of.candidates.empty, f"{problem}; {'lower' if self.match == 'last' else 'upper'} is beyond 0")
 
     @property
     def bounds(self) -> Bounds:
         if self.last is not None:
             return Bounds.last(*self.last)
         return Bounds.of(self.lower_us, self.upper_us, self.exclusive)
+
+    @property
+    def as_of(self) -> AsOf | None:
+        """Of an as-of join, which right tuple a left one joins."""
+        return None if self.match == "all" else AsOf(self.match, self.bounds)
 
     @property
     def unbounded(self) -> bool:
@@ -93,6 +107,7 @@ class QueryConfig:
     def description(self) -> str:
         """The join as one line of text."""
         kind = "" if self.how == "inner" else f"{self.how} join, "
+        kind += "" if self.match == "all" else f"{self.match} match, "
         where = "" if self.where is None else f", where {self.where}"
         if self.last is not None:
             return f"{kind}last {self.last[0]:,} left, {self.last[1]:,} right tuples{where}"
@@ -109,6 +124,8 @@ class QueryConfig:
         """Times below which left and right tuples are not needed after a crash, when the watermarks are `times_us`.
 
         For time windows; `cluster.gateway.arrival_sequence` has the rule for count windows."""
+        if (as_of := self.as_of) is not None:
+            return as_of.needed_below(as_of.front_us(times_us))
         alive_us = self.bounds.dead_below(times_us)
         # Match flags of tuples in the windows are rebuilt, also from partners that have expired.
         return self.bounds.partners_below(alive_us) if any(self.kind.marks) else alive_us

@@ -1,6 +1,6 @@
 """Join semantics: which pairs match, and the digest that identifies a result.
 
-What: `Bounds`, `JoinKind`, `JOIN_KINDS`, `mix64`, `pair_digest`, `format_digest` (SPEC section 1).
+What: `Bounds`, `JoinKind`, `JOIN_KINDS`, `AsOf`, `mix64`, `pair_digest`, `format_digest` (SPEC section 1).
 Why: the reference for engines, runtimes and tests; written for readers, not for speed.
 Stays out: finding pairs (tests/tools/oracle.py compares all pairs; `duckdb.verify` and `spark.verify` work at scale).
 """
@@ -13,6 +13,7 @@ from typing import Final, Literal
 import numpy as np
 
 from swjoin.core.batch import LEFT, RIGHT, U64
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -71,6 +72,54 @@ class Bounds:
 
 
 How = Literal["inner", "left", "right", "full", "semi", "anti"]
+Match = Literal["all", "last", "first", "nearest"]
+
+
+@dataclass(frozen=True)
+class AsOf:
+    """An as-of join: of the right tuples with a left tuple's key and within bounds, its candidates, it joins one.
+
+    match: `last`, the latest candidate that is not after the left tuple; `first`, the earliest that is not before it;
+    `nearest`, that with the least distance in time, of two the earlier. Of equal times, `last` takes the greatest id, `first`
+    the least, and `nearest` as `last` up to the left tuple and as `first` after it (pandas' `merge_asof`). bounds: of times.
+    """
+
+    match: Literal["last", "first", "nearest"]
+    bounds: Bounds
+
+    @property
+    def candidates(self) -> Bounds:
+        """The bounds, less what `match` excludes; `empty` where nothing is left."""
+        lower, upper = self.bounds.lower_us, self.bounds.upper_us
+        return Bounds(max(lower, 0) if self.match == "first" else lower, min(upper, 0) if self.match == "last" else upper)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether right tuples at or before a left one are candidates."""
+        return self.match != "first" and self.candidates.lower_us <= 0
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether right tuples that are decided on after the left one are: those after it, of `first` also at its time."""
+        return self.match == "first" or self.candidates.upper_us > 0
+
+    @property
+    def due_us(self) -> int:
+        """A left tuple is looked at when time is so much above its own: after all right tuples of that time if it looks back,
+        and before them otherwise."""
+        found = self.candidates
+        return found.lower_us if not self.looks_back else found.upper_us if not self.looks_ahead else 0
+
+    def front_us(self, times_us: tuple[int, int]) -> int:
+        """Given the watermarks of left and right tuples, the time below which all left tuples that are due and all right tuples
+        have come."""
+        left, right = times_us
+        return min(left if left in (BEGIN_OF_TIME_US, END_OF_TIME_US) else left + self.due_us, right)
+
+    def needed_below(self, front_us: int) -> tuple[int, int]:
+        """Times below which left tuples have come out, and right ones are candidates of none that has not."""
+        found = self.candidates
+        return front_us - found.upper_us, front_us - found.upper_us + found.lower_us
 
 
 @dataclass(frozen=True)

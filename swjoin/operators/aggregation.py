@@ -25,7 +25,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.time_windows import TimeWindows
 from swjoin.operators.deciding_rows import DecidingRows, Result, Words, joined
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.keyed_operator import LeavingState, Limits, WindowOperator
+from swjoin.operators.keyed_operator import LeavingState, Limits, StatePart, WindowOperator
 from swjoin.state.group_table import GroupTable
 
 _ROWS = -1  # the call that counts all rows of a group, after those of the aggregate
@@ -197,8 +197,8 @@ class Aggregation(WindowOperator[GroupTable]):
                 del self._panes[pane]
         parts += self._totals_leave(int(move_id.group))
         self._pane_bytes = sum(table.nbytes for table in self._panes.values())
-        some = [TupleBatch.concat(part) for part in (parts, self._deciding.take_out(int(move_id.group))) if part]
-        return LeavingState(move_id, some, self._next_us, chunk_bytes)
+        some = [StatePart(TupleBatch.concat(part)) for part in (parts, self._deciding.take_out(int(move_id.group))) if part]
+        return LeavingState(move_id, some, (self._next_us, 0), chunk_bytes)
 
     def _totals_leave(self, group: int) -> list[TupleBatch]:
         """What a partition-group has beside its panes, of a time before them."""

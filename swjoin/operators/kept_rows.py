@@ -17,7 +17,7 @@ from swjoin.core.data_messages import StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.keyed_operator import KeyedOperator, LeavingState, Limits
+from swjoin.operators.keyed_operator import KeyedOperator, LeavingState, Limits, StatePart
 
 _LEAST = 4_096  # rows that a pane takes before it is cut down
 
@@ -95,7 +95,7 @@ def rows_of_window(panes: Mapping[int, PaneRows], start_us: int, end_us: int) ->
 def leaving_rows(move_id: MoveId, parts: Sequence[TupleBatch], final_us: int, chunk_bytes: int) -> LeavingState:
     """A partition-group's rows, as they leave. final_us: what was final by this time is out."""
     some = [part for part in parts if len(part)]
-    return LeavingState(move_id, [TupleBatch.concat(some)] if some else [], final_us, chunk_bytes)
+    return LeavingState(move_id, [StatePart(TupleBatch.concat(some))] if some else [], (final_us, 0), chunk_bytes)
 
 
 class RowsOperator(KeyedOperator):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from swjoin.core.batch import I64, U64, ResultRows, TupleBatch
+from swjoin.core.batch import I64, LEFT, U64, ResultRows, TupleBatch
 from swjoin.core.data_messages import Delivery, GroupResults, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
@@ -158,7 +158,7 @@ class KeyedOperator(ABC):
         assert not any(map(len, pending)), "delivered rows of a partition-group that leaves"
 
     def import_group(self, first: StateChunk) -> ComingState:
-        return ComingState(self)
+        return ComingState(self, self.arriving)
 
     def _check_memory(self) -> None:
         held = self.window_bytes()
@@ -265,40 +265,58 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
             raise RunFailed(f"{self._name}: partition-group {chunk.group}: {here}")
 
 
-class LeavingState:
-    """A partition-group's state, as it leaves, in parts of a layout each: key and time of what is kept, as row or columns.
-    final_us: the time up to which it is final."""
+class StatePart(NamedTuple):
+    """Rows of a partition-group's state, of a layout: key and time of what is kept, as row or columns. stream: LEFT or RIGHT.
+    marked: they have a flag, which says how the operator has them. pending: delivered tuples that it had not taken."""
 
-    def __init__(self, move_id: MoveId, parts: Sequence[TupleBatch], final_us: int, chunk_bytes: int) -> None:
-        self._move_id, self._final_us, self._index = move_id, final_us, 0
-        self._chunks: list[TupleBatch] = []
+    rows: TupleBatch
+    stream: int = LEFT
+    marked: bool = False
+    pending: bool = False
+
+
+class LeavingState:
+    """A partition-group's state, as it leaves. times_us: the watermarks up to which it is final."""
+
+    def __init__(self, move_id: MoveId, parts: Sequence[StatePart], times_us: tuple[int, int], chunk_bytes: int) -> None:
+        self._move_id, self._times_us, self._index = move_id, times_us, 0
+        self._chunks: list[StatePart] = []
         for part in parts:
-            most = max(1, chunk_bytes * len(part) // max(1, part.nbytes))
-            self._chunks += [part.slice(at, min(len(part), at + most)) for at in range(0, len(part), most)]
-        self._chunks = self._chunks or [TupleBatch.empty()]
+            rows = part.rows
+            most = max(1, chunk_bytes * len(rows) // max(1, rows.nbytes))
+            slices = (rows.slice(at, min(len(rows), at + most)) for at in range(0, len(rows), most))
+            self._chunks += [part._replace(rows=some) for some in slices]
+        self._chunks = self._chunks or [StatePart(parts[0].rows if parts else TupleBatch.empty())]
         self.tuples = self.nbytes = 0
         self.done = False
 
     def waiting_tuples(self, stream: int) -> int:
-        return 0
+        """Pending tuples that are still here."""
+        return sum(len(part.rows) for part in self._chunks[self._index :] if part.pending and part.stream == stream)
 
     def next_chunk(self) -> StateChunk:
         """The next chunk; `done` once it is the last one."""
-        part = self._chunks[self._index]
+        rows, stream, marked, pending = self._chunks[self._index]
         self.done = self._index == len(self._chunks) - 1
-        m, some = self._move_id, min(1, len(part))
-        head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, (self._final_us, 0), 0, False)
+        m, some = self._move_id, 0 if pending else min(1, len(rows))
+        head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, self._times_us, stream, pending)
+        flags = np.ones(len(rows), np.uint8) if marked else None
+        chunk = StateChunk(*head, np.zeros(some, np.int64), np.full(some, len(rows), np.int64), rows, None, flags)
         self._index += 1
-        self.tuples += len(part)
-        self.nbytes += part.nbytes
-        return StateChunk(*head, np.zeros(some, np.int64), np.full(some, len(part), np.int64), part)
+        self.tuples += len(rows)
+        self.nbytes += chunk.nbytes
+        return chunk
+
+
+class TakesChunks(Protocol):
+    def take_chunk(self, chunk: StateChunk) -> None: ...
 
 
 class ComingState:
-    """The other end of a `LeavingState`."""
+    """The other end of a `LeavingState`. arriving: where its partition-group is until its last chunk."""
 
-    def __init__(self, operator: KeyedOperator) -> None:
-        self._operator, self._next = operator, 0
+    def __init__(self, operator: TakesChunks, arriving: set[int]) -> None:
+        self._operator, self._arriving, self._next = operator, arriving, 0
         self.tuples = self.nbytes = 0
         self.complete = False
 
@@ -306,12 +324,15 @@ class ComingState:
         """Install the next chunk. RunFailed when it does not fit."""
         if chunk.index != self._next or self.complete:
             raise RunFailed(f"partition-group {chunk.group}: chunk {chunk.index} came where {self._next} was expected")
-        self._operator.take_chunk(chunk)
-        (self._operator.arriving.discard if chunk.last else self._operator.arriving.add)(int(chunk.group))
+        self._take(chunk)
+        (self._arriving.discard if chunk.last else self._arriving.add)(int(chunk.group))
         self._next += 1
         self.tuples += len(chunk.tuples)
         self.nbytes += chunk.nbytes
         self.complete = chunk.last
+
+    def _take(self, chunk: StateChunk) -> None:
+        self._operator.take_chunk(chunk)
 
     def waiting_tuples(self, stream: int) -> int:
         return 0

@@ -14,7 +14,6 @@ tuned.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from swjoin.core.sequence_numbers import preceding_counts, with_times
 from swjoin.expressions.column_vm import has_columns
 from swjoin.expressions.vm import Program, Residual, no_rows
 from swjoin.operators.join_operator import MoveId
-from swjoin.operators.join_step import PAIR_BYTES, Step, WindowMemory, Work, offsets
+from swjoin.operators.join_step import Step, WindowMemory, Work, offsets
 from swjoin.operators.join_windows import JoinWindows
 from swjoin.operators.result_buffer import ResultBuffer
 from swjoin.operators.state_movement import GroupExport, GroupImport
@@ -54,9 +53,6 @@ from swjoin.state.arrays import (
 from swjoin.state.join_kernel import CUR_GROUP, CUR_SORTED, DONE, NEED_BLOCKS, join_groups
 from swjoin.state.payload_store import PayloadStore
 from swjoin.state.window_state import WindowState
-
-if TYPE_CHECKING:
-    from swjoin.config.run import RunConfig
 
 Layouts = tuple[RowLayout | None, RowLayout | None]
 
@@ -119,36 +115,6 @@ class WindowJoinOperator:
         self._candidates = new_candidates(self._mode)
         self._sweeping = False  # the open delivery has been joined; its unmatched rows are being emitted
         self._open: Work | None = None
-
-    @classmethod
-    def for_run(
-        cls,
-        config: RunConfig,
-        layouts: Layouts,
-        *,
-        name: str,
-        matching: Matching = Matching(),
-        ids_alone: bool = False,
-        result_bytes: int = 0,
-        in_order: bool = True,
-        rows: bool | None = None,
-    ) -> WindowJoinOperator:
-        """The join that a run's configuration describes. layouts: as they travel (`wire_layouts`). result_bytes: most bytes of
-        fixed size per step; 0: `module.result_buffer`. in_order: see `WindowSizes`. rows: emit rows; None: unless the sink
-        counts."""
-        module = config.module
-        pair_bytes = PAIR_BYTES + sum(layout.fixed_bytes for layout in layouts if layout is not None)
-        result_tuples = max(1, (result_bytes or module.result_buffer_bytes) // pair_bytes)
-        return cls(
-            config.query.bounds,
-            WindowSizes(module.block_tuples, module.theta_tuples, module.window_bytes, in_order),
-            layouts,
-            result_tuples=result_tuples if rows or (rows is None and config.sink.kind != "count") else 0,
-            kind=config.query.kind,
-            matching=matching,
-            ids_alone=ids_alone,
-            name=name,
-        )
 
     @property
     def state(self) -> WindowState:

@@ -1,16 +1,18 @@
 """The oracle: the result of a join by comparing every pair.
 
-What: `brute_force`, `answer`, `sequence_numbers`, `in_last` (SPEC section 1).
+What: `brute_force`, `answer`, `as_of`, `sequence_numbers`, `in_last` (SPEC section 1).
 Why: every engine and runtime is compared with this module; it is written for readability, not speed.
 Stays out: the definition of a match (`swjoin.core.join_semantics`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from swjoin.core.batch import I64, LEFT, MISSING_ID, RIGHT, U64, Bool, TupleBatch
-from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
+from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, Match
 
 
 def sequence_numbers(left: I64, right: I64) -> tuple[I64, I64, I64, I64]:
@@ -83,3 +85,27 @@ def answer(
             lefts.append(found if stream == LEFT else missing)
             rights.append(missing if stream == LEFT else found)
     return np.concatenate(lefts).astype(np.uint64), np.concatenate(rights).astype(np.uint64)
+
+
+def as_of(
+    left: TupleBatch,
+    right: TupleBatch,
+    bounds: Bounds,
+    match: Match,
+    holds: Callable[[int, int], bool] = lambda i, j: True,
+) -> list[int | None]:
+    """Of each left tuple, the index of the right one that it joins, or None. holds: whether two indexes satisfy a predicate."""
+    found: list[int | None] = []
+    for i in range(len(left)):
+        candidates = []
+        for j in range(len(right)):
+            apart = int(right.ts[j]) - int(left.ts[i])
+            if left.key[i] == right.key[j] and bounds.lower_us <= apart <= bounds.upper_us and holds(i, j):
+                candidates.append((apart, int(right.id[j]), j))
+        before = max((c for c in candidates if c[0] <= 0), default=None)
+        after = min((c for c in candidates if c[0] >= (match == "nearest")), default=None)
+        if match == "nearest" and before is not None and after is not None:
+            after = after if after[0] < -before[0] else None
+        chosen = {"last": before, "first": after, "nearest": after or before}[match]
+        found.append(None if chosen is None else chosen[2])
+    return found

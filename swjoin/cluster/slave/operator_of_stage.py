@@ -13,6 +13,7 @@ from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.operators.aggregation import Aggregation
+from swjoin.operators.configured_join import join_of_run
 from swjoin.operators.gathering import Gathering
 from swjoin.operators.group_windows import AlignedWindows, TupleWindows, Views
 from swjoin.operators.join_operator import JoinOperator
@@ -20,7 +21,7 @@ from swjoin.operators.keyed_operator import Limits
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.sessions import Sessions
-from swjoin.operators.window_join import Matching, WindowJoinOperator
+from swjoin.operators.window_join import Matching
 from swjoin.plan import aggregates, kept_rows
 
 
@@ -34,7 +35,7 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
     if stage.stage.joins:
         where = stage.columns.compiled_where()
         matching = Matching(where, stage.stage.join.band)
-        return WindowJoinOperator.for_run(config, stage.layouts, name=name, matching=matching, in_order=False, rows=rows)
+        return join_of_run(config, stage.layouts, name=name, matching=matching, in_order=False, rows=rows)
     assert isinstance(keys, GroupKeys), f"{name}: groups with the keys of a join"
     if isinstance(node, aggregates.Aggregate) and isinstance(columns, AggregateColumns):
         kind = RunningAggregation if node.running else Aggregation

@@ -67,9 +67,10 @@ from swjoin.core.key_encoder import Dictionary
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
+from swjoin.operators.configured_join import join_of_run
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
-from swjoin.operators.window_join import Matching, WindowJoinOperator
+from swjoin.operators.window_join import Matching
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.policy.reorganization import POLICIES
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
@@ -111,7 +112,7 @@ class Slave:
         self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows)
         self._config = config
         several = config.gateway_count > 1
-        self.join: JoinOperator = join or WindowJoinOperator.for_run(
+        self.join: JoinOperator = join or join_of_run(
             config, layouts, name=f"slave {slave}", matching=Matching(where), in_order=in_order and not several
         )
         self.inbox = Inbox(config.gateway_count) if several and stage is None else None

@@ -1,0 +1,390 @@
+"""The rows of both streams of an as-of join on one slave: those that wait for their time, and those that may still be a match.
+
+What: `RowsByTime`: `add`, `look`, `take`, dropping what is gone, partition-groups that leave and come.
+Why: rows come in any order and are looked at in the order of time; what nothing needs any more is dropped in one pass once it
+is as much as the rest, so that a row costs no more for it than being copied twice.
+Stays out: looking at rows (`state.as_of_kernel`), messages and counts (`operators.as_of_join`).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from swjoin.core.batch import I64, LEFT, RIGHT, U8, RowLayout, TupleBatch
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
+from swjoin.expressions.vm import Residual
+from swjoin.state.as_of_kernel import CHOSEN as COMES_OUT
+from swjoin.state.as_of_kernel import (
+    GONE,
+    HELD,
+    I32,
+    LEFT_LATER,
+    NONE,
+    RIGHT_LATER,
+    WAITS,
+    Chosen,
+    Keys,
+    Rows,
+    Rule,
+    hold_arrived,
+    in_order,
+    match_due,
+    merge_orders,
+    new_scratch,
+    relink_held,
+    settle_passed,
+    survivors,
+    write_records,
+)
+from swjoin.state.group_table import GroupTable
+from swjoin.state.payload_store import PayloadStore
+
+Layouts: TypeAlias = tuple[RowLayout | None, RowLayout | None]
+_LEAST = 4_096  # rows of a stream that are kept before it is looked for what is gone
+_NO_POSITIONS: I64 = np.empty(0, np.int64)
+
+
+class _Side:
+    """The rows of one stream. order: positions of rows that wait, in order; loose: those that have come since."""
+
+    def __init__(self, stream: int, layout: RowLayout | None, limit_bytes: int) -> None:
+        self.stream, self.layout = stream, layout
+        self.payload = None if layout is None else PayloadStore(layout, limit_bytes)
+        self.rows, self.count, self.due = _new_rows(stream, 64), 0, _LEAST
+        self.order: I64 = _NO_POSITIONS
+        self.loose: list[I64] = []
+
+    @property
+    def capacity(self) -> int:
+        return len(self.rows.group)
+
+    @property
+    def array_bytes(self) -> int:
+        return sum(part.nbytes for part in self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.array_bytes + (0 if self.payload is None else self.payload.nbytes)
+
+    def more_for(self, batch: TupleBatch) -> int:
+        """By how many bytes storing these rows makes it grow."""
+        payload = 0 if self.payload is None or batch.rows is None else self.payload.more_for(batch.rows)
+        wanted = self.count + len(batch)
+        return payload + (self.array_bytes if wanted > self.capacity else 0) * -(-wanted // max(1, self.capacity))
+
+    def reserve(self, count: int) -> None:
+        if self.count + count > self.capacity:
+            self.resize(max(2 * self.capacity, self.count + count))
+
+    def resize(self, capacity: int) -> None:
+        old, self.rows = self.rows, _new_rows(self.stream, capacity)
+        for name in Rows._fields:
+            before = getattr(old, name)
+            getattr(self.rows, name)[: len(before)] = before
+
+    @property
+    def states(self) -> U8:
+        return self.rows.state[: self.count]
+
+    @property
+    def records(self) -> I64:
+        """int64 (count, ROW)."""
+        return self.rows.rows[: self.count * ROW].reshape(-1, ROW)
+
+    def take(self, positions: I64) -> TupleBatch:
+        found = self.records[positions]
+        payload = None if self.payload is None else self.payload.gather(found[:, REF])
+        arrival = np.zeros(len(found), np.int64)
+        return TupleBatch(found[:, KEY].copy(), found[:, TS].copy(), found[:, ID].astype(np.uint64), arrival, payload)
+
+    def waiting(self) -> I64:
+        """The positions of all rows that wait, in order."""
+        if self.loose:
+            fresh = self.loose[0] if len(self.loose) == 1 else np.concatenate(self.loose)
+            if not in_order(self.rows, fresh):
+                found = self.records[fresh]
+                fresh = fresh[np.lexsort((found[:, ID].view(np.uint64), found[:, TS], self.rows.group[fresh]))]
+            merged = np.empty(len(self.order) + len(fresh), np.int64)
+            merge_orders(self.rows, self.order, fresh, merged)
+            self.order, self.loose = merged, []
+        return self.order
+
+    def drop(self, place: I64, kept: int) -> I64:
+        """Keep the rows with a place alone. Returns their old positions."""
+        keep = np.flatnonzero(place != NONE)
+        old, before = self.rows, self.records
+        payload = None
+        if self.payload is not None:
+            payload = self.payload.gather(self.records[keep, REF])
+            self.payload.expire(END_OF_TIME_US + 1)
+        self.rows = _new_rows(self.stream, max(64, kept + kept // 2))
+        self.rows.rows[: kept * ROW] = before[keep].reshape(-1)
+        for name in Rows._fields[1:]:
+            column = getattr(old, name)
+            if len(column):
+                getattr(self.rows, name)[:kept] = column[keep]
+        self.count, self.due = kept, max(_LEAST, 2 * kept)
+        if self.payload is not None and payload is not None and kept:
+            first = self.payload.append(payload, END_OF_TIME_US)
+            self.records[:, REF] = np.arange(first, first + kept)
+        self.order = place[self.order]
+        self.loose = [place[part] for part in self.loose]
+        return keep
+
+
+def _new_rows(stream: int, capacity: int) -> Rows:
+    of_left = capacity if stream == LEFT else 0
+    group, slot, following = (np.empty(capacity, np.int32) for _ in range(3))
+    records, states = np.empty(capacity * ROW, np.int64), np.empty(capacity, np.uint8)
+    return Rows(records, group, slot, following, states, np.empty(of_left, np.int32), np.empty(of_left, np.int64))
+
+
+class RowsByTime:
+    """rule: which right row a left one joins. layouts: stored payload of either stream, or None. groups: partition-groups that
+    have been seen are below it."""
+
+    def __init__(self, rule: Rule, layouts: Layouts, limit_bytes: int) -> None:
+        self.layouts, self.groups = layouts, 0
+        self._rule, self._limit_bytes = rule, limit_bytes
+        self._left, self._right = _Side(LEFT, layouts[LEFT], limit_bytes), _Side(RIGHT, layouts[RIGHT], limit_bytes)
+        self._table = GroupTable(())
+        self._keys = Keys(np.full(64, NONE, np.int32), np.full(64, NONE, np.int32))
+        self._front: I64 = np.empty(0, np.int64)  # of each partition-group, up to which its rows have been looked at
+        self._arriving: dict[int, tuple[list[I64], list[I64]]] = {}  # with positions of held rows that have come
+        self._scratch = new_scratch()
+        self.payload_peak_bytes = 0
+
+    @property
+    def sides(self) -> tuple[Rows, Rows]:
+        return self._left.rows, self._right.rows
+
+    @property
+    def payload(self) -> tuple[PayloadStore | None, PayloadStore | None]:
+        return self._left.payload, self._right.payload
+
+    @property
+    def nbytes(self) -> int:
+        keys = self._table.nbytes + self._keys.last.nbytes + self._keys.held.nbytes
+        return self._left.nbytes + self._right.nbytes + keys
+
+    def _side(self, stream: int) -> _Side:
+        return self._left if stream == LEFT else self._right
+
+    def kept(self, stream: int) -> int:
+        """Rows of a stream that are not gone."""
+        return int(np.count_nonzero(self._side(stream).states != GONE))
+
+    def by_group(self) -> I64:
+        """Rows that are not gone, of both streams: int64 (groups,)."""
+        counts = np.zeros(self.groups, np.int64)
+        for side in (self._left, self._right):
+            counts += np.bincount(side.rows.group[: side.count][side.states != GONE], minlength=self.groups)
+        return counts
+
+    # ------------------------------------------------------------ rows that come
+
+    def fits(self, stream: int, batch: TupleBatch) -> bool:
+        return self.nbytes + self._side(stream).more_for(batch) <= self._limit_bytes
+
+    def add(self, stream: int, batch: TupleBatch, groups: I64, state: int) -> I64:
+        """Store rows, which must fit. groups: their partition-groups, int64 (n,). Returns their positions."""
+        side = self._side(stream)
+        first, n = side.count, len(batch)
+        if n == 0:
+            return _NO_POSITIONS
+        self._know(int(groups.max()) + 1)
+        slots = self._table.slots_of(batch.key, np.zeros(n, np.bool_), groups)
+        self._grow_keys()
+        side.reserve(n)
+        ref = 0
+        if side.payload is not None and batch.rows is not None:
+            ref = side.payload.append(batch.rows, END_OF_TIME_US)
+            payload_bytes = sum(0 if store is None else store.nbytes for store in self.payload)
+            self.payload_peak_bytes = max(self.payload_peak_bytes, payload_bytes)
+        write_records(batch.key, batch.ts, batch.id, groups, slots, ref, state, first, side.rows)
+        side.count += n
+        positions: I64 = np.arange(first, first + n)
+        if state == WAITS:
+            side.loose.append(positions)
+        else:
+            self._arriving[int(groups[0])][stream].append(positions)
+        return positions
+
+    def _know(self, groups: int) -> None:
+        if groups > self.groups:
+            self._front = np.concatenate([self._front, np.full(groups - self.groups, BEGIN_OF_TIME_US, np.int64)])
+            self.groups = groups
+
+    def _grow_keys(self) -> None:
+        room, keys = len(self._keys.last), self._keys
+        if len(self._table) > room:
+            more = np.full(max(room, len(self._table) - room), NONE, np.int32)
+            self._keys = Keys(np.concatenate([keys.last, more]), np.concatenate([keys.held, more]))
+
+    # ------------------------------------------------------------ looking at rows
+
+    def look(self, front_us: int | I64, residual: Residual | None) -> Chosen:
+        """Look at the rows below the front, of all partition-groups or int64 (groups,) of each; not at those that have not come
+        whole. `left` and `right` of the answer are the positions of the left rows that come out, and of their matches."""
+        front = np.full(self.groups, front_us, np.int64) if isinstance(front_us, int) else self._of_groups(front_us)
+        for group in self._arriving:
+            front[group] = BEGIN_OF_TIME_US
+        self._front = np.maximum(self._front, front)
+        left, right = self._left, self._right
+        lefts, rights = left.waiting(), right.waiting()
+        most = len(lefts) + (int(np.count_nonzero(left.states == HELD)) if self._rule.ahead else 0)
+        chosen = Chosen(
+            np.empty(most, np.int64),
+            np.empty(most, np.int64),
+            np.empty(len(lefts), np.int64),
+            np.empty(len(rights), np.int64),
+            np.zeros(4, np.int64),
+        )
+        what = left.rows, right.rows, self._keys, front, self._rule, residual, self._scratch, chosen
+        match_due(lefts, rights, *what)
+        if self._rule.ahead:
+            settle_passed(left.count, left.rows, front, chosen)
+        left.order, right.order = (
+            chosen.left_later[: chosen.counts[LEFT_LATER]],
+            chosen.right_later[: chosen.counts[RIGHT_LATER]],
+        )
+        n = chosen.counts[COMES_OUT]
+        return chosen._replace(left=chosen.left[:n], right=chosen.right[:n])
+
+    def _of_groups(self, front_us: I64) -> I64:
+        self._know(len(front_us))
+        front = self._front.copy()
+        front[: len(front_us)] = front_us
+        return front
+
+    def take(self, stream: int, positions: I64) -> TupleBatch:
+        """Rows at these positions, until rows are dropped."""
+        return self._side(stream).take(positions)
+
+    def tail_sizes(self, stream: int, positions: I64) -> I64:
+        """Bytes of variable length of these rows: int64 (n,)."""
+        side = self._side(stream)
+        return (
+            np.zeros(len(positions), np.int64)
+            if side.payload is None
+            else side.payload.tail_sizes(side.records[positions, REF])
+        )
+
+    # ------------------------------------------------------------ rows that are gone
+
+    def drop_if_due(self) -> None:
+        if self._left.count >= self._left.due or self._right.count >= self._right.due:
+            self.drop_what_is_gone()
+
+    def drop_what_is_gone(self) -> None:
+        """Keep the rows alone that wait, or may still be a match or get one."""
+        rule, left, right = self._rule, self._left, self._right
+        least = self._front - rule.upper + rule.lower
+        nothing = np.full(self.groups, BEGIN_OF_TIME_US - (1 << 61), np.int64)
+        places = []
+        for side, limit in ((left, nothing), (right, least)):
+            place = np.empty(side.count, np.int64)
+            kept = survivors(side.count, side.rows, limit, place)
+            places.append((place, kept))
+        for positions in self._arriving.values():
+            for stream, (place, _) in enumerate(places):
+                positions[stream][:] = [place[part] for part in positions[stream]]
+        left.drop(*places[LEFT])
+        right.drop(*places[RIGHT])
+        place = places[RIGHT][0]
+        self._renumber(place)
+
+    def _renumber(self, place: I64) -> None:
+        """Keys of the rows that are kept alone. place: new positions of right rows, by the old ones."""
+        left, right = self._left, self._right
+        slots = [side.rows.slot[: side.count] for side in (left, right)]
+        kept = np.zeros(len(self._table), np.bool_)
+        for part in slots:
+            kept[part] = True
+        used = np.flatnonzero(kept)
+        number = np.full(len(self._table), NONE, np.int32)
+        number[used] = np.arange(len(used))
+        last = self._moved(self._keys.last[used], place)
+        self._table = self._table.only(used)
+        room = max(64, len(used))
+        self._keys = Keys(np.full(room, NONE, np.int32), np.full(room, NONE, np.int32))
+        self._keys.last[: len(used)] = last
+        for part in slots:
+            part[:] = number[part]
+        held = right.states == HELD
+        following = right.rows.next[: right.count]
+        following[held] = self._moved(following[held], place)
+        best, holds = left.rows.best[: left.count], left.states == HELD
+        best[holds] = self._moved(best[holds], place)
+        relink_held(left.count, left.rows, self._keys)
+
+    @staticmethod
+    def _moved(positions: I32, place: I64) -> I64:
+        """New positions; NONE stays, and what is dropped becomes it."""
+        if not len(place):
+            return np.full(len(positions), NONE, np.int64)
+        found: I64 = np.where(positions == NONE, NONE, place[positions])
+        return found
+
+    def clear(self) -> None:
+        """Nothing is needed any more."""
+        assert not self._arriving, "rows end while a partition-group arrives"
+        for side in (self._left, self._right):
+            side.drop(np.full(side.count, NONE, np.int64), 0)
+            side.order, side.loose = _NO_POSITIONS, []
+        self._table = GroupTable(())
+        self._keys = Keys(np.full(64, NONE, np.int32), np.full(64, NONE, np.int32))
+
+    # ------------------------------------------------------------ moves
+
+    def take_group(self, stream: int, group: int) -> tuple[TupleBatch, U8]:
+        """The rows of a partition-group that are not gone, which are kept no longer, and their states."""
+        side = self._side(stream)
+        mine = np.flatnonzero((side.rows.group[: side.count] == group) & (side.states != GONE))
+        tuples, states = side.take(mine), side.states[mine].copy()
+        waiting = side.waiting()
+        side.order = waiting[side.rows.group[waiting] != group]
+        side.rows.state[mine] = GONE
+        if stream == RIGHT:
+            self._keys.last[side.rows.slot[mine]] = NONE
+        return tuples, states
+
+    def expect(self, group: int) -> None:
+        """A partition-group comes, in parts."""
+        self._know(group + 1)
+        self._front[group] = BEGIN_OF_TIME_US
+        self._arriving[group] = ([], [])
+
+    def has_come(self, group: int, residual: Residual | None) -> None:
+        """All of its held rows are here."""
+        lefts, rights = (np.concatenate([_NO_POSITIONS, *part]) for part in self._arriving.pop(group))
+        right = self._right
+        if not in_order(right.rows, rights):
+            found = right.records[rights]
+            rights = rights[np.lexsort((found[:, ID].view(np.uint64), found[:, TS]))]
+        hold_arrived(lefts, rights, self._left.rows, right.rows, self._keys, self._rule, residual, self._scratch)
+
+    # ------------------------------------------------------------ invariants
+
+    def validate(self) -> None:
+        """Raise AssertionError on any broken invariant."""
+        for side in (self._left, self._right):
+            waits = np.flatnonzero(side.states == WAITS)
+            known = np.sort(np.concatenate([side.order, *side.loose]))
+            assert np.array_equal(waits, known), "a row that waits is in no order, or twice"
+            assert in_order(side.rows, side.order), "rows that wait are not in order"
+            if side.payload is not None:
+                side.payload.validate()
+        right = self._right
+        last = self._keys.last[: len(self._table)]
+        last = last[last != NONE]
+        assert (right.states[last] == HELD).all(), "the latest row of a key is not held"
+        slots = right.rows.slot[last]
+        assert np.array_equal(self._keys.last[slots], last), "the latest row of a key has another one"
+        holds = self._left.states == HELD
+        until, group = self._left.rows.until[: self._left.count][holds], self._left.rows.group[: self._left.count][holds]
+        coming = np.isin(group, list(self._arriving))
+        assert (until >= self._front[group])[~coming].all(), "a left row is held that no row to come can join"
