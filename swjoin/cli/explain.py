@@ -208,6 +208,17 @@ def _query(s: Setting) -> list[str]:
         "anti": "Every left tuple without a match comes out once, when its window has passed",
     }
     where = f" Besides, {query.where} must hold." if query.where else ""
+    if query.as_of is not None:
+        kinds = {
+            "inner": "A left tuple comes out once, with its match, when nothing to come can be a better one",
+            "left": "A left tuple comes out once, with its match or without one, when nothing to come can be a better one",
+        }
+        which = {
+            "last": "the last of these at or before it (of equal times that with the highest id)",
+            "first": "the first of these at or after it (of equal times that with the lowest id)",
+            "nearest": "the nearest of these in time (of two, the earlier)",
+        }
+        where += f" A left tuple joins {which[query.match]}."
     return [f"A pair matches when: {rule}.{where}", f"{kinds[query.how]} ({query.how} join). Null keys match nothing."]
 
 

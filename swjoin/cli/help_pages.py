@@ -24,7 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "keys and times": "--on --left-on --right-on --left-time --right-time --time-unit --left-time-unit --right-time-unit "
         "--assume-timezone",
         "files of text": "--csv --left-csv --right-csv",
-        "matching": "--within --lower --upper --exclusive --last --how --where",
+        "matching": "--within --lower --upper --exclusive --last --how --match --where",
         "views": "--agg --group-by --every",
         "rows": "--max-out-of-order --sort --late --left-id --right-id",
         "output": "-o --format --columns --report",

@@ -47,7 +47,7 @@ def _query(args: argparse.Namespace) -> QueryConfig:
         lambda text, name: duration_of(text, f"--{name}"),
         lambda text: one_or_two(text, int, refusal),
     )
-    return QueryConfig(**window._asdict(), how=args.how, where=args.where)
+    return QueryConfig(**window._asdict(), how=args.how, match=args.match, where=args.where)
 
 
 def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:

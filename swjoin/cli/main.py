@@ -32,6 +32,7 @@ CONFIG_OR_RUN = f"{CONFIG}; or an earlier run, its directory or run.json"
 TEXT_KEYS = "delimiter, nulls, encoding, times, types, schema"
 TIME_UNITS = ["s", "ms", "us", "ns"]
 HOWS = ["inner", "left", "right", "full", "semi", "anti"]  # as in `core.join_semantics`, which takes too long to import here
+MATCHES = ["all", "last", "first", "nearest"]
 
 
 def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
@@ -131,6 +132,13 @@ def _add_join(p: argparse.ArgumentParser) -> None:
         "--last", metavar="N", help="count windows instead: the last N tuples of the other stream; or N_LEFT,N_RIGHT"
     )
     p.add_argument("--how", choices=HOWS, default="inner", help="which rows come out (default inner)")
+    p.add_argument(
+        "--match",
+        choices=MATCHES,
+        default="all",
+        help="as-of joins: of the right rows that match a left one, the last at or before it, the first at or after it, or the "
+        "nearest in time (default all)",
+    )
     p.add_argument(
         "--where", metavar="CONDITION", help="what else must hold of a pair, or without --on alone: 'left_price < right_price'"
     )

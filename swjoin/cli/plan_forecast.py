@@ -106,7 +106,9 @@ class ForecastOptions:
             out.notes.append("network is per second of the streams' time; asap pace replays them as fast as it goes")
         if config.query.where is not None:
             out.notes.append(f"pairs are of equal keys within the bounds; what {config.query.where!r} leaves out is not known")
-        if config.query.how in _HOW:
+        if config.query.match != "all":
+            out.notes.append("an as-of join gives at most one row for each left row, not these pairs, and keeps fewer rows")
+        elif config.query.how in _HOW:
             out.notes.append(f"{_HOW[config.query.how]} that match nothing come in addition to these pairs")
         elif config.query.how != "inner":
             out.notes.append(f"a {config.query.how} join gives at most one row for each left row, not these pairs")

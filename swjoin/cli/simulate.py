@@ -148,8 +148,8 @@ def run_simulate(args: argparse.Namespace) -> int:
             raise UserError(f"{option}: of queries alone; the costs of a join of two streams are those of --costs")
     if config.measure.prefill_us:
         raise UserError("simulate plays no history; leave out measure.prefill (--set measure.prefill=0)")
-    if config.query.how != "inner" or config.query.where is not None:
-        raise UserError(f"{args.config}: inner joins by keys and times are modelled; leave join.how, join.where out")
+    if config.query.how != "inner" or config.query.match != "all" or config.query.where is not None:
+        raise UserError(f"{args.config}: inner joins by keys and times are modelled; leave join.how, match and where out")
     if args.search:
         return _search(config, slave_count, costs, args.host_cores)
     limit_us = _limit_us(config) if limit_us is None else limit_us

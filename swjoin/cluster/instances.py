@@ -187,6 +187,8 @@ def _may_be_spread(stages: StagePlan, stage: Stage) -> bool:
     """Whether it is a join by hash of which gateways are the only senders, and one side's rows may have copies."""
     if not stage.joins or stage.join.band is not None or all(stage.join.semantics.kind.unmatched):
         return False
+    if stage.join.semantics.as_of is not None:  # one place knows all matches of a row
+        return False
     return all(isinstance(edge.sender, Source) and edge.spread is None for edge in stages.edges if edge.receiver == stage)
 
 

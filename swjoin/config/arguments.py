@@ -20,7 +20,7 @@ from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfi
 from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import UserError, setting
-from swjoin.core.join_semantics import How
+from swjoin.core.join_semantics import How, Match
 from swjoin.core.units import parse_duration_us, parse_size_bytes
 from swjoin.routing.named import is_placed
 
@@ -91,6 +91,7 @@ def check_workers(threads: int | None, ranks: int | None) -> None:
 def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> dict[str, Any]:
     """The fields of a `QueryConfig` that options of a join mean: its bounds and its kind."""
     one_of(options["how"], get_args(How), "how")
+    one_of(options["match"], get_args(Match), "match")
     if options["where"] is not None and not isinstance(options["where"], str):
         raise UserError(f"where: {options['where']!r} is no condition; write text such as 'left_price < right_price'")
     exclusive = (options["exclusive"],) if isinstance(options["exclusive"], str) else options["exclusive"]
@@ -101,7 +102,7 @@ def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> 
         one_of(name, get_args(Bound), "exclusive")
     given = {name: options[name] for name in ("within", "lower", "upper", "last") if options.get(name) is not None}
     window = parse_window(given, cast("tuple[Bound, ...]", exclusive), duration_us, counts if count_windows else None)
-    return {**window._asdict(), "how": options["how"], "where": options["where"]}
+    return {**window._asdict(), **{name: options[name] for name in ("how", "match", "where")}}
 
 
 def names_no_keys(options: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ OPTION_KEYS: dict[str, tuple[str, ...]] = {
     "theta": ("module.theta",),
     "memory": ("module.window",),
 }
-JOIN_KEYS = ("within", "lower", "upper", "exclusive", "last", "how", "where")  # of section join, and at the top level
+JOIN_KEYS = ("within", "lower", "upper", "exclusive", "last", "how", "match", "where")  # of section join, and at the top level
 
 
 def bare(key: str) -> str:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from swjoin.config.window_bounds import Bound
-from swjoin.core.join_semantics import How
+from swjoin.core.join_semantics import How, Match
 
 if TYPE_CHECKING:
     import numpy
@@ -32,7 +32,15 @@ Returns: TypeAlias = Literal["arrow", "reader", "same", "pandas", "polars"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Of options that may be left out and are not None then.
-_DEFAULTS = {"exclusive": (), "how": "inner", "late": "error", "ids": False, "returns": "arrow", "window_memory": "4GB"}
+_DEFAULTS = {
+    "exclusive": (),
+    "how": "inner",
+    "match": "all",
+    "late": "error",
+    "ids": False,
+    "returns": "arrow",
+    "window_memory": "4GB",
+}
 
 
 class TimeColumns(TypedDict):
@@ -56,6 +64,7 @@ class MatchOptions(TimeColumns, total=False):
     left_time_unit: TimeUnit | None
     right_time_unit: TimeUnit | None
     how: How
+    match: Match
     where: str | None
 
 

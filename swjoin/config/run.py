@@ -113,6 +113,9 @@ class RunConfig:
             check(self.time.model == "event", "time: model arrival needs pace realtime")
             policy = self.on_overload.policy
             check(policy == "block", f"on_overload: {policy} needs pace realtime; in asap pace the source waits for the join")
+        if self.query.match != "all":
+            policy, match = self.on_overload.policy, self.query.match
+            check(policy != "shed", f"on_overload: shed drops tuples, so match {match} would find others; use block or spill")
         if self.cluster.gateways > 1:
             gateways = setting("gateways", "cluster: gateways")
             check(self.query.last is None, (gateways, " must be 1 for count windows: one gateway gives tuples their places"))
@@ -207,6 +210,7 @@ class RunConfig:
         check(self.time.max_out_of_order_us == 0, "measure: prefill needs streams in time order (time.max_out_of_order 0)")
         check(self.query.last is None, "measure: count windows cannot be measured after a prefill; leave it out")
         check(self.query.how == "inner", f"measure: a {self.query.how} join cannot be measured after a prefill; leave it out")
+        check(self.query.match == "all", f"measure: match {self.query.match} cannot be measured after a prefill; leave it out")
         check(not self.checkpoint.enabled, "measure: a run with prefill cannot be checkpointed; leave checkpoint out")
 
     def check_slaves(self, slave_count: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, STREAM_NAMES
+from swjoin.core.join_semantics import AsOf
 
 NONE = "18446744073709551615::UBIGINT"  # the id of a missing side
 # mix64 and the digest of a pair, in integers of 128 bits: no product of two with 64 bits overflows
@@ -91,7 +92,8 @@ def rows_of_join(
     pairs = pairs.format(keys=" AND ".join(f"l_{key} = r_{key}" for key in keys))
     tests = [] if measured_from_us is None else [f"greatest(l_ts, r_ts) >= {measured_from_us}"]
     tests += [] if where is None else [where]
-    db.execute(f"CREATE OR REPLACE VIEW pairs AS SELECT * FROM ({pairs}) WHERE {' AND '.join(tests) or 'true'}")
+    chosen = "" if query.as_of is None else f" QUALIFY {_is_chosen(query.as_of)}"
+    db.execute(f"CREATE OR REPLACE VIEW pairs AS SELECT * FROM ({pairs}) WHERE {' AND '.join(tests) or 'true'}{chosen}")
     kind = query.kind
     parts = [f"SELECT {selected.pairs} FROM pairs"] if kind.pairs else []
     for side, (short, stream) in enumerate(zip("lr", STREAM_NAMES, strict=True)):
@@ -101,6 +103,15 @@ def rows_of_join(
         if kind.unmatched[side]:
             parts.append(f"SELECT {alone} FROM {stream}_rows ANTI JOIN ({matched}) USING (rid) WHERE ts IS NOT NULL")
     return " UNION ALL ".join(parts)
+
+
+def _is_chosen(as_of: AsOf) -> str:
+    """Whether a pair is the one that an as-of join has of its left row."""
+    before, own = "r_ts <= l_ts", "CASE WHEN r_ts <= l_ts THEN r_id END DESC NULLS LAST, r_id"
+    order = {"last": "r_ts DESC", "first": "r_ts", "nearest": "abs(r_ts - l_ts), r_ts"}[as_of.match]
+    wanted = {"last": before, "first": "r_ts >= l_ts", "nearest": "true"}[as_of.match]
+    own = "r_id" if as_of.match == "first" else own
+    return f"{wanted} AND row_number() OVER (PARTITION BY l_rid, {wanted} ORDER BY {order}, {own}) = 1"
 
 
 def count_and_digest(db: Any, view: str, *, of_pairs: bool = True) -> tuple[int, int]:

@@ -282,10 +282,10 @@ def _differences(config: RunConfig, left: float, right: float) -> tuple[str, ...
             f"delay and saturation are those of realtime pace with distribution epochs of {format_duration(SHORT_EPOCH_US)} "
             "(--set cluster.distribution_epoch=...)"
         )
-    if config.query.how != "inner" or config.query.where is not None:
-        what = " and ".join(
-            n for n, on in (("join.how", config.query.how != "inner"), ("join.where", config.query.where)) if on
-        )
+    query = config.query
+    apart = {"join.how": query.how != "inner", "join.match": query.match != "all", "join.where": query.where is not None}
+    if any(apart.values()):
+        what = " and ".join(name for name, given in apart.items() if given)
         notes.append(f"the cost model covers inner joins by keys and times; {what} is left out")
     if config.gateway_count > 1 and config.left.path is not None:
         notes.append("all gateways are taken to read equal shares of both inputs; `swjoin explain` shows their splits")

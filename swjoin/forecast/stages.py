@@ -105,6 +105,10 @@ class StageProfile:
         if not self.stage.joins:
             return self.produced  # groups and windows, whatever their rows
         kind = self.stage.join.semantics.kind
+        if self.stage.join.semantics.as_of is not None:  # a row of each left one, if any right one matches
+            chance = 1.0 - min(1.0, _ratio(self.matches, received[LEFT]))
+            part = 1.0 if kind.unmatched[LEFT] else 1.0 - math.pow(chance, factors[RIGHT])
+            return received[LEFT] * factors[LEFT] * part
         matched = self.matches if kind.pairs else 0.0
         out = matched * factors[LEFT] * factors[RIGHT]
         alone = sum(count for count, is_out in zip(received, kind.unmatched, strict=True) if is_out)

@@ -26,6 +26,10 @@ def join_shifts(join: IntervalJoin) -> tuple[int, int]:
     A row comes out when a left or a right row comes that completes a pair, or when the other side's watermark has passed the
     last partner that a row without a match could have had.
     """
+    if (as_of := join.semantics.as_of) is not None:
+        found = as_of.candidates
+        least = min(0, found.lower_us) if join.output_time == "min" else 0
+        return least + as_of.due_us - found.upper_us, least - found.upper_us
     bounds, kind = join.semantics.bounds, join.semantics.kind
     first, last = bounds.lower_us, bounds.upper_us  # right time - left time
     of_left, of_right = [], []
@@ -67,7 +71,8 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
         return _shifted(inputs[0], -node.size_us)
     if not isinstance(node, IntervalJoin):  # the last row of a window of tuples that is not full is yet to come
         return min(inputs)
-    if node.semantics.bounds.count_windows or node.semantics.unbounded:  # a partner may be of any age
+    of_any_age = node.semantics.unbounded and node.semantics.as_of is None
+    if node.semantics.bounds.count_windows or of_any_age:  # a partner may be
         return END_OF_TIME_US if min(inputs) == END_OF_TIME_US else BEGIN_OF_TIME_US
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 

@@ -100,6 +100,7 @@ def window_join(left: DataFrame | ParquetFiles, right: DataFrame | ParquetFiles,
         size_bytes(options["window_memory"], "window_memory"),
         query.where,
         (left_read, right_read),
+        query.match,
     )
     with spelled("arguments"):
         compile_text(query.where, *plan.codecs(), count_windows=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,11 +22,13 @@ from swjoin.core.batch import I64, LEFT, RIGHT, U64, Pairs, PayloadRows, TupleBa
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed, spelled
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, QueryId, SlaveId
-from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How
+from swjoin.core.join_semantics import JOIN_KINDS, AsOf, Bounds, How, Match
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.row_codec import RowCodec, StreamCodec
 from swjoin.core.row_sizes import BLOCK_BYTES, pieces_of, row_bytes
 from swjoin.expressions.compiler import compile_text
+from swjoin.operators.as_of_join import AsOfJoin
+from swjoin.operators.configured_join import Join
 from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.operators.window_store import WindowSizes
 from swjoin.spark.shuffle_batches import StreamSpec, ascending, stream_times_us, unpack
@@ -50,9 +52,9 @@ ReadColumns: TypeAlias = tuple[tuple[str, "pa.DataType", int], ...]  # name, typ
 class JoinSpec:
     """The join as an executor gets it.
 
-    how: which rows come out. streams: left and right. columns: of the output, in its order: side, and index in that side's
-    parcels. names, types: theirs. window_bytes: limit of the windows. where: a residual predicate; read: what it reads of each
-    stream.
+    how, match: which rows come out. streams: left and right. columns: of the output, in its order: side, and index in that
+    side's parcels. names, types: theirs. window_bytes: limit of the windows. where: a residual predicate; read: what it reads
+    of each stream.
     """
 
     bounds: Bounds
@@ -64,6 +66,11 @@ class JoinSpec:
     window_bytes: int
     where: str | None = None
     read: tuple[ReadColumns, ReadColumns] = ((), ())
+    match: Match = "all"
+
+    @property
+    def as_of(self) -> AsOf | None:
+        return None if self.match == "all" else AsOf(self.match, self.bounds)
 
     def codecs(self) -> tuple[StreamCodec, StreamCodec]:
         """Of the packed rows that the predicate reads. UserError for columns that it cannot read."""
@@ -165,6 +172,16 @@ class _Stream:
         return self._measured[1:]
 
 
+def _join_of(plan: JoinSpec, codecs: tuple[StreamCodec, StreamCodec]) -> Join:
+    layouts, kind = (codecs[LEFT].layout, codecs[RIGHT].layout), JOIN_KINDS[plan.how]
+    where = compile_text(plan.where, *codecs, count_windows=False)
+    of_rows: dict[str, Any] = {"result_tuples": RESULT_TUPLES, "kind": kind, "ids_alone": True, "name": "Spark partition"}
+    if plan.as_of is not None:
+        return AsOfJoin(plan.as_of, layouts, window_bytes=plan.window_bytes, where=where, **of_rows)
+    sizes = WindowSizes(BLOCK_TUPLES, THETA_TUPLES, plan.window_bytes)
+    return WindowJoinOperator(plan.bounds, sizes, layouts, matching=Matching(where), **of_rows)
+
+
 class Joiner:
     """Joins the parcels of one Spark partition. `window_rows`: most rows beside the windows at any time."""
 
@@ -179,16 +196,7 @@ class Joiner:
         self.streams = one, two
         self.window_rows = 0
         self._encoder: KeyEncoder | None = None
-        self._join = WindowJoinOperator(
-            plan.bounds,
-            WindowSizes(BLOCK_TUPLES, THETA_TUPLES, plan.window_bytes),
-            (codecs[LEFT].layout, codecs[RIGHT].layout),
-            result_tuples=RESULT_TUPLES,
-            kind=kind,
-            matching=Matching(compile_text(plan.where, *codecs, count_windows=False)),
-            ids_alone=True,
-            name="Spark partition",
-        )
+        self._join = _join_of(plan, codecs)
         self._time_us = BEGIN_OF_TIME_US
         self._delivery_rows = FIRST_DELIVERY
         self._check_at = GATHERED_ROWS
@@ -208,7 +216,8 @@ class Joiner:
 
     def advance(self, time_us: int) -> Iterator[pa.RecordBatch]:
         """Join all tuples below `time_us`, in time order; none of them is still to come."""
-        dead = self.plan.bounds.dead_below((self._time_us, self._time_us))
+        times, as_of = (self._time_us, self._time_us), self.plan.as_of
+        dead = self.plan.bounds.dead_below(times) if as_of is None else as_of.needed_below(as_of.front_us(times))
         left, right = (s.take_below(time_us, d) for s, d in zip(self.streams, dead, strict=True))
         self.window_rows = max(self.window_rows, sum(len(stream.ts) for stream in self.streams))
         self._time_us = time_us

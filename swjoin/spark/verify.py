@@ -28,7 +28,7 @@ from swjoin.connectors.files.verification import (
 )
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
-from swjoin.core.join_semantics import JOIN_KINDS, format_digest
+from swjoin.core.join_semantics import JOIN_KINDS, AsOf, format_digest
 from swjoin.spark.generate import stream_frame
 from swjoin.spark.row_digest import count_and_digest
 from swjoin.spark.session import open_session
@@ -210,7 +210,25 @@ def _joined(
         pairs = pairs.where(f.greatest("lt", "rt") >= measured_from_us)
     if condition is not None:
         pairs = pairs.where(condition)
+    if config.query.as_of is not None:
+        pairs = _chosen(pairs, config.query.as_of)
     return pairs.select("l", "r")
+
+
+def _chosen(pairs: DataFrame, as_of: AsOf) -> DataFrame:
+    """Of the pairs of each left row, the one that an as-of join has."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    apart, before, after = f.col("rt") - f.col("lt"), f.col("rt") <= f.col("lt"), f.col("rt") >= f.col("lt")
+    backwards = f.when(before, -f.col("r")).otherwise(f.col("r"))
+    order, wanted = {
+        "last": ((f.col("rt").desc(), f.col("r").desc()), before),
+        "first": ((f.col("rt"), f.col("r")), after),
+        "nearest": ((f.abs(apart), f.col("rt"), backwards), f.lit(True)),
+    }[as_of.match]
+    place = f.row_number().over(Window.partitionBy("l").orderBy(*order))
+    return pairs.where(wanted).withColumn("place", place).where(f.col("place") == 1)
 
 
 def _near(one: DataFrame, mine: str, two: DataFrame, theirs: str, lower: int, upper: int, keys: list[str]) -> DataFrame:

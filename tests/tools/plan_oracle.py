@@ -371,6 +371,10 @@ def join_rows(
         if None not in mine:
             near = ((j, right.ts - left.ts) for j, right in enumerate(rights) if meets(mine, keys[j]))
             matches += [(i, j) for j, difference in near if bounds.lower_us <= difference <= bounds.upper_us]
+        if (as_of := join.semantics.as_of) is not None:
+            ours = [j for at, j in matches if at == i]
+            matches = [pair for pair in matches if pair[0] != i]
+            matches += [(i, j) for j in _chosen(as_of.match, left, rights, ours)]
         if most is not None and len(matches) > most and kind.pairs:
             raise TooManyRowsError(f"{join.name}: more than {most} pairs")
     out = [made(lefts[i], rights[j]) for i, j in matches] if kind.pairs else []
@@ -382,6 +386,17 @@ def join_rows(
     out += [made(row, None) for i, row in enumerate(lefts) if i not in matched[0]] if kind.unmatched[0] else []
     out += [made(None, row) for j, row in enumerate(rights) if j not in matched[1]] if kind.unmatched[1] else []
     return out
+
+
+def _chosen(match: str, left: Row, rights: Sequence[Row], candidates: Sequence[int]) -> list[int]:
+    """Of the right rows that match a left one, the one that an as-of join has."""
+    before = max((j for j in candidates if rights[j].ts <= left.ts), key=lambda j: (rights[j].ts, rights[j].id), default=None)
+    later = (j for j in candidates if rights[j].ts > left.ts or (match == "first" and rights[j].ts == left.ts))
+    after = min(later, key=lambda j: (rights[j].ts, rights[j].id), default=None)
+    if match == "nearest" and before is not None and after is not None:
+        before, after = (None, after) if rights[after].ts - left.ts < left.ts - rights[before].ts else (before, None)
+    found = {"last": before, "first": after, "nearest": after if before is None else before}[match]
+    return [] if found is None else [found]
 
 
 def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int | None = None) -> dict[str, list[Row]]:
@@ -460,8 +475,19 @@ def emitted(
             out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}
         else:
             ids = out[node.left], out[node.right]
-            out[node.name] = {row.id for row in rows[node.name] if _is_out(node, row, ids, inputs)}
+            as_of, times = node.semantics.as_of, {row.id: row.ts for row in rows[node.left]}
+            if as_of is None:
+                out[node.name] = {row.id for row in rows[node.name] if _is_out(node, row, ids, inputs)}
+            else:  # at the latest when no better match can come
+                below_us = as_of.front_us((inputs[0], inputs[1])) - as_of.candidates.upper_us
+                passed = {row.id for row in rows[node.name] if times[row.parents[0] or 0] < below_us}
+                out[node.name] = {row.id for row in rows[node.name] if row.id in passed and _is_in(row, ids)}
     return out, promised
+
+
+def _is_in(row: Row, out: tuple[set[int], set[int]]) -> bool:
+    left, right = row.parents
+    return left in out[0] and (right is None or right in out[1])
 
 
 def _is_out(join: IntervalJoin, row: Row, out: tuple[set[int], set[int]], inputs: Sequence[int]) -> bool:
