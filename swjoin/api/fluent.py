@@ -28,6 +28,7 @@ from swjoin.config.window_bounds import is_unbounded
 from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.schema import parse_schema
 from swjoin.core.errors import UserError, spelled
+from swjoin.core.join_semantics import AsOf, Bounds
 from swjoin.core.ledger import Proof
 from swjoin.core.units import UNBOUNDED_US
 from swjoin.frontends.sql.functions import NAME, Function, declared
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 Value: TypeAlias = Any  # an Expr, or a constant
 How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 _HOWS: tuple[How, ...] = ("inner", "left", "right", "full", "semi", "anti")
+_ASOF: tuple[dict[str, str], dict[str, str]] = ({}, {"method": "ASOF"})
 _numbers = itertools.count(1)
 
 
@@ -468,6 +470,11 @@ class Stream:
             else:
                 _refuse_bounds(how, within, lower, upper)
                 other = _static(other)
+            return self._joined(other, keys, bounds, how)
+
+    def _joined(
+        self, other: Stream, keys: Sequence[tuple[str, str]], bounds: tuple[int, int] | None, how: How, *, as_of: bool = False
+    ) -> Stream:
         if bounds is not None and (self.time is None or other.time is None):
             side = "left" if self.time is None else "right"
             raise UserError(f"join: the {side} stream has no time", remedy="keep its time column")
@@ -489,13 +496,42 @@ class Stream:
         if bounds is not None:
             low, high = (exp.Add(this=_of("l", str(self.time)), expression=_interval(us)) for us in bounds)
             conditions.append(exp.Between(this=_of("r", str(other.time)), low=low, high=high))
-        right_side = exp.Join(this=_subquery(other._query, "r"), on=exp.and_(*conditions), **_kind(how))
+        right_side = exp.Join(this=_subquery(other._query, "r"), on=exp.and_(*conditions), **_kind(how), **_ASOF[as_of])
         query = exp.select(*items).from_(_subquery(self._query, "l"))
         query.append("joins", right_side)
         time = None if how == "full" else self.time
         if how == "right":
             time = merged.get(str(other.time)) or renamed[str(other.time)]
         return Stream(tuple(names), time, query, {**self._sources, **other._sources})
+
+    def join_asof(
+        self,
+        other: Stream,
+        on: str | Sequence[str] | None = None,
+        *,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        within: Any = None,
+        lower: Any = None,
+        upper: Any = None,
+        how: Literal["inner", "left"] = "left",
+        match: Literal["last", "first", "nearest"] = "last",
+    ) -> Stream:
+        """Each row, with one of the other stream's rows with equal keys and within bounds of time (as of `join`): the last at
+        or before it, the first at or after it, or the nearest (docs/semantics.md#as-of-joins); without keys, of all its rows.
+        how: "left", also the rows that have none; "inner". Columns and time: as of a left join."""
+        with spelled("arguments"):
+            one_of(match, ("last", "first", "nearest"), "match")
+            one_of(how, ("inner", "left"), "how")
+            if not isinstance(other, Stream):
+                raise UserError("join_asof: the other side is no stream", remedy="make it one: swjoin.stream(..., time=...)")
+            low, high = _bounds(within, lower, upper)
+            found = AsOf(match, Bounds(low, high)).candidates
+            if found.empty or (match == "nearest" and low == 0 < high):
+                remedy = "write match='first'" if match == "nearest" else "widen the bounds, or take another match"
+                raise UserError(f"join_asof: match {match!r} does not fit bounds from {low} us to {high} us", remedy=remedy)
+            keys = [] if on is left_on is right_on is None else _keys(on, left_on, right_on)
+            return self._joined(other, keys, (found.lower_us, found.upper_us), how, as_of=True)
 
     def sort(self, *by: str | Expr, descending: bool | Sequence[bool] = False) -> Stream:
         """The rows in this order, nulls last: at the end of a query alone, but for `head`. by: columns of it."""

@@ -54,10 +54,10 @@ def _keys(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if args.on and args.left_on and args.right_on:
         raise UserError("give --on, or --left-on and --right-on: not all three")
     left, right = separate(args.left_on or args.on), separate(args.right_on or args.on)
-    if not left and not right and args.where is not None:
+    if not left and not right and (args.where is not None or args.match != "all"):
         return (), ()
     if not left or not right:
-        raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on, or --where alone")
+        raise UserError("the join columns are missing: give --on KEY, or --left-on and --right-on, or --where or --match alone")
     return left, right
 
 

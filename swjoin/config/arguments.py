@@ -106,8 +106,9 @@ def window_fields(options: Mapping[str, Any], *, count_windows: bool = True) -> 
 
 
 def names_no_keys(options: Mapping[str, Any]) -> bool:
-    """Whether a condition alone decides which rows match."""
-    return options["where"] is not None and options["on"] is options["left_on"] is options["right_on"] is None
+    """Whether a condition, or time alone, decides which rows match."""
+    without = options["where"] is not None or options["match"] != "all"
+    return without and options["on"] is options["left_on"] is options["right_on"] is None
 
 
 def runs_as_plan(options: Mapping[str, Any]) -> bool:

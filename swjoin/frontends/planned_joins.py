@@ -22,7 +22,7 @@ from swjoin.connectors.output_columns import OutputColumns
 from swjoin.connectors.row_encoder import on_neither_side
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.errors import Spelled, UserError, setting
-from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.join_semantics import JOIN_KINDS, Bounds, Match
 from swjoin.core.row_codec import StreamCodec
 from swjoin.expressions.binder import parse_expression
 from swjoin.expressions.compiler import resolve
@@ -30,7 +30,7 @@ from swjoin.expressions.parser import parse_where, to_text
 from swjoin.frontends.sql.planner import Table, parse_query, plan_query
 from swjoin.frontends.sql.tables import described
 from swjoin.frontends.sql.windows import AS_OF
-from swjoin.plan.logical import key_family
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, key_family
 from swjoin.plan.plain import plan_to_plain
 
 _NO_KEYS, _ROUTED = "a join without join columns", "a join with a routing"
@@ -60,7 +60,7 @@ def planned(config: RunConfig, key: _Key = ((), ()), views: Views | None = None)
     _check_zones(tables, otherwise)
     names = [[column for column, _ in table.columns] for table in tables.values()]
     on = exp.and_(*_equal(key, tables), *_condition(query, names, key), *_bounds(query, sides))
-    right = exp.Join(this=_table(RIGHT), on=on, **_kind(query))
+    right = exp.Join(this=_table(RIGHT), on=on, **_kind(query), **({} if query.as_of is None else {"method": "ASOF"}))
     asked = None if views is None else _Viewed(views, sides, names, key)
     selected = exp.select(*(_selected(query, sides, names, key) if asked is None else asked.columns)).from_(_table(LEFT))
     selected.append("joins", right)
@@ -68,7 +68,19 @@ def planned(config: RunConfig, key: _Key = ((), ()), views: Views | None = None)
         (selected if asked is None else asked.query(selected)).sql("duckdb"), tables, None, config.cluster.routing
     )
     inputs = tuple(dataclasses.replace(sides[STREAM_NAMES.index(name)], columns=None) for name in plan.tables)
-    return dataclasses.replace(config, queries=(QueryConfig(0, 0),), inputs=inputs), plan_to_plain(plan.plan)
+    found = plan.plan if query.as_of is None else _with_match(plan.plan, query.as_of.match)
+    return dataclasses.replace(config, queries=(QueryConfig(0, 0),), inputs=inputs), plan_to_plain(found)
+
+
+def _with_match(plan: LogicalPlan, match: Match) -> LogicalPlan:
+    """Bounds alone do not always tell it."""
+
+    def changed(node: Node) -> Node:
+        if not isinstance(node, IntervalJoin):
+            return node
+        return dataclasses.replace(node, query=dataclasses.replace(node.semantics, match=match))
+
+    return LogicalPlan(tuple(map(changed, plan.nodes)))
 
 
 def _check(query: QueryConfig, config: RunConfig, *, keyed: bool, with_views: bool) -> None:
@@ -228,7 +240,7 @@ def _condition(query: QueryConfig, names: list[list[str]], key: _Key) -> list[ex
     for division in reversed(list(condition.find_all(exp.Div))):  # the inner ones first; x / 0 is null in conditions
         by = division.expression.copy()
         division.set("expression", exp.Nullif(this=by, expression=exp.Literal.number(0)))
-    if missing := {LEFT, RIGHT} - sides:
+    if (missing := {LEFT, RIGHT} - sides) and query.as_of is None:
         problem = (
             f"where: {_NO_KEYS} needs a condition on both sides, and this one reads no {STREAM_NAMES[missing.pop()]} column"
         )
@@ -240,9 +252,10 @@ def _bounds(query: QueryConfig, sides: tuple[StreamConfig, ...]) -> list[exp.Exp
     """lower <= right time - left time <= upper."""
     left, right = (_column(side, sides[side].time) for side in (LEFT, RIGHT))
     found: list[exp.Expr] = []
-    for name, us in (("lower", query.lower_us), ("upper", query.upper_us)):
+    bounds = Bounds(query.lower_us, query.upper_us) if query.as_of is None else query.as_of.candidates
+    for name, us in (("lower", bounds.lower_us), ("upper", bounds.upper_us)):
         span = exp.Interval(this=exp.Literal.string(str(us)), unit=exp.Var(this="MICROSECOND"))
-        open_end = name in query.exclusive
+        open_end = name in query.exclusive and query.as_of is None
         kind = (exp.GT if open_end else exp.GTE) if name == "lower" else (exp.LT if open_end else exp.LTE)
         found.append(kind(this=right.copy(), expression=exp.Add(this=left.copy(), expression=span)))
     return found

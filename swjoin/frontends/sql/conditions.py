@@ -22,6 +22,7 @@ from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.columns import type_named
 from swjoin.core.errors import UserError, one_line
+from swjoin.core.join_semantics import Match
 from swjoin.core.units import UNBOUNDED_US
 from swjoin.expressions.binder import Scope, bind, parse_expression
 from swjoin.expressions.tree import Column, Expr, can_fail
@@ -187,8 +188,10 @@ def _linear(node: exp.Expr, names: Names) -> tuple[dict[Field, int], Fraction] |
 class Conditions:
     """What is known of a join's conditions; `joined` makes the join of them."""
 
-    def __init__(self, left: Relation, right: Relation, how: str) -> None:
-        """A right join is taken as the left join of the right side."""
+    def __init__(self, left: Relation, right: Relation, how: str, *, as_of: bool = False) -> None:
+        """A right join is taken as the left join of the right side. as_of: one row of the right side is chosen of those that
+        satisfy the conditions."""
+        self.as_of = as_of
         self.how = "left" if how == "right" else how
         self.fields = (*left.fields, *(() if how in ("semi", "anti") else right.fields))
         self.sides = (right, left) if how == "right" else (left, right)
@@ -372,6 +375,9 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
     """The join. routing: how its rows find their partners, as of `config.sections.ClusterConfig`. UserError for conditions that
     it cannot have."""
     left_time, right_time, bounds = conditions.bounds()
+    match = _match_of(bounds) if conditions.as_of else "all"
+    if conditions.as_of and kind_of(routing) not in ("auto", "hash"):
+        raise UserError(f"routing {routing}: an as-of join goes by hash, as one place knows all matches", remedy="leave it out")
     conditions.take_times_as_keys()
     if kind_of(routing) == "range":
         conditions.take_keys_as_conditions()
@@ -381,10 +387,13 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
     if routing == "skew" and bounds[1] - bounds[0] >= UNBOUNDED_US:
         raise UserError("routing skew: hot keys are spread within bounds of time", remedy="give bounds, or leave it out")
     band = band_of(conditions.rest, conditions.meaning)
-    if not conditions.keys:
+    if conditions.as_of:
+        band = None
+    elif not conditions.keys:
         cells = _cells(conditions, band)
         spread = spread or cells is None
-    _check_routing(conditions, routing, cells)
+    if not conditions.as_of:
+        _check_routing(conditions, routing, cells)
     keys: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
     merged: set[str] = set()  # columns of the right side
     renamed: dict[Field, str] = {}
@@ -409,7 +418,7 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
         texts = [conditions.names[side].text(node)[0] for node in conditions.alone[side]]
         hidden = frozenset(merged) if side == RIGHT else frozenset()
         more = cells if side == RIGHT else None
-        of_places, keyed = how != "inner" if spread else None, bool(conditions.keys) or cells is not None
+        of_places, keyed = how != "inner" if spread else None, bool(conditions.keys) or cells is not None or conditions.as_of
         made.append(Side(filtered(conditions.sides[side], texts), time, tuple(keys[side]), hidden, more, of_places, keyed))
 
     def inner_name(f: Field) -> str:
@@ -425,9 +434,16 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
             f"routing range: {error.problem}", remedy="write hash or matrix, which compare keys of any type"
         ) from None
     near = None if cells is None else cells.keys
-    relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where, near)  # type: ignore[arg-type]
+    relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where, near, match)  # type: ignore[arg-type]
     names = Names(relation.fields)
     return filtered(relation, [names.text(node)[0] for node in after])
+
+
+def _match_of(bounds: tuple[int, int, tuple[str, ...]]) -> Match:
+    """Which row an ASOF JOIN has, as its bounds of right time - left time say: the last at or before, the first at or after, or
+    within bounds on both sides the nearest."""
+    lower, upper, _ = bounds
+    return "last" if upper <= 0 else "first" if lower >= 0 else "nearest"
 
 
 def _check_routing(conditions: Conditions, routing: str, cells: Cells | None) -> None:
@@ -472,12 +488,12 @@ def _residual(
         elif side is not None and conditions.tested_alone(side):
             text = conditions.names[side].text(node)[0]
             sides[side] = replace(sides[side], of=Filtered(sides[side].of, text))
-        elif conditions.how == "inner":
+        elif conditions.how == "inner" and not conditions.as_of:
             after.append(node)
         else:
-            shown = one_line(node.sql("duckdb"), 100)
+            shown, kind = one_line(node.sql("duckdb"), 100), "as-of" if conditions.as_of else conditions.how
             remedy = "it may have comparisons, IS NULL, +, -, *, / NULLIF(x, 0) and abs of columns and constants"
-            raise UserError(f"{shown} is not supported in ON of a {conditions.how} join", remedy=remedy)
+            raise UserError(f"{shown} is not supported in ON of {'an' if conditions.as_of else 'a'} {kind} join", remedy=remedy)
     if not within:
         return (None, None), after
     orders = ((LEFT, RIGHT), (RIGHT, LEFT))

@@ -393,13 +393,16 @@ class _Planner:
             relation, where = _limited(relation, where)
         relation, where = _tested(relation, where, hows)
         for i, (join, how, right) in enumerate(zip(joins, hows, rights, strict=True)):
-            conditions = Conditions(relation, right, how)
+            conditions = Conditions(relation, right, how, as_of=bool(join.method))
             for name in join.args.get("using") or []:
                 conditions.equal(name.name)
             if join.args.get("on") is not None:
                 conditions.add_all(conjuncts(join.args["on"]))
-            if how == "inner":
+            if how == "inner" and not conditions.as_of:
                 where = conditions.take(where, pushed=_keep_rows(hows[i + 1 :]))
+            if conditions.as_of:
+                refuse_static(relation, "ASOF JOIN")
+                refuse_static(right, "ASOF JOIN")
             relation = looked_up(conditions) if has_static(conditions) else joined(conditions, self._routing)
             relation, where = _tested(relation, where, hows[i + 1 :])
         return _filtered(relation, where)
@@ -409,9 +412,15 @@ class _Planner:
         return Aliased(relation, alias)
 
     def _how(self, join: exp.Join) -> str:
-        if join.method:
+        if join.method.upper() not in ("", "ASOF"):
             raise UserError(f"{join.method} JOIN is not supported", remedy="write JOIN with its conditions")
-        _only(join, "this", "on", "using", "side", "kind")
+        _only(join, "this", "on", "using", "side", "kind", "method")
+        if join.method and join.args.get("using"):
+            remedy = "write ON a.k = b.k AND b.ts BETWEEN a.ts - INTERVAL '10' SECOND AND a.ts"
+            raise UserError("ASOF JOIN with USING bounds no time", remedy=remedy)
+        if join.method and (join.side.upper() not in ("", "LEFT") or join.kind.upper() not in ("", "INNER", "OUTER")):
+            shown = f"ASOF {join.side} {join.kind} JOIN".replace("  ", " ")
+            raise UserError(f"{shown} is not supported", remedy="write ASOF JOIN, or ASOF LEFT JOIN")
         if join.kind.upper() == "CROSS" and (join.args.get("on") or join.args.get("using")):
             raise UserError("CROSS JOIN has no conditions", remedy="write JOIN")
         found = _JOIN_KINDS.get((join.side.upper(), join.kind.upper()))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlglot import exp
 
 from swjoin.config.sections import QueryConfig
 from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import LEFT
-from swjoin.core.join_semantics import How
+from swjoin.core.join_semantics import How, Match
 from swjoin.core.kept_columns import OrderKey
 from swjoin.frontends.sql.bands import Cells
 from swjoin.plan.logical import (
@@ -250,7 +250,8 @@ class Side:
 class Joined:
     """An interval join. fields: of the left side, then, but for semi and anti joins, of the right one. bounds: lower and upper,
     of right - left, microseconds, and which of them are exclusive. where: the residual predicate, and the same with the sides
-    exchanged. band: what keys mean; its wide side is the right one."""
+    exchanged. band: what keys mean; its wide side is the right one. match: of the right rows that match, which one a left row
+    joins; `all`: all."""
 
     fields: tuple[Field, ...]
     left: Side
@@ -259,14 +260,17 @@ class Joined:
     bounds: tuple[int, int, tuple[str, ...]]
     where: tuple[str | None, str | None] = (None, None)
     band: BandKeys | None = None
+    match: Match = "all"
 
     @property
     def times(self) -> tuple[str, ...]:
-        """Either side's of an inner join, and the texts of the later and the earlier of both; the left one's of a left, semi or
-        anti join."""
+        """Either side's of an inner join, and the texts of the later and the earlier of both; the left one's of a left, semi,
+        anti or as-of join, and those texts of an inner as-of join."""
         names = [next(column_of(f) for f in side.of.fields if f.column == side.time) for side in (self.left, self.right)]
         if self.how != "inner":
             return () if self.how == "full" else (names[0],)
+        if self.match != "all":
+            return (names[0], *self._of_both)
         return (*names, *self._of_both)
 
     @property
@@ -289,7 +293,8 @@ class Joined:
         if swapped:
             lower, upper = -upper, -lower
             exclusive = tuple({"lower": "upper", "upper": "lower"}[name] for name in exclusive)
-        query = QueryConfig(lower, upper, exclusive=exclusive, how=self.how, where=self.where[swapped])  # type: ignore[arg-type]
+        where: Any = {"where": self.where[swapped], "match": self.match}
+        query = QueryConfig(lower, upper, exclusive=exclusive, how=self.how, **where)  # type: ignore[arg-type]
         left, right = (side.make(nodes, port) for port, side in enumerate(sides))
         key = tuple(name for name, _ in self.left.keys)
         output: OutputTime = of_both or ("max" if self.how == "full" else "left")
