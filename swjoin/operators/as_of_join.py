@@ -7,7 +7,7 @@ Stays out: which row is the match (`core.join_semantics.AsOf`), looking at rows 
 their memory (`operators.rows_by_time`).
 
 Between deliveries all rows below the front of their partition-group (`AsOf.front_us`) have been looked at. A partition-group
-that comes from another slave takes its rows along, looked at or not; the next delivery catches up with its front.
+that comes from another slave brings its rows, which are looked at with the next delivery, some of them once more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from swjoin.operators.keyed_operator import ComingState, LeavingState, StatePart
 from swjoin.operators.result_buffer import TAIL_BYTES
 from swjoin.operators.rows_by_time import Layouts, RowsByTime
 from swjoin.state.arrays import STAT_COMPARISONS, STAT_PAIRS
-from swjoin.state.as_of_kernel import HELD, LOOKED_AT, NONE, WAITS, Rule, count_chosen
+from swjoin.state.as_of_kernel import LOOKED_AT, NONE, Rule, count_chosen
 from swjoin.state.delay_histogram import record_delays
 
 if TYPE_CHECKING:
@@ -112,15 +112,14 @@ class AsOfJoin:
                 return stop - start
         return 0
 
-    def _add(self, stream: int, batch: TupleBatch, groups: I64, state: int = WAITS) -> I64:
-        """Returns the positions of the rows. RunFailed when they do not fit."""
+    def _add(self, stream: int, batch: TupleBatch, groups: I64) -> None:
+        """RunFailed when the rows do not fit."""
         if not self._rows.fits(stream, batch):
             self._rows.drop_what_is_gone()
             if not self._rows.fits(stream, batch):
                 raise self._full()
-        positions = self._rows.add(stream, batch, groups, state)
+        self._rows.add(stream, batch, groups)
         self._peak_bytes = max(self._peak_bytes, self._rows.nbytes)
-        return positions
 
     def _full(self) -> RunFailed:
         held = f"{sum(self.window_tuples())} tuples, {self._rows.nbytes} bytes"
@@ -137,9 +136,8 @@ class AsOfJoin:
         matched = rights != NONE
         alone = lefts[~matched] if self.kind.unmatched[LEFT] else lefts[:0]
         lefts, rights = lefts[matched], rights[matched]
-        work.results = self._counted(lefts, rights, alone=False)
         nulls = delivery.null_keys[LEFT] if self.kind.unmatched[LEFT] else TupleBatch.empty()
-        work.unmatched = _with_nulls(self._counted(alone, rights, alone=True), nulls)
+        work.unmatched = _with_nulls(self._counted(lefts, rights, alone), nulls)
         work.stats[STAT_PAIRS] = len(lefts)
         came = (delivery.left.arrival_us, delivery.right.arrival_us)
         if len(lefts) and any(map(len, came)):
@@ -150,7 +148,7 @@ class AsOfJoin:
             yield from self._pairs(alone, None)
             for start in range(0, len(nulls), self._result_tuples):
                 yield Pairs.alone(LEFT, nulls.slice(start, start + self._result_tuples), null_keys=True)
-        if min(self._times_us) >= END_OF_TIME_US:
+        if min(self._times_us) >= END_OF_TIME_US and not rows.arriving:
             rows.clear()
         else:
             rows.drop_if_due()
@@ -172,10 +170,12 @@ class AsOfJoin:
             return None
         return Residual(self._where, *(no_rows() if store is None else store.rows() for store in self._rows.payload))
 
-    def _counted(self, lefts: I64, rights: I64, *, alone: bool) -> GroupResults:
+    def _counted(self, lefts: I64, rights: I64, alone: I64) -> GroupResults:
+        """Counts and digests of pairs, and of left rows alone, by partition-group."""
         counts, digests = np.zeros(self._rows.groups, np.int64), _no_digests(self._rows.groups)
         left, right = self._rows.sides
-        count_chosen(lefts, rights, left, right, alone, counts, digests)
+        count_chosen(lefts, rights, left, right, False, counts, digests)
+        count_chosen(alone, rights, left, right, True, counts, digests)
         which = np.flatnonzero(counts)
         return GroupResults(which, counts[which], digests[which])
 
@@ -235,8 +235,7 @@ class AsOfJoin:
         assert self._open is None, "a partition-group leaves between deliveries"
         parts = []
         for stream in (LEFT, RIGHT):
-            tuples, states = self._rows.take_group(stream, int(move_id.group))
-            parts += [StatePart(tuples.take(np.flatnonzero(states == s)), stream, s == HELD) for s in (HELD, WAITS)]
+            parts.append(StatePart(self._rows.take_group(stream, int(move_id.group)), stream))
         parts += [StatePart(batch, stream, pending=True) for stream, batch in enumerate(pending)]
         self._rows.drop_if_due()
         return LeavingState(move_id, parts, self._times_us, chunk_bytes)
@@ -249,13 +248,11 @@ class AsOfJoin:
     def take_chunk(self, chunk: StateChunk) -> None:
         """Rows of a partition-group that comes. RunFailed if they do not fit."""
         check_layout([chunk.tuples], self._rows.layouts[chunk.stream], f"partition-group {chunk.group}, chunk {chunk.index}")
-        groups = np.full(len(chunk.tuples), int(chunk.group), np.int64)
-        held = chunk.flags is not None and bool(chunk.flags.all())
-        self._add(chunk.stream, chunk.tuples, groups, HELD if held else WAITS)
+        self._add(chunk.stream, chunk.tuples, np.full(len(chunk.tuples), int(chunk.group), np.int64))
 
     def has_come(self, group: int) -> None:
         """A partition-group is whole: its rows are looked at from now on."""
-        self._rows.has_come(group, self._residual())
+        self._rows.has_come(group)
 
     @property
     def may_append(self) -> bool:

@@ -43,7 +43,8 @@ class Work:
     """The cursor over one delivery, and its results so far. Delays in microseconds.
 
     comparisons_by_group: int64 (groups,). settles: the delivery consists of tuples that a partition-group's supplier had not
-    joined. unmatched: results of the unmatched rows that were emitted with it.
+    joined. unmatched: results of the rows that were emitted with it, of any partition-groups: unmatched rows of a window join,
+    all rows of other operators.
     """
 
     delivery: Delivery
@@ -63,7 +64,7 @@ class Work:
     @property
     def pair_count(self) -> int:
         """Rows emitted."""
-        return int(self.stats[STAT_PAIRS]) + self._unmatched_count
+        return sum(int(part.counts.sum()) for part in self.all_results)
 
     @property
     def _unmatched_count(self) -> int:

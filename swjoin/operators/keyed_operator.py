@@ -267,11 +267,10 @@ class WindowOperator(KeyedOperator, Generic[Pane]):
 
 class StatePart(NamedTuple):
     """Rows of a partition-group's state, of a layout: key and time of what is kept, as row or columns. stream: LEFT or RIGHT.
-    marked: they have a flag, which says how the operator has them. pending: delivered tuples that it had not taken."""
+    pending: delivered tuples that the operator had not taken."""
 
     rows: TupleBatch
     stream: int = LEFT
-    marked: bool = False
     pending: bool = False
 
 
@@ -296,12 +295,11 @@ class LeavingState:
 
     def next_chunk(self) -> StateChunk:
         """The next chunk; `done` once it is the last one."""
-        rows, stream, marked, pending = self._chunks[self._index]
+        rows, stream, pending = self._chunks[self._index]
         self.done = self._index == len(self._chunks) - 1
         m, some = self._move_id, 0 if pending else min(1, len(rows))
         head = (m.query, m.move, m.group, m.supplier, m.consumer, self._index, self.done, self._times_us, stream, pending)
-        flags = np.ones(len(rows), np.uint8) if marked else None
-        chunk = StateChunk(*head, np.zeros(some, np.int64), np.full(some, len(rows), np.int64), rows, None, flags)
+        chunk = StateChunk(*head, np.zeros(some, np.int64), np.full(some, len(rows), np.int64), rows)
         self._index += 1
         self.tuples += len(rows)
         self.nbytes += chunk.nbytes

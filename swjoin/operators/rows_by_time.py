@@ -29,7 +29,6 @@ from swjoin.state.as_of_kernel import (
     Keys,
     Rows,
     Rule,
-    hold_arrived,
     in_order,
     match_due,
     merge_orders,
@@ -153,7 +152,7 @@ class RowsByTime:
         self._table = GroupTable(())
         self._keys = Keys(np.full(64, NONE, np.int32), np.full(64, NONE, np.int32))
         self._front: I64 = np.empty(0, np.int64)  # of each partition-group, up to which its rows have been looked at
-        self._arriving: dict[int, tuple[list[I64], list[I64]]] = {}  # with positions of held rows that have come
+        self._arriving: set[int] = set()  # partition-groups that have come in part
         self._scratch = new_scratch()
         self.payload_peak_bytes = 0
 
@@ -169,6 +168,11 @@ class RowsByTime:
     def nbytes(self) -> int:
         keys = self._table.nbytes + self._keys.last.nbytes + self._keys.held.nbytes
         return self._left.nbytes + self._right.nbytes + keys
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a partition-group has come in part."""
+        return bool(self._arriving)
 
     def _side(self, stream: int) -> _Side:
         return self._left if stream == LEFT else self._right
@@ -189,12 +193,12 @@ class RowsByTime:
     def fits(self, stream: int, batch: TupleBatch) -> bool:
         return self.nbytes + self._side(stream).more_for(batch) <= self._limit_bytes
 
-    def add(self, stream: int, batch: TupleBatch, groups: I64, state: int) -> I64:
-        """Store rows, which must fit. groups: their partition-groups, int64 (n,). Returns their positions."""
+    def add(self, stream: int, batch: TupleBatch, groups: I64) -> None:
+        """Store rows, which must fit. groups: their partition-groups, int64 (n,)."""
         side = self._side(stream)
         first, n = side.count, len(batch)
         if n == 0:
-            return _NO_POSITIONS
+            return
         self._know(int(groups.max()) + 1)
         slots = self._table.slots_of(batch.key, np.zeros(n, np.bool_), groups)
         self._grow_keys()
@@ -204,14 +208,9 @@ class RowsByTime:
             ref = side.payload.append(batch.rows, END_OF_TIME_US)
             payload_bytes = sum(0 if store is None else store.nbytes for store in self.payload)
             self.payload_peak_bytes = max(self.payload_peak_bytes, payload_bytes)
-        write_records(batch.key, batch.ts, batch.id, groups, slots, ref, state, first, side.rows)
+        write_records(batch.key, batch.ts, batch.id, groups, slots, ref, first, side.rows)
         side.count += n
-        positions: I64 = np.arange(first, first + n)
-        if state == WAITS:
-            side.loose.append(positions)
-        else:
-            self._arriving[int(groups[0])][stream].append(positions)
-        return positions
+        side.loose.append(np.arange(first, first + n))
 
     def _know(self, groups: int) -> None:
         if groups > self.groups:
@@ -289,9 +288,6 @@ class RowsByTime:
             place = np.empty(side.count, np.int64)
             kept = survivors(side.count, side.rows, limit, place)
             places.append((place, kept))
-        for positions in self._arriving.values():
-            for stream, (place, _) in enumerate(places):
-                positions[stream][:] = [place[part] for part in positions[stream]]
         left.drop(*places[LEFT])
         right.drop(*places[RIGHT])
         place = places[RIGHT][0]
@@ -331,7 +327,7 @@ class RowsByTime:
 
     def clear(self) -> None:
         """Nothing is needed any more."""
-        assert not self._arriving, "rows end while a partition-group arrives"
+        assert not self._arriving, "rows are dropped while a partition-group arrives"
         for side in (self._left, self._right):
             side.drop(np.full(side.count, NONE, np.int64), 0)
             side.order, side.loose = _NO_POSITIONS, []
@@ -340,32 +336,27 @@ class RowsByTime:
 
     # ------------------------------------------------------------ moves
 
-    def take_group(self, stream: int, group: int) -> tuple[TupleBatch, U8]:
-        """The rows of a partition-group that are not gone, which are kept no longer, and their states."""
+    def take_group(self, stream: int, group: int) -> TupleBatch:
+        """The rows of a partition-group that are not gone, which are kept no longer."""
         side = self._side(stream)
         mine = np.flatnonzero((side.rows.group[: side.count] == group) & (side.states != GONE))
-        tuples, states = side.take(mine), side.states[mine].copy()
+        tuples = side.take(mine)
         waiting = side.waiting()
         side.order = waiting[side.rows.group[waiting] != group]
         side.rows.state[mine] = GONE
         if stream == RIGHT:
             self._keys.last[side.rows.slot[mine]] = NONE
-        return tuples, states
+        return tuples
 
     def expect(self, group: int) -> None:
         """A partition-group comes, in parts."""
         self._know(group + 1)
         self._front[group] = BEGIN_OF_TIME_US
-        self._arriving[group] = ([], [])
+        self._arriving.add(group)
 
-    def has_come(self, group: int, residual: Residual | None) -> None:
-        """All of its held rows are here."""
-        lefts, rights = (np.concatenate([_NO_POSITIONS, *part]) for part in self._arriving.pop(group))
-        right = self._right
-        if not in_order(right.rows, rights):
-            found = right.records[rights]
-            rights = rights[np.lexsort((found[:, ID].view(np.uint64), found[:, TS]))]
-        hold_arrived(lefts, rights, self._left.rows, right.rows, self._keys, self._rule, residual, self._scratch)
+    def has_come(self, group: int) -> None:
+        """All of its rows are here. They wait: those that had been held are looked at once more, with the same outcome."""
+        self._arriving.discard(group)
 
     # ------------------------------------------------------------ invariants
 
@@ -386,5 +377,4 @@ class RowsByTime:
         assert np.array_equal(self._keys.last[slots], last), "the latest row of a key has another one"
         holds = self._left.states == HELD
         until, group = self._left.rows.until[: self._left.count][holds], self._left.rows.group[: self._left.count][holds]
-        coming = np.isin(group, list(self._arriving))
-        assert (until >= self._front[group])[~coming].all(), "a left row is held that no row to come can join"
+        assert (until >= self._front[group]).all(), "a left row is held that no row to come can join"

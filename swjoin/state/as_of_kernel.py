@@ -1,8 +1,7 @@
 """As-of joins over rows in the order of time, as kernels.
 
 What: `match_due` looks at the left and right rows that are due, in the order of time; `settle_passed` lets left rows out whose
-time for a better match has passed; `hold_arrived` takes those of a partition-group that has come; `in_order`, `merge_orders`,
-`survivors`, `count_chosen`.
+time for a better match has passed; `in_order`, `merge_orders`, `survivors`, `count_chosen`.
 Why: of all right rows of a key only the latest can be a match, so a row costs a lookup, whatever the bounds; and of right rows
 that another has superseded nothing is kept.
 Stays out: when rows are due, memory, moves (`operators.as_of_join`), which row is a match (`core.join_semantics.AsOf`).
@@ -270,38 +269,6 @@ def settle_passed(n: int, left: Rows, front: I64, chosen: Chosen) -> None:
     chosen.counts[CHOSEN] = out
 
 
-@kernel
-def hold_arrived(
-    lefts: I64,
-    rights: I64,
-    left: Rows,
-    right: Rows,
-    keys: Keys,
-    rule: Rule,
-    residual: Residual | None,
-    scratch: Scratch,
-) -> None:
-    """Held rows of a partition-group that has come, right ones in order. None comes out, as none did where they come from."""
-    for j in range(rights.shape[0]):
-        r = rights[j]
-        right.next[r] = keys.last[right.slot[r]]
-        keys.last[right.slot[r]] = r
-    for i in range(lefts.shape[0]):
-        mine, slot = lefts[i], left.slot[lefts[i]]
-        at_us, best = left.rows[mine * ROW + TS], np.int64(NONE)
-        if rule.back:
-            best = np.int64(keys.last[slot])
-            if residual is not None:
-                best = _last_that_holds(mine, best, rule.lower, min(rule.upper, 0), left, right, residual, scratch)
-            elif best != NONE and right.rows[best * ROW + TS] - at_us < rule.lower:
-                best = np.int64(NONE)
-        until = at_us + rule.upper
-        if best != NONE:
-            until = min(until, 2 * at_us - right.rows[best * ROW + TS] - 1)
-        left.best[mine], left.until[mine], left.next[mine] = best, until, keys.held[slot]
-        keys.held[slot] = mine
-
-
 # ---------------------------------------------------------------- what is kept, and what comes out
 
 
@@ -345,13 +312,11 @@ def count_chosen(
 
 
 @kernel
-def write_records(
-    key: I64, ts: I64, ids: U64, groups: I64, slots: I64, first_ref: int, state: int, first: int, side: Rows
-) -> None:
-    """Rows from position `first` on; payload references count up from first_ref."""
+def write_records(key: I64, ts: I64, ids: U64, groups: I64, slots: I64, first_ref: int, first: int, side: Rows) -> None:
+    """Rows that wait, from position `first` on; payload references count up from first_ref."""
     rows, group, slot, states = side.rows, side.group, side.slot, side.state
     for i in range(key.shape[0]):
         at = first + i
         rows[at * ROW + KEY], rows[at * ROW + TS] = key[i], ts[i]
         rows[at * ROW + ID], rows[at * ROW + REF] = np.int64(ids[i]), first_ref + i
-        group[at], slot[at], states[at] = groups[i], slots[i], state
+        group[at], slot[at], states[at] = groups[i], slots[i], WAITS

@@ -64,13 +64,18 @@ def answer(
     how: How,
     null_keys: tuple[U64, U64] | None = None,
     shed: tuple[U64, U64] | None = None,
+    match: Match = "all",
 ) -> tuple[U64, U64]:
     """Ids (left, right) of the rows of a join, in any order; MISSING_ID where a side is missing.
 
     null_keys: ids of further tuples whose key is null. shed: ids of tuples that were not joined; they count in count windows.
+    match: of an as-of join.
     """
     kind = JOIN_KINDS[how]
     i, j = brute_force(left, right, bounds)
+    if match != "all":
+        chosen = [(one, two) for one, two in enumerate(as_of(left, right, bounds, match)) if two is not None]
+        i, j = (np.array([pair[side] for pair in chosen], np.int64) for side in (LEFT, RIGHT))
     unjoined = (np.empty(0, np.uint64),) * 2 if shed is None else shed
     joined = ~np.isin(left.id[i], unjoined[LEFT]) & ~np.isin(right.id[j], unjoined[RIGHT])
     i, j = i[joined], j[joined]

@@ -25,7 +25,7 @@ import numpy as np
 
 from swjoin.cli.parser import Parser
 from swjoin.config.loader import config_from_plain
-from swjoin.config.run import RunConfig, to_plain
+from swjoin.config.run import MeasureConfig, RunConfig, to_plain
 from swjoin.connectors.generator.bmodel import payload_bytes
 from swjoin.core.batch import STREAM_NAMES, U64, Pairs, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.errors import SwjoinError
@@ -60,6 +60,23 @@ class Scenario:
         scenario = Scenario._draw_calm(seed)
         freezes = draw_freezes(np.random.default_rng([seed, 12]), scenario.config, (20, 100, 400))
         return replace(scenario, freezes=freezes)
+
+    @staticmethod
+    def draw_as_of(seed: int) -> Scenario:
+        """Of an as-of join. What else is drawn is as in `draw`, but for what as-of joins cannot have."""
+        scenario = Scenario.draw(seed)
+        random, config = np.random.default_rng([seed, 13]), scenario.config
+        lower, upper = config.query.lower_us, config.query.upper_us
+        if config.query.last is not None:
+            lower, upper = -int(random.choice([5, 1000])), int(random.choice([5, 1000]))
+        match, how = str(random.choice(["last", "first", "nearest"])), str(random.choice(["inner", "left"]))
+        if (match == "last" and lower >= 0) or (match == "first" and upper <= 0):
+            lower, upper = -upper - 1, -lower + 1
+        query = replace(config.query, lower_us=lower, upper_us=upper, exclusive=(), last=None, how=how, match=match)  # type: ignore[arg-type]
+        overload = config.on_overload
+        overload = replace(overload, policy="block") if overload.policy == "shed" else overload
+        config = replace(config, queries=(query,), on_overload=overload, measure=MeasureConfig())
+        return replace(scenario, config=config)
 
     @staticmethod
     def _draw_calm(seed: int) -> Scenario:
@@ -166,13 +183,13 @@ class Scenario:
         """The oracle's measured pairs (left id, right id), or those of prefill, and their digest. shed: the shed of `aside`."""
         left, right = self.good_tuples(0, aside[0]), self.good_tuples(1, aside[1])
         query = self.config.query
-        if query.how != "inner" or query.last is not None:  # never with history
+        if query.how != "inner" or query.last is not None or query.match != "all":  # never with history
             nobody = np.empty(0, np.uint64)
             ids = nobody, nobody
             if not history:
                 left, right = (self.good_tuples(side, set(aside[side]) - set(shed[side])) for side in range(2))
                 gone = tuple(np.array(sorted(ids), np.uint64) for ids in shed)
-                ids = answer(left, right, query.bounds, query.how, self.null_keys, (gone[0], gone[1]))
+                ids = answer(left, right, query.bounds, query.how, self.null_keys, (gone[0], gone[1]), query.match)
             return Counter(zip(ids[0].tolist(), ids[1].tolist(), strict=True)), format_digest(pair_digest(*ids))
         i, j = brute_force(left, right, self.config.query.bounds)
         wanted = (np.maximum(left.ts[i], right.ts[j]) < self.history_end_us()) == history
