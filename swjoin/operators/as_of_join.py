@@ -26,6 +26,7 @@ from swjoin.core.join_semantics import AsOf, JoinKind
 from swjoin.expressions.vm import Program, Residual, no_rows
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import LIGHT_ROWS, Step, WindowMemory, Work
+from swjoin.operators.join_windows import refuse_far
 from swjoin.operators.keyed_operator import ComingState, LeavingState, StatePart
 from swjoin.operators.result_buffer import TAIL_BYTES
 from swjoin.operators.rows_by_time import Layouts, RowsByTime
@@ -114,6 +115,7 @@ class AsOfJoin:
 
     def _add(self, stream: int, batch: TupleBatch, groups: I64) -> None:
         """RunFailed when the rows do not fit."""
+        refuse_far(self.as_of.bounds, batch)
         if not self._rows.fits(stream, batch):
             self._rows.drop_what_is_gone()
             if not self._rows.fits(stream, batch):

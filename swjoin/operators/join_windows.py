@@ -27,9 +27,11 @@ _MERGE_SHARE = 8  # buddies are merged once the windows have moved on by 1/8
 _NO_TIMES = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
 
-def _is_far(times_us: I64) -> bool:
-    """Whether a partner of one of these times may be further away than UNBOUNDED_US."""
-    return len(times_us) > 0 and max(-int(times_us.min()), int(times_us.max())) > UNBOUNDED_US // 2
+def refuse_far(bounds: Bounds, batch: TupleBatch) -> None:
+    """RunFailed if windows have no bounds, and a partner of one of these tuples may be further away than UNBOUNDED_US."""
+    unbounded, most = bounds.retention_us >= UNBOUNDED_US, UNBOUNDED_US // 2
+    if unbounded and len(batch) and max(-int(batch.ts.min()), int(batch.ts.max())) > most:
+        raise RunFailed(f"a window without bounds joins times within {most} us of 1970; give bounds of time")
 
 
 class JoinWindows:
@@ -65,8 +67,8 @@ class JoinWindows:
         self.state.open_groups(delivery.groups)
         self._delivery, self._settles = delivery, settles
         batches = (delivery.left, delivery.right)
-        if self.bounds.retention_us >= UNBOUNDED_US and any(_is_far(batch.ts) for batch in batches):
-            raise RunFailed(f"a window without bounds joins times within {UNBOUNDED_US // 2} us of 1970; give bounds of time")
+        for batch in batches:
+            refuse_far(self.bounds, batch)
         if not self.reserve(batches):
             raise self.store.full()
         self._first_refs = (self.store.append_payload(LEFT, delivery.left), self.store.append_payload(RIGHT, delivery.right))
