@@ -1,6 +1,7 @@
 """Warnings about results that are correct for their input, while the input is probably wrong.
 
-What: `warnings_of` an `Answer`; `add_warnings` to run.json; `warn` in Python; `report_ranges`, the time ranges as text.
+What: `warnings_of` an `Answer`; `add_warnings` and `add_warnings_of_plan` to run.json; `warn` in Python; `report_ranges`, the
+time ranges as text.
 Why: a wrong unit, a wrong zone or keys in two spellings give a result that is empty, exact, and balanced. One function serves
 the command line, runs and the Python API.
 Stays out: input that cannot be used at all (`connectors.row_encoder` refuses it), printing (`cli.summary`).
@@ -21,21 +22,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from swjoin.cluster.gateway.intake import StreamIntake
+from swjoin.cluster.instances import Instances
 from swjoin.config.job import Job
 from swjoin.config.run import QueryConfig, RunConfig, TimeConfig
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, U64, SourceBatch, TupleBatch
 from swjoin.core.errors import ImplausibleWarning, SwjoinError
 from swjoin.core.join_semantics import Bounds, mix64
 from swjoin.core.ledger import StreamCounts
+from swjoin.plan.logical import Source
+from swjoin.plan.stages import Stage
 from swjoin.runtime.run_report import input_names, iso_text, ledger_of
 
 if TYPE_CHECKING:
-    from swjoin.connectors.source import Source
+    from swjoin.connectors.source import Source as InputSource
     from swjoin.core.key_encoder import KeyEncoder
 
 KEPT_ROWS = 1 << 20  # of each side, for the nearest miss; beyond, every second key is left out, and so on
 READ_ROWS = 1 << 25  # of each side
 _MOST_HALVINGS = 16
+_MANY_ROWS = 1_000  # of each side; fewer may well be a sample, of which a window is longer
 _YEAR_US = 365 * 86_400_000_000
 _UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _YEAR_2000_US, _YEAR_2100_US, _YEAR_2300_US = (
@@ -83,15 +88,21 @@ def warnings_of(answer: Answer, rows: Rows | None = None) -> list[str]:
     lines = [_unit_line(name, counts, unit, column) for name, counts, unit, column in sides]
     lines += [f"{name}: {text}" for name, text in zip(STREAM_NAMES, answer.unread, strict=True) if text is not None]
     lines += [_left_out_line(name, counts) for name, counts, _, _ in sides]
-    bounds = answer.query.bounds
+    bounds = _bounds_of(answer.query)
     if bounds.empty:
         lines.append(f"the bounds allow no difference of times (lower {bounds.lower_us} us, upper {bounds.upper_us} us)")
-    elif (apart := _ranges_line(answer)) is not None:
-        lines.append(apart)
-    elif answer.matches == 0 and rows is not None and all(c.joined and not c.shed for c in answer.counts):
-        with contextlib.suppress(SwjoinError, OSError, MemoryError):  # the inputs have changed or gone; the answer stands
-            lines.append(_nothing_matched(answer, rows))
+    elif (line := _ranges_line(STREAM_NAMES, answer.counts, answer.query)) is not None:
+        lines.append(line)
+    else:
+        lines.append(_longer_line(STREAM_NAMES, answer.counts, answer.query))
+        lines += _without_a_match(answer, rows)
     return [line for line in lines if line is not None]
+
+
+def _without_a_match(answer: Answer, rows: Rows | None) -> Iterator[str | None]:
+    if answer.matches == 0 and rows is not None and all(c.joined and not c.shed for c in answer.counts):
+        with contextlib.suppress(SwjoinError, OSError, MemoryError):  # the inputs have changed or gone; the answer stands
+            yield _nothing_matched(answer, rows)
 
 
 def warn(lines: Sequence[str], stack_level: int) -> None:
@@ -100,7 +111,7 @@ def warn(lines: Sequence[str], stack_level: int) -> None:
         warnings.warn(line, ImplausibleWarning, stacklevel=stack_level + 1)
 
 
-def add_warnings(report: dict[str, Any], job: Job, sources: tuple[Source, Source]) -> None:
+def add_warnings(report: dict[str, Any], job: Job, sources: tuple[InputSource, InputSource]) -> None:
     """Put the warnings into run.json of a complete run."""
     if not report["complete"]:
         return
@@ -116,6 +127,56 @@ def add_warnings(report: dict[str, Any], job: Job, sources: tuple[Source, Source
     )
     again = config.left.path is not None and config.time.model == "event" and config.time.idle_timeout_us == 0
     report["warnings"] = warnings_of(answer, FileRows(config) if again else None)
+
+
+def add_warnings_of_plan(report: dict[str, Any], job: Job, instances: Instances) -> None:
+    """The same for a plan, from its counts alone: inputs whose times are in another unit, or of which no row was joined, and
+    joins whose sides cannot meet, have null keys alone, or have no pair."""
+    if not report["complete"]:
+        return
+    counts = {source.name: _counts_in(report, source.name) for source in instances.stages.sources}
+    inputs = [node for node in instances.logical.nodes if isinstance(node, Source)]  # static tables among them
+    lines: list[str | None] = []
+    for source, stream in zip(inputs, job.config.inputs, strict=True):
+        if source.name in counts:
+            unit = stream.time_unit if "int" in dict(source.columns).get(str(source.time), "") else None
+            lines.append(_unit_line(source.name, counts[source.name], unit, str(source.time)))
+            lines.append(_left_out_line(source.name, counts[source.name]))
+    for stage in instances.stages.stages:
+        if stage.joins:
+            lines += _lines_of_join(report, stage, instances, counts)
+    report["warnings"] = list(dict.fromkeys(line for line in lines if line is not None))
+
+
+def _counts_in(report: dict[str, Any], name: str) -> StreamCounts:
+    given = report["input"][name]
+    more = {what: report[what][name] for what in ("joined", "null_key", "late", "shed")}
+    return StreamCounts(tuples=given["tuples"], earliest_us=given["earliest_us"], latest_us=given["latest_us"], **more)
+
+
+def _lines_of_join(
+    report: dict[str, Any], stage: Stage, instances: Instances, counts: dict[str, StreamCounts]
+) -> Iterator[str | None]:
+    plain, query = report["stages"][stage.id], stage.join.semantics
+    edges = [instances.stages.edges_to(stage, port) for port in (LEFT, RIGHT)]
+    names = [" and ".join(dict.fromkeys(edge.sender.name for edge in side)) for side in edges]
+    what = f"{stage.name} of {names[LEFT]} and {names[RIGHT]}"
+    for port, side in enumerate(edges):
+        of_edges = [report["edges"][edge.id] for edge in side]
+        null = sum(edge["null_key"] for edge in of_edges) + plain["null_key"][STREAM_NAMES[port]]
+        if null and null == sum(edge["null_key"] + edge["sent"]["rows"] for edge in of_edges):
+            yield f"{what}: every row of {names[port]} has a null key ({null:,} rows)"
+    one, two = (side[0].sender if len(side) == 1 else None for side in edges)
+    if isinstance(one, Source) and isinstance(two, Source):
+        both = counts[one.name], counts[two.name]
+        found = _ranges_line(names, both, query)
+        line = _longer_line(names, both, query) if found is None else found
+        yield None if line is None else f"{what}: {line}"
+        if found is not None:
+            return
+    joined = plain["joined"]
+    if plain["matches"] == 0 and all(joined.values()):
+        yield f"{what}: nothing matched, of {joined['left']:,} and {joined['right']:,} rows; check keys, times and conditions"
 
 
 # ---------------------------------------------------------------- as text
@@ -195,22 +256,46 @@ def _left_out_line(side: str, counts: StreamCounts) -> str | None:
     return f"{side}: no row was joined, of {counts.tuples:,} read: {parts}"
 
 
-def _ranges_line(answer: Answer) -> str | None:
+def _bounds_of(query: QueryConfig) -> Bounds:
+    """Of an as-of join, within which a match may be."""
+    return query.bounds if query.as_of is None else query.as_of.candidates
+
+
+def _ranges_line(names: Sequence[str], counts: Sequence[StreamCounts], query: QueryConfig) -> str | None:
     """The warning that the times of both streams are too far apart for any pair."""
-    left, right = answer.counts
-    bounds = answer.query.bounds
-    if bounds.count_windows or left.earliest_us is None or left.latest_us is None:
+    apart, bounds = _apart(counts), _bounds_of(query)
+    if apart is None or bounds.count_windows:
         return None
-    if right.earliest_us is None or right.latest_us is None:
-        return None
-    after, before = right.earliest_us - left.latest_us - bounds.upper_us, bounds.lower_us - right.latest_us + left.earliest_us
+    after, before = apart[0] - bounds.upper_us, bounds.lower_us - apart[1]
     if after <= 0 and before <= 0:
         return None
-    ranges = ", ".join(f"{name} {text}" for name, text in zip(STREAM_NAMES, range_texts(answer.counts), strict=True))
-    what = "late" if after > 0 else "early"
-    return (
-        f"the times of both sides cannot meet within the bounds: {ranges}; right is {span_text(max(after, before))} too {what}"
-    )
+    what = f"{names[RIGHT]} is {span_text(max(after, before))} too {'late' if after > 0 else 'early'}"
+    return f"the times of both sides cannot meet within the bounds: {_ranges(names, counts)}; {what}"
+
+
+def _longer_line(names: Sequence[str], counts: Sequence[StreamCounts], query: QueryConfig) -> str | None:
+    """The warning that the bounds exclude no pair, though there are many rows."""
+    apart, bounds, as_of = _apart(counts), _bounds_of(query), query.as_of
+    if apart is None or bounds.count_windows or query.unbounded or min(c.joined for c in counts) < _MANY_ROWS:
+        return None
+    back = bounds.lower_us <= apart[0] or (as_of is not None and not as_of.looks_back)
+    ahead = apart[1] <= bounds.upper_us or (as_of is not None and not as_of.looks_ahead)
+    if not back or not ahead:
+        return None
+    most = span_text(max(bounds.upper_us, -bounds.lower_us))
+    return f"the window, up to {most}, is longer than the data, so it excludes no pair: {_ranges(names, counts)}"
+
+
+def _apart(counts: Sequence[StreamCounts]) -> tuple[int, int] | None:
+    """The least and the greatest right time - left time of two rows; None if a stream has no times."""
+    left, right = counts
+    if left.earliest_us is None or left.latest_us is None or right.earliest_us is None or right.latest_us is None:
+        return None
+    return right.earliest_us - left.latest_us, right.latest_us - left.earliest_us
+
+
+def _ranges(names: Sequence[str], counts: Sequence[StreamCounts]) -> str:
+    return ", ".join(f"{name} {text}" for name, text in zip(names, range_texts(counts), strict=True))
 
 
 # ---------------------------------------------------------------- warnings from the rows
@@ -221,7 +306,7 @@ class FileRows:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._sources: tuple[Source, Source] | None = None
+        self._sources: tuple[InputSource, InputSource] | None = None
         self._keys: KeyEncoder | None = None
 
     def batches(self, stream: int) -> Iterator[SourceBatch]:
@@ -339,7 +424,7 @@ def _nothing_matched(answer: Answer, rows: Rows) -> str | None:
     if answer.query.bounds.count_windows:
         return f"{found}: rows with equal keys are never within the last rows of the other side"
     left, right = (side.chosen(np.isin(side.key, common)) for side in (left, right))
-    missed_us, apart_us, left_id, right_id = _nearest(left, right, answer.query.bounds)
+    missed_us, apart_us, left_id, right_id = _nearest(left, right, _bounds_of(answer.query))
     if missed_us <= 0:
         held = f"{found}: pairs with equal keys lie within the bounds, but for none of them this holds: {answer.query.where}"
         return None if answer.query.where is None else held
