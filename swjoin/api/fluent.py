@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
 
 from sqlglot import exp
 
@@ -23,7 +23,7 @@ from swjoin.api.inputs import Input, are_paths, to_table
 from swjoin.api.queries import answer
 from swjoin.config.arguments import duration_us, one_of
 from swjoin.config.connectors import StreamConfig
-from swjoin.config.options import Strategy, TimeUnit
+from swjoin.config.options import Duration, Strategy, TimeUnit
 from swjoin.config.window_bounds import is_unbounded
 from swjoin.connectors.files.source import describe_columns
 from swjoin.connectors.schema import parse_schema
@@ -40,6 +40,15 @@ from swjoin.plan.stages import cut, describe_edge, describe_stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class TimeBounds(TypedDict, total=False):
+    """Of right time - left time: within, or lower and upper."""
+
+    within: Duration
+    lower: Duration
+    upper: Duration
+
 
 Value: TypeAlias = Any  # an Expr, or a constant
 How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
@@ -511,21 +520,22 @@ class Stream:
         *,
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
-        within: Any = None,
-        lower: Any = None,
-        upper: Any = None,
         how: Literal["inner", "left"] = "left",
         match: Literal["last", "first", "nearest"] = "last",
+        **bounds: Unpack[TimeBounds],
     ) -> Stream:
-        """Each row, with one of the other stream's rows with equal keys and within bounds of time (as of `join`): the last at
-        or before it, the first at or after it, or the nearest (docs/semantics.md#as-of-joins); without keys, of all its rows.
-        how: "left", also the rows that have none; "inner". Columns and time: as of a left join."""
+        """Each row, with one of the other stream's rows with equal keys and within bounds of time (within, or lower and upper,
+        as of `join`): the last at or before it, the first at or after it, or the nearest (docs/semantics.md#as-of-joins);
+        without keys, of all its rows. how: "left", also the rows that have none; "inner". Columns and time: as of a left
+        join."""
         with spelled("arguments"):
             one_of(match, ("last", "first", "nearest"), "match")
             one_of(how, ("inner", "left"), "how")
             if not isinstance(other, Stream):
                 raise UserError("join_asof: the other side is no stream", remedy="make it one: swjoin.stream(..., time=...)")
-            low, high = _bounds(within, lower, upper)
+            for name in bounds:
+                one_of(name, ("within", "lower", "upper"), "join_asof")
+            low, high = _bounds(*(bounds.get(name) for name in ("within", "lower", "upper")))
             found = AsOf(match, Bounds(low, high)).candidates
             if found.empty or (match == "nearest" and low == 0 < high):
                 remedy = "write match='first'" if match == "nearest" else "widen the bounds, or take another match"

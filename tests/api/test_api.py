@@ -839,7 +839,7 @@ def test_type_checkers_see_the_signatures(tmp_path: Path) -> None:
 SHARED = {
     "on": None, "left_time": inspect.Parameter.empty, "right_time": inspect.Parameter.empty, "within": None, "lower": None,
     "upper": None, "exclusive": (), "time_unit": None, "left_time_unit": None, "right_time_unit": None, "how": "inner",
-    "where": None, "left_on": None, "right_on": None,
+    "match": "all", "where": None, "left_on": None, "right_on": None,
 }  # fmt: skip
 ENGINE = {
     **SHARED, "last": None, "assume_timezone": None, "left_id": None, "right_id": None, "max_out_of_order": None,

@@ -28,6 +28,7 @@ COMMANDS = [
     "--on k --left-time a --right-time b --within 1s --partitions 30 --communication synchronous",
     "--on k --left-time a --right-time b --within 1s --sinks 3 --gateways 2 --routing hash",
     "--on k --left-time a --right-time b --within 1s --sort",
+    "--on k --left-time a --right-time b --within 1s --match last --how left",
     "--on k --left-time a --right-time b --within 1s --csv delimiter=;",
     "--on k --left-time a --right-time b --within 1s --left-csv delimiter=| --right-csv encoding=latin-1",
 ]

@@ -276,7 +276,10 @@ _ONE_SIDE = (
 def _refused(files: tuple[Path, Path]) -> dict[str, tuple[list[object], str]]:
     where: list[object] = ["--where", "left_v < right_v"]
     return {
-        "no condition": ([], "the join columns are missing: give --on KEY, or --left-on and --right-on, or --where alone"),
+        "no condition": (
+            [],
+            "the join columns are missing: give --on KEY, or --left-on and --right-on, or --where or --match alone",
+        ),
         "full": ([*where, "--how", "full"], "--how: a join without join columns cannot be full; name join columns: --on"),
         "ids": ([*where, "--left-id", "v"], "--left-id: a join without join columns numbers its rows itself; leave it out"),
         "unknown": (["--where", "left_v < right_w"], "where: column right_w is missing; did you mean right_x?"),
