@@ -43,6 +43,7 @@ from swjoin.state.payload_store import PayloadStore
 
 Layouts: TypeAlias = tuple[RowLayout | None, RowLayout | None]
 _LEAST = 4_096  # rows of a stream that are kept before it is looked for what is gone
+_ROOM = 1 << 16  # rows for which there may be room though there are few
 _NO_POSITIONS: I64 = np.empty(0, np.int64)
 
 
@@ -119,7 +120,8 @@ class _Side:
         if self.payload is not None:
             payload = self.payload.gather(self.records[keep, REF])
             self.payload.expire(END_OF_TIME_US + 1)
-        self.rows = _new_rows(self.stream, max(64, kept + kept // 2))
+        if self.capacity > max(4 * kept, _ROOM):
+            self.rows = _new_rows(self.stream, max(64, kept + kept // 2))
         self.rows.rows[: kept * ROW] = before[keep].reshape(-1)
         for name in Rows._fields[1:]:
             column = getattr(old, name)
@@ -151,6 +153,7 @@ class RowsByTime:
         self._left, self._right = _Side(LEFT, layouts[LEFT], limit_bytes), _Side(RIGHT, layouts[RIGHT], limit_bytes)
         self._table = GroupTable(())
         self._keys = Keys(np.full(64, NONE, np.int32), np.full(64, NONE, np.int32))
+        self._keys_due = _LEAST
         self._front: I64 = np.empty(0, np.int64)  # of each partition-group, up to which its rows have been looked at
         self._arriving: set[int] = set()  # partition-groups that have come in part
         self._scratch = new_scratch()
@@ -275,47 +278,56 @@ class RowsByTime:
     # ------------------------------------------------------------ rows that are gone
 
     def drop_if_due(self) -> None:
-        if self._left.count >= self._left.due or self._right.count >= self._right.due:
-            self.drop_what_is_gone()
+        """What is gone, of either stream and of the keys, once it may be as much as what is kept."""
+        if self._left.count >= self._left.due:
+            self._drop_left()
+        if self._right.count >= self._right.due:
+            self._drop_right()
+        if len(self._table) >= self._keys_due:
+            self._drop_keys()
 
     def drop_what_is_gone(self) -> None:
         """Keep the rows alone that wait, or may still be a match or get one."""
-        rule, left, right = self._rule, self._left, self._right
-        least = self._front - rule.upper + rule.lower
-        nothing = np.full(self.groups, BEGIN_OF_TIME_US - (1 << 61), np.int64)
-        places = []
-        for side, limit in ((left, nothing), (right, least)):
-            place = np.empty(side.count, np.int64)
-            kept = survivors(side.count, side.rows, limit, place)
-            places.append((place, kept))
-        left.drop(*places[LEFT])
-        right.drop(*places[RIGHT])
-        place = places[RIGHT][0]
-        self._renumber(place)
+        self._drop_left()
+        self._drop_right()
+        self._drop_keys()
 
-    def _renumber(self, place: I64) -> None:
-        """Keys of the rows that are kept alone. place: new positions of right rows, by the old ones."""
-        left, right = self._left, self._right
-        slots = [side.rows.slot[: side.count] for side in (left, right)]
+    def _drop_left(self) -> None:
+        left = self._left
+        place, least = np.empty(left.count, np.int64), np.full(self.groups, np.iinfo(np.int64).min)
+        left.drop(place, survivors(left.count, left.rows, least, place))
+        if self._rule.ahead:
+            relink_held(left.count, left.rows, self._keys)
+
+    def _drop_right(self) -> None:
+        left, right, rule = self._left, self._right, self._rule
+        place, least = np.empty(right.count, np.int64), self._front - rule.upper + rule.lower
+        right.drop(place, survivors(right.count, right.rows, least, place))
+        if not rule.back:
+            return
+        known = len(self._table)
+        self._keys.last[:known] = self._moved(self._keys.last[:known], place)
+        following, held = right.rows.next[: right.count], right.states == HELD
+        following[held] = self._moved(following[held], place)
+        best, holds = left.rows.best[: left.count], left.states == HELD
+        best[holds] = self._moved(best[holds], place)
+
+    def _drop_keys(self) -> None:
+        """Number the keys of the rows that are kept anew."""
+        slots = [side.rows.slot[: side.count] for side in (self._left, self._right)]
         kept = np.zeros(len(self._table), np.bool_)
         for part in slots:
             kept[part] = True
         used = np.flatnonzero(kept)
-        number = np.full(len(self._table), NONE, np.int32)
+        number = np.full(len(kept), NONE, np.int32)
         number[used] = np.arange(len(used))
-        last = self._moved(self._keys.last[used], place)
-        self._table = self._table.only(used)
-        room = max(64, len(used))
-        self._keys = Keys(np.full(room, NONE, np.int32), np.full(room, NONE, np.int32))
-        self._keys.last[: len(used)] = last
+        self._table, room = self._table.only(used), max(64, len(used))
+        self._keys_due = max(_LEAST, 2 * len(used))
+        old, self._keys = self._keys, Keys(np.full(room, NONE, np.int32), np.full(room, NONE, np.int32))
+        for before, now in zip(old, self._keys, strict=True):
+            now[: len(used)] = before[used]
         for part in slots:
             part[:] = number[part]
-        held = right.states == HELD
-        following = right.rows.next[: right.count]
-        following[held] = self._moved(following[held], place)
-        best, holds = left.rows.best[: left.count], left.states == HELD
-        best[holds] = self._moved(best[holds], place)
-        relink_held(left.count, left.rows, self._keys)
 
     @staticmethod
     def _moved(positions: I32, place: I64) -> I64:
@@ -331,7 +343,7 @@ class RowsByTime:
         for side in (self._left, self._right):
             side.drop(np.full(side.count, NONE, np.int64), 0)
             side.order, side.loose = _NO_POSITIONS, []
-        self._table = GroupTable(())
+        self._table, self._keys_due = GroupTable(()), _LEAST
         self._keys = Keys(np.full(64, NONE, np.int32), np.full(64, NONE, np.int32))
 
     # ------------------------------------------------------------ moves

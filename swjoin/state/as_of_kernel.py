@@ -21,12 +21,14 @@ from swjoin.core.batch import I64, MISSING_ID, U8, U64
 from swjoin.core.hashing import pair_hash
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
+from swjoin.core.simd import prefetch
 from swjoin.expressions.vm import Residual, evaluate
 
 I32 = NDArray[np.int32]
 NONE = -1
 WAITS, HELD, GONE = 0, 1, 2  # not looked at yet; a left row that may get a better match, a right one that may be a match; done
 CHOSEN, LEFT_LATER, RIGHT_LATER, LOOKED_AT = 0, 1, 2, 3  # of `Chosen.counts`
+_AHEAD = 12  # rows between the prefetches of a key's latest right row, and between the second one and its use
 _AT_ONCE = 32  # candidates for which a predicate is evaluated together
 
 
@@ -199,6 +201,11 @@ def match_due(
             of_right = right_group[r] < left_group[mine] or (right_group[r] == left_group[mine] and is_first)
         if of_right:
             j += 1
+            if back and j + 2 * _AHEAD < m:
+                prefetch(last, right_slot[rights[j + 2 * _AHEAD]])
+                known = last[right_slot[rights[j + _AHEAD]]]
+                if known != NONE:
+                    prefetch(right_state, known)
             at_us, slot = right_rows[r * ROW + TS], right_slot[r]
             if at_us >= front[right_group[r]]:
                 right_later[later_right] = r
@@ -233,6 +240,11 @@ def match_due(
                 last[slot] = r
             continue
         i += 1
+        if back and i + 2 * _AHEAD < n:
+            prefetch(last, left_slot[lefts[i + 2 * _AHEAD]])
+            known = last[left_slot[lefts[i + _AHEAD]]]
+            if known != NONE:
+                prefetch(right_rows, known * ROW)
         if due >= front[left_group[mine]]:
             left_later[later_left] = mine
             later_left += 1

@@ -398,7 +398,7 @@ def test_ties_by_arrival_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_expiry_of_the_only_candidate_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right rows are kept as long as the lower bound says, less one."""
-    drop = RowsByTime.drop_what_is_gone
+    drop = RowsByTime._drop_right
 
     def early(self: RowsByTime) -> None:
         rule = self._rule
@@ -407,7 +407,7 @@ def test_the_expiry_of_the_only_candidate_is_caught(monkeypatch: pytest.MonkeyPa
         self._rule = rule
 
     monkeypatch.setattr(rows_by_time, "_LEAST", 1)
-    monkeypatch.setattr(RowsByTime, "drop_what_is_gone", early)
+    monkeypatch.setattr(RowsByTime, "_drop_right", early)
     assert _is_caught(test_any_input_in_any_epochs, 2000)
 
 
