@@ -2,10 +2,10 @@
 
 Usage: python -m benchmarks.as_of [--rows 5000000] [--keys 10000 1000000] [--repeat 5] [--tiny]
 Frames: `swjoin.join(..., match="last", how="left")` of tables in memory, in this process, all cores for everyone; turn by turn,
-the first turn not counted. Times are sorted, as polars wants them; the tolerance is as long as keys are apart, on average. Streams:
-the join module alone on one core, deliveries prepared, counted and digested, turn by turn with the inner join within as many
-bounds. Memory: right rows of a slave at the ends of epochs, per key. Answers: those of the three engines are one, and those of
-streams are DuckDB's.
+the first turn not counted. Times are sorted, as polars wants them; the tolerance is as long as keys are apart, on average.
+Streams: the join module alone on one core, deliveries prepared, counted and digested, turn by turn with the inner join within
+the same bounds. Memory: right rows of a slave at the ends of epochs, per key. Answers: those of the three engines are one, and
+those of streams are DuckDB's.
 """
 
 from __future__ import annotations
