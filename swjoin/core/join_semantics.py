@@ -81,7 +81,7 @@ class AsOf:
 
     match: `last`, the latest candidate that is not after the left tuple; `first`, the earliest that is not before it;
     `nearest`, that with the least distance in time, of two the earlier. Of equal times, `last` takes the greatest id, `first`
-    the least, and `nearest` as `last` up to the left tuple and as `first` after it (pandas' `merge_asof`). bounds: of times.
+    the least, and `nearest` as `last` up to the left tuple and as `first` after it, as pandas has it. bounds: of times.
     """
 
     match: Literal["last", "first", "nearest"]

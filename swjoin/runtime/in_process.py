@@ -39,7 +39,7 @@ from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
 from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
 from swjoin.runtime.open import sized
-from swjoin.runtime.plausibility import add_warnings, add_warnings_of_plan
+from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 from swjoin.runtime.signals import stop_signals
@@ -132,11 +132,8 @@ def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: Co
             )
             if not sinks[0].role.stopped:
                 check_ledger(report)
-                if gateway.instances is None:
-                    left, right = gateway.sources
-                    add_warnings(report, job, (left, right))  # before the result files are closed, which contain them
-                else:
-                    add_warnings_of_plan(report, job, gateway.instances)
+                # before the result files are closed, which contain them
+                add_warnings(report, job, gateway.sources, gateway.instances)
                 for sink in sinks:
                     sink.proof = proof_of(report)
                     sink.finish()

@@ -1,7 +1,6 @@
 """Warnings about results that are correct for their input, while the input is probably wrong.
 
-What: `warnings_of` an `Answer`; `add_warnings` and `add_warnings_of_plan` to run.json; `warn` in Python; `report_ranges`, the
-time ranges as text.
+What: `warnings_of` an `Answer`; `add_warnings` to run.json; `warn` in Python; `report_ranges`, the time ranges as text.
 Why: a wrong unit, a wrong zone or keys in two spellings give a result that is empty, exact, and balanced. One function serves
 the command line, runs and the Python API.
 Stays out: input that cannot be used at all (`connectors.row_encoder` refuses it), printing (`cli.summary`).
@@ -111,9 +110,12 @@ def warn(lines: Sequence[str], stack_level: int) -> None:
         warnings.warn(line, ImplausibleWarning, stacklevel=stack_level + 1)
 
 
-def add_warnings(report: dict[str, Any], job: Job, sources: tuple[InputSource, InputSource]) -> None:
-    """Put the warnings into run.json of a complete run."""
+def add_warnings(report: dict[str, Any], job: Job, sources: Sequence[InputSource], instances: Instances | None) -> None:
+    """Put the warnings into run.json of a complete run. sources: of a join of two streams. instances: of a plan."""
     if not report["complete"]:
+        return
+    if instances is not None:
+        report["warnings"] = _warnings_of_plan(report, job, instances)
         return
     config, ledger = job.config, ledger_of(report)
     answer = Answer(
@@ -129,11 +131,9 @@ def add_warnings(report: dict[str, Any], job: Job, sources: tuple[InputSource, I
     report["warnings"] = warnings_of(answer, FileRows(config) if again else None)
 
 
-def add_warnings_of_plan(report: dict[str, Any], job: Job, instances: Instances) -> None:
-    """The same for a plan, from its counts alone: inputs whose times are in another unit, or of which no row was joined, and
-    joins whose sides cannot meet, have null keys alone, or have no pair."""
-    if not report["complete"]:
-        return
+def _warnings_of_plan(report: dict[str, Any], job: Job, instances: Instances) -> list[str]:
+    """From its counts alone: inputs whose times are in another unit, or of which no row was joined, and joins whose sides
+    cannot meet, have null keys alone, or have no pair."""
     counts = {source.name: _counts_in(report, source.name) for source in instances.stages.sources}
     inputs = [node for node in instances.logical.nodes if isinstance(node, Source)]  # static tables among them
     lines: list[str | None] = []
@@ -145,7 +145,7 @@ def add_warnings_of_plan(report: dict[str, Any], job: Job, instances: Instances)
     for stage in instances.stages.stages:
         if stage.joins:
             lines += _lines_of_join(report, stage, instances, counts)
-    report["warnings"] = list(dict.fromkeys(line for line in lines if line is not None))
+    return list(dict.fromkeys(line for line in lines if line is not None))
 
 
 def _counts_in(report: dict[str, Any], name: str) -> StreamCounts:

@@ -28,7 +28,7 @@ from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernel
 from swjoin.runtime.mpi.channel import Channel
 from swjoin.runtime.mpi.rank import BYE, STATUS, SUMMARY, VERDICT, Rank, agree, identity, parse
 from swjoin.runtime.mpi.transport import MpiTransport
-from swjoin.runtime.plausibility import add_warnings, add_warnings_of_plan
+from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 
@@ -165,11 +165,8 @@ class MasterRank(Rank):
         if not stopped:
             check_ledger(report)
             added_s = time.monotonic()
-            if gateway.instances is None:
-                left, right = gateway.sources
-                add_warnings(report, self.job, (left, right))  # before the collector closes the result files with them
-            else:
-                add_warnings_of_plan(report, self.job, gateway.instances)
+            # before the collector closes the result files with them
+            add_warnings(report, self.job, gateway.sources, gateway.instances)
             self._warnings_s = time.monotonic() - added_s
         for verdict in ({"proof": None if stopped else proof_of(report)}, {"whole": True}):  # of all files, then their names
             for rank in writers:
