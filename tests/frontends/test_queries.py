@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
+import swjoin as swjoin_api
 from benchmarks.duckdb_text import in_duckdb
 from swjoin.config.connectors import StreamConfig
 from swjoin.core.errors import UserError
@@ -469,3 +471,43 @@ def test_a_table_is_not_overwritten(trips: Inputs, swjoin: Any) -> None:
     assert done.code == 2
     assert "is an input" in done.err[0]
     assert path.read_bytes() == before
+
+
+# ---------------------------------------------------------------- implausible answers
+
+
+def _side(time: str, keys: Any, first_us: int = 0) -> pa.Table:
+    ts = pa.array(np.arange(2_000) + first_us, pa.timestamp("us"))
+    return pa.table({f"k{time}": keys, time: ts})
+
+
+NUMBERS = pa.array(np.arange(2_000))
+
+
+@pytest.mark.parametrize(
+    ("keys", "first_us", "bound", "kind", "findings"),
+    [
+        (NUMBERS, 0, "100 MICROSECOND", "", []),
+        (NUMBERS, 0, "1 HOUR", "", ["is longer than the data"]),
+        (NUMBERS, 0, "1 HOUR", "ASOF", ["is longer than the data"]),
+        (
+            NUMBERS,
+            10**9,
+            "1 SECOND",
+            "",
+            ["the times of both sides cannot meet within the bounds: .*r is 16 min 38 s .* too late"],
+        ),
+        (pa.nulls(2_000, pa.int64()), 0, "100 MICROSECOND", "", ["every row of l has a null key .2,000 rows."]),
+        (pa.array(np.arange(2_000) + 2_000), 0, "100 MICROSECOND", "", ["nothing matched, of 2,000 and 2,000 rows"]),
+    ],
+)
+def test_implausible_answers_are_warned_of(keys: pa.Array, first_us: int, bound: str, kind: str, findings: list[str]) -> None:
+    tables: dict[str, Any] = {"l": _side("t", keys), "r": _side("u", NUMBERS, first_us)}
+    near = f"r.u BETWEEN l.t - INTERVAL {bound} AND l.t + INTERVAL {bound}"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        swjoin_api.sql(f"SELECT l.t, r.u FROM l {kind} JOIN r ON l.kt = r.ku AND {near}", time={"l": "t", "r": "u"}, **tables)
+    found = [str(warning.message) for warning in caught]
+    assert len(found) == len(findings), found
+    for line, finding in zip(found, findings, strict=True):
+        assert re.search(f"^join .* of l and r: .*{finding}", line), line

@@ -505,3 +505,14 @@ def test_many_entries_that_are_not_read(tmp_path: Path) -> None:
     assert text is not None
     assert "10 files are not read: 0.xml, 1.xml, 2.xml, 3.xml, 4.xml and 5 more; " in text
     assert find_files(tmp_path / "a.csv").unread is None
+
+
+@pytest.mark.parametrize(("within", "rows", "is_told"), [("1h", 1_500, True), ("1ms", 1_500, False), ("1h", 500, False)])
+def test_a_window_that_is_longer_than_the_data(within: str, rows: int, is_told: bool) -> None:
+    table = pa.table({"k": np.arange(rows), "t": np.arange(rows) * 10})
+    for match in ("all", "last", "nearest"):
+        options: dict[str, Any] = {"left_time": "t", "right_time": "t", "time_unit": "us", "match": match}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            swjoin.count(table, table, on="k", within=within, **options)
+        assert ["is longer than the data" in str(w.message) for w in caught] == [True] * is_told
