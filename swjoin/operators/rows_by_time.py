@@ -203,8 +203,11 @@ class RowsByTime:
         if n == 0:
             return
         self._know(int(groups.max()) + 1)
-        slots = self._table.slots_of(batch.key, np.zeros(n, np.bool_), groups)
-        self._grow_keys()
+        if stream == LEFT and not self._rule.ahead:  # nothing is kept of its key
+            slots = np.full(n, NONE, np.int64)
+        else:
+            slots = self._table.slots_of(batch.key, np.zeros(n, np.bool_), groups)
+            self._grow_keys()
         side.reserve(n)
         ref = 0
         if side.payload is not None and batch.rows is not None:
@@ -237,6 +240,9 @@ class RowsByTime:
         self._front = np.maximum(self._front, front)
         left, right = self._left, self._right
         lefts, rights = left.waiting(), right.waiting()
+        if not self._rule.ahead and len(lefts):
+            keys = left.records[lefts, KEY]
+            left.rows.slot[lefts] = self._table.known_slots(keys, np.zeros(len(lefts), np.bool_))
         most = len(lefts) + (int(np.count_nonzero(left.states == HELD)) if self._rule.ahead else 0)
         chosen = Chosen(
             np.empty(most, np.int64),
@@ -314,7 +320,8 @@ class RowsByTime:
 
     def _drop_keys(self) -> None:
         """Number the keys of the rows that are kept anew."""
-        slots = [side.rows.slot[: side.count] for side in (self._left, self._right)]
+        sides = (self._left, self._right) if self._rule.ahead else (self._right,)
+        slots = [side.rows.slot[: side.count] for side in sides]
         kept = np.zeros(len(self._table), np.bool_)
         for part in slots:
             kept[part] = True

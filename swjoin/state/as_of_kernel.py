@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
     rows: I64  # (n * ROW,)
     group: I32  # (n,) partition-groups
-    slot: I32  # (n,) of their keys
+    slot: I32  # (n,) of their keys; NONE of a left row whose key no right row has
     next: I32  # (n,) of a held row, another held one of its key: of right rows the one before, of left rows any
     state: U8  # (n,)
     best: I32  # (n,) of a held left row, the position of its match so far, or NONE; right rows have none of these two
@@ -242,15 +242,15 @@ def match_due(
         i += 1
         if back and i + 2 * _AHEAD < n:
             prefetch(last, left_slot[lefts[i + 2 * _AHEAD]])
-            known = last[left_slot[lefts[i + _AHEAD]]]
-            if known != NONE:
-                prefetch(right_rows, known * ROW)
+            known = left_slot[lefts[i + _AHEAD]]
+            if known != NONE and last[known] != NONE:
+                prefetch(right_rows, last[known] * ROW)
         if due >= front[left_group[mine]]:
             left_later[later_left] = mine
             later_left += 1
             continue
         at_us, best = left_rows[mine * ROW + TS], np.int64(NONE)
-        if back:
+        if back and left_slot[mine] != NONE:
             best = np.int64(last[left_slot[mine]])
             if residual is not None:
                 best = _last_that_holds(mine, best, lower, min(upper, 0), left, right, residual, scratch)
