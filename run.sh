@@ -38,7 +38,7 @@ usage() {
 ./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
 ./run.sh bench nexmark       Nexmark's queries beside DuckDB, or with --peers flink spark bytewax pathway beside those; the operator of aggregates alone
 ./run.sh bench bands [ours|files]  joins by a band or a condition in the join module, beside C++ programs or not; files, beside DuckDB and Polars
-./run.sh bench as-of         as-of joins beside polars, DuckDB and the inner join, and the rows that they keep
+./run.sh bench asof          as-of joins beside polars, DuckDB and the inner join, and the rows that they keep
 ./run.sh bench kinds         what outer, semi and anti joins cost beside the inner one
 ./run.sh bench spark [WORKLOAD]  the join inside Spark against Spark's own
 ./run.sh bench api           what the Python API adds to the join module, and to taking the rows of the pairs
@@ -278,12 +278,12 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | as-of | bands | gateways | kinds | live | nexmark | observing | peers | plan | queries | routings | safety | simulation | sinks | small | spark | stages) shift ;;
+      adaptation | api | asof | bands | gateways | kinds | live | nexmark | observing | peers | plan | queries | routings | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac
     case "$part $*" in peers* | spark* | nexmark*--peers*flink* | nexmark*--peers*spark*) need_java ;; esac
-    case $part in as-of) part=as_of ;; kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; queries) part=query_costs ;; spark) part=spark_join ;; esac
+    case $part in asof) part=as_of ;; kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; queries) part=query_costs ;; spark) part=spark_join ;; esac
     exec "$python" -m "benchmarks.$part" "$@" ;;
   figures)
     case "${1:-} ${2:-}" in

@@ -35,7 +35,7 @@ OFTEN = {
     "chaos --simulated 2": r"2 of 2 simulated runs right",
 }
 SOMETIMES = {
-    "bench as-of --tiny": r"(?s)x polars, \d.* x DuckDB.*\| reference \| \d.*\| small \| \d",
+    "bench asof --tiny": r"(?s)x polars, \d.* x DuckDB.*\| reference \| \d.*\| small \| \d",
     "bench kinds --tiny": r"\| anti \| [1-9]",
     "bench gateways --tiny": r"(?s)\| 2 \| \d.*nothing held.*\| 2 \| \d.*t_d = 10 ms\n.*\| 2 \| \d",
     "bench bands --tiny": r"(?s)wide: .*answer right.*evaluations/s.*band over equality: \d.*value grid over equality, C",
