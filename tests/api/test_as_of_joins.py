@@ -4,6 +4,11 @@ and DuckDB, which have their own."""
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +26,10 @@ from swjoin.config.loader import config_from_plain
 from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.join_semantics import Bounds
+from tests.conftest import ROOT
+from tests.support.limits import PROCESS_S
 from tests.tools.oracle import as_of
+from tests.tools.processes import ranks_of
 
 Match = Literal["last", "first", "nearest"]
 MATCHES: list[Match] = ["last", "first", "nearest"]
@@ -32,9 +40,9 @@ TIMES: dict[str, Any] = {"left_time": "t", "right_time": "u", "time_unit": "us"}
 def frames(seed: int, rows: int = 2_000, keys: int = 40, span: int = 20_000) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Sorted by time; many equal times."""
     rng, found = np.random.default_rng(seed), []
-    for time, value in (("t", "a"), ("u", "b")):
+    for column, value in (("t", "a"), ("u", "b")):
         ts = np.sort(rng.integers(0, span, rows))
-        found.append(pd.DataFrame({"k": rng.integers(0, keys, rows), time: ts, value: np.arange(rows)}))
+        found.append(pd.DataFrame({"k": rng.integers(0, keys, rows), column: ts, value: np.arange(rows)}))
     return found[0], found[1]
 
 
@@ -87,10 +95,10 @@ def test_any_order_null_keys_and_a_condition(match: Match) -> None:
     """Against the definition."""
     rng = np.random.default_rng(7)
     tables, tuples = [], []
-    for time, number in (("t", "a"), ("u", "b")):
+    for column, number in (("t", "a"), ("u", "b")):
         key, ts, v = rng.integers(0, 12, 400), rng.integers(0, 3_000, 400), rng.integers(0, 9, 400)
         null = rng.random(400) < 0.1
-        tables.append(pa.table({"k": pa.array(key, mask=null), time: ts, "v": v, number: np.arange(400)}))
+        tables.append(pa.table({"k": pa.array(key, mask=null), column: ts, "v": v, number: np.arange(400)}))
         keep = np.flatnonzero(~null)
         tuples.append((TupleBatch(key[keep], ts[keep], keep.astype(np.uint64), ts[keep]), v[keep]))
     (left, of_left), (right, of_right) = tuples
@@ -329,3 +337,42 @@ def test_runs_that_cannot_be_as_of_joins() -> None:
     far = pa.table({"k": [1], "t": [3 << 58]}), pa.table({"k": [1], "u": [-(3 << 58)]})
     with pytest.raises(RunFailed, match=r"within \d+ us of 1970"):
         api.count(*far, on="k", within="unbounded", match="last", **TIMES)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "match", ["last", pytest.param("first", marks=pytest.mark.long), pytest.param("nearest", marks=pytest.mark.long)]
+)
+def test_a_killed_run_goes_on(match: Match, tmp_path: Path, swjoin: Any) -> None:
+    """A rank is killed, and the others go on; or all are, and the run is resumed on fewer. Two gateways."""
+    for name, frame in zip(("left", "right"), frames(13, 60_000, 2_000, 60_000_000), strict=True):
+        pq.write_table(pa.Table.from_pandas(frame), tmp_path / f"{name}.parquet", row_group_size=10_000)
+    options: dict[str, Any] = {"on": "k", "within": "2s", "match": match, "how": "left", **TIMES}
+    wanted = api.count(*(tmp_path / f"{name}.parquet" for name in ("left", "right")), **options)
+    plain = {
+        "join": {"on": "k", "within": "2s", "match": match, "how": "left"},
+        "left": {"path": str(tmp_path / "left.parquet"), "time": "t", "time_unit": "us"},
+        "right": {"path": str(tmp_path / "right.parquet"), "time": "u", "time_unit": "us"},
+        "cluster": {"epoch_tuples": 1_000, "distribution_epoch": "0us", "gateways": 2, "partition_count": 20},
+        "checkpoint": {"epochs": 2},
+        "sink": {"kind": "parquet", "ids": True},
+    }
+    (tmp_path / "c.yaml").write_text(json.dumps(plain))
+    for whole in (False, True):
+        run = tmp_path / f"run-{whole}"
+        command = [sys.executable, "-m", "swjoin", "run", tmp_path / "c.yaml", "--out", run, "-n", "5"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+        until_s = time.monotonic() + PROCESS_S
+        while process.poll() is None and len(list((run / "checkpoints").glob("checkpoint-*"))) == 0:
+            assert time.monotonic() < until_s
+            time.sleep(0.005)
+        ranks = ranks_of(process.pid)
+        for rank in ranks.values() if whole else [ranks[max(ranks)]] if ranks else []:  # the last one is a slave's
+            os.kill(rank, signal.SIGKILL)
+        said, _ = process.communicate(timeout=PROCESS_S)
+        if not (run / "run.json").exists():
+            outcome = swjoin("run", "--resume", run, "-n", "4")
+            assert outcome.code == 0, f"{said}{outcome.err}"
+        report = json.loads((run / "run.json").read_text())
+        assert (report["results"]["count"], report["results"]["digest"]) == (wanted.count, wanted.digest)
+        assert report["ledger"]["balanced"]
