@@ -56,10 +56,11 @@ class OutputGatherer:
     def add(self, pairs: Pairs) -> None:
         """Remember pairs; their columns are taken a block at a time."""
         times = (pairs.left_ts, pairs.right_ts) if self._ids else (pairs.left_ts[:0], pairs.right_ts[:0])
+        left, right = (side.positions_of(ids) for side, ids in zip(self._sides, (pairs.left_id, pairs.right_id), strict=True))
         if len(pairs) >= BLOCK_PAIRS:
-            self._take(pairs.left_id, pairs.right_id, *times)
+            self._take(left, right, *times)
             return
-        self._waiting.append((pairs.left_id, pairs.right_id, *times))
+        self._waiting.append((left, right, *times))
         self._rows += len(pairs)
         if self._rows >= BLOCK_PAIRS:
             self._flush()

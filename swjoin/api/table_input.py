@@ -37,7 +37,8 @@ SLICE_ROWS = 65_536
 class JoinInput:
     """One input. table: all of it. ids: the user's row ids, uint64 (rows,), or None where tuples carry what they are to carry.
 
-    by_position: tuples carry the positions of their rows, whatever ids the user names. untyped: a file without rows, whose
+    by_position: tuples carry the positions of their rows, whatever ids the user names; in_id_order: or the places of their rows
+    in the order of these ids, where ids decide which rows match. untyped: a file without rows, whose
     columns have no types of their own. unread: what lies beside its files.
     """
 
@@ -50,6 +51,7 @@ class JoinInput:
         keys: KeyEncoder,
         *,
         by_position: bool,
+        in_id_order: bool,
         whole: WholeInput,
     ) -> None:
         self.stream, self.table, self.codec, self.keys = stream, table, view.codec, keys
@@ -70,13 +72,33 @@ class JoinInput:
             self._slices.append(part)
             first += len(part)
         self.ids = np.concatenate([np.empty(0, np.uint64), *ids]) if config.id is not None and by_position else None
+        self._by_id: I64 | None = None  # positions, in the order of ids
+        if self.ids is not None and in_id_order:
+            self._by_id = np.argsort(self.ids, kind="stable")
+            place = np.empty(len(self.ids), np.uint64)
+            place[self._by_id] = np.arange(len(self.ids), dtype=np.uint64)
+            starts = np.cumsum([0, *map(len, self._slices)])
+            self._slices = [
+                dataclasses.replace(part, id=place[start : start + len(part)])
+                for part, start in zip(self._slices, starts[:-1].tolist(), strict=True)
+            ]
 
     def _place(self, position: int) -> str:
         return f"{STREAM_NAMES[self.stream]}, row {position} (counting from 0)"
 
     def locate(self, row_id: int) -> str:
         """Where the row of a tuple is."""
-        return f"row with id {row_id}" if self._named else f"row {row_id}, counting from 0"
+        position = row_id if self._by_id is None else int(self._by_id[row_id])
+        return f"row with id {row_id}" if self._named else f"row {position}, counting from 0"
+
+    def positions_of(self, ids: U64) -> U64:
+        """Positions of the rows of tuples with these ids, MISSING_ID where there is none."""
+        if self._by_id is None:
+            return ids
+        missing = ids == MISSING_ID
+        return np.where(
+            missing, MISSING_ID, np.append(self._by_id, 0)[np.where(missing, -1, ids.view(np.int64))].astype(np.uint64)
+        )
 
     @property
     def in_order(self) -> bool:
@@ -221,8 +243,9 @@ def open_sides(
         tables = _with_one_dictionary(tables, [one, two], both=query.kind.unmatched[RIGHT])
     schemas = (one, tables[LEFT].schema), (two, tables[RIGHT].schema)
     views, keys = describe_streams(*schemas, carry=materialise, packed=False, query=query)
+    in_id_order = materialise and query.as_of is not None
     sides = [
-        JoinInput(s, tables[s], c, views[s], keys, by_position=materialise, whole=whole[s])
+        JoinInput(s, tables[s], c, views[s], keys, by_position=materialise, in_id_order=in_id_order, whole=whole[s])
         for s, c in ((LEFT, one), (RIGHT, two))
     ]
     return sides[LEFT], sides[RIGHT], OutputColumns(views[LEFT].codec, views[RIGHT].codec, request.ids, query.how)

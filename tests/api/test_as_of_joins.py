@@ -113,6 +113,36 @@ def test_any_order_null_keys_and_a_condition(match: Match) -> None:
 
 
 @pytest.mark.parametrize("match", MATCHES)
+def test_ids_that_columns_name_decide_ties(match: Match) -> None:
+    """Whatever the order of the rows, and in every call."""
+    rng = np.random.default_rng(17)
+    sides = []
+    for column, number in (("t", "a"), ("u", "b")):
+        sides.append(
+            pa.table({"k": rng.integers(0, 4, 300), column: rng.integers(0, 40, 300), number: rng.permutation(9_000)[:300]})
+        )
+    options: dict[str, Any] = {"on": "k", "within": "5us", "match": match, "how": "left", **TIMES}
+    options |= {"left_id": "a", "right_id": "b"}
+    left, right = (
+        TupleBatch(np.array(side["k"]), np.array(side[c]), np.array(side[n]).astype(np.uint64), np.zeros(300, np.int64))
+        for side, c, n in ((sides[0], "t", "a"), (sides[1], "u", "b"))
+    )
+    chosen = as_of(left, right, Bounds(-5, 5), match)
+    wanted = sorted((int(left.id[i]), None if j is None else int(right.id[j])) for i, j in enumerate(chosen))
+    found = api.join(*sides, ids=True, **options)
+    plain = found.to_pydict()
+    assert sorted(zip(plain["left_id"], plain["right_id"], strict=True)) == wanted
+    assert api.proof(found).digest == api.count(*sides, **options).digest
+    pushed = api.WindowJoin(ids=True, max_out_of_order="1s", **options)
+    rows = [
+        row
+        for table in (*pushed.push(left=sides[0]), *pushed.push(right=sides[1]), *pushed.close())
+        for row in table.to_pylist()
+    ]
+    assert sorted((row["left_id"], row["right_id"]) for row in rows) == wanted
+
+
+@pytest.mark.parametrize("match", MATCHES)
 def test_without_join_columns(match: Match) -> None:
     left, right = (frame.drop(columns="k") for frame in frames(9, 300))
     theirs = pd.merge_asof(left, right, left_on="t", right_on="u", tolerance=40, direction=DIRECTIONS[match])
