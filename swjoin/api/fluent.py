@@ -537,7 +537,8 @@ class Stream:
                 one_of(name, ("within", "lower", "upper"), "join_asof")
             low, high = _bounds(*(bounds.get(name) for name in ("within", "lower", "upper")))
             found = AsOf(match, Bounds(low, high)).candidates
-            if found.empty or (match == "nearest" and low == 0 < high):
+            # of rows at the left one's time alone, bounds do not say which
+            if found.empty or (match == "nearest" and low == 0 < high) or (match == "first" and found.upper_us == 0):
                 remedy = "write match='first'" if match == "nearest" else "widen the bounds, or take another match"
                 raise UserError(f"join_asof: match {match!r} does not fit bounds from {low} us to {high} us", remedy=remedy)
             keys = [] if on is left_on is right_on is None else _keys(on, left_on, right_on)

@@ -351,6 +351,24 @@ def test_sql_that_is_refused(join: str, message: str) -> None:
         api.sql(f"SELECT l.a FROM l {join}", l=left, r=right, time={"l": "t", "r": "u"}, time_unit="us")
 
 
+def test_bounds_of_one_time() -> None:
+    """Strict comparisons count; where bounds alone would be taken for another match, it is refused."""
+    left = pa.table({"k": [1], "t": [10], "a": [0]})
+    right = pa.table({"k": [1, 1], "u": [10, 10], "b": [0, 1]})
+    tables: dict[str, Any] = {"l": left, "r": right, "time": {"l": "t", "r": "u"}, "time_unit": "us"}
+    join = "SELECT l.a, r.b FROM l ASOF JOIN r ON l.k = r.k AND"
+    after = "r.u <= l.t + INTERVAL 5 MICROSECOND"
+    for lower, b in (("r.u >= l.t", 0), ("r.u > l.t - INTERVAL 1 MICROSECOND", 0), ("r.u > l.t - INTERVAL 2 MICROSECOND", 1)):
+        assert api.sql(f"{join} {lower} AND {after}", **tables)["b"].to_pylist() == [b]
+    one, two = api.stream(left, time="t", time_unit="us"), api.stream(right, time="u", time_unit="us")
+    assert one.join_asof(two, on="k", within="0us").collect()["b"].to_pylist() == [1]
+    assert one.join_asof(two, on="k", within="1us", match="first").collect()["b"].to_pylist() == [0]
+    with pytest.raises(UserError, match="match 'first' does not fit bounds from 0 us to 0 us"):
+        one.join_asof(two, on="k", within="0us", match="first")
+    with pytest.raises(UserError, match="match 'nearest' does not fit bounds from 0 us to 5 us"):
+        one.join_asof(two, on="k", lower="0us", upper="5us", match="nearest")
+
+
 def test_a_static_table_has_no_times() -> None:
     left, right = (pa.Table.from_pandas(frame) for frame in frames(1, 5))
     query = "SELECT l.a FROM l ASOF JOIN r ON l.k = r.k"

@@ -442,7 +442,7 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
 def _match_of(bounds: tuple[int, int, tuple[str, ...]]) -> Match:
     """Which row an ASOF JOIN has, as its bounds of right time - left time say: the last at or before, the first at or after, or
     within bounds on both sides the nearest."""
-    lower, upper, _ = bounds
+    lower, upper = bounds[0] + ("lower" in bounds[2]), bounds[1] - ("upper" in bounds[2])  # times are whole microseconds
     return "last" if upper <= 0 else "first" if lower >= 0 else "nearest"
 
 
