@@ -82,10 +82,8 @@ class QueryConfig:
         if (as_of := self.as_of) is not None:
             check(self.last is None, f"join: match {self.match} is of bounds of time; leave last out")
             fits = self.how in ("inner", "left")
-            check(
-                fits,
-                f"join: {'an' if self.how == 'anti' else 'a'} {self.how} join has no match {self.match}; leave it out, or make it inner or left",
-            )
+            kind = f"{'an' if self.how == 'anti' else 'a'} {self.how} join"
+            check(fits, f"join: {kind} has no match {self.match}; leave it out, or make it inner or left")
             side = "at or before" if self.match == "last" else "at or after"
             problem = f"join: match {self.match}: the bounds have no right time {side} a left one"
             check(not as_of.candidates.empty, f"{problem}; {'lower' if self.match == 'last' else 'upper'} is beyond 0")
