@@ -258,7 +258,8 @@ class AsOfJoin:
 
     @property
     def may_append(self) -> bool:
-        return True
+        """Not while rows come out: making room would move them."""
+        return self._out is None
 
     # ------------------------------------------------------------ measures and invariants
 

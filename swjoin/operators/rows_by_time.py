@@ -51,7 +51,7 @@ class _Side:
     """The rows of one stream. order: positions of rows that wait, in order; loose: those that have come since."""
 
     def __init__(self, stream: int, layout: RowLayout | None, limit_bytes: int) -> None:
-        self.stream, self.layout = stream, layout
+        self.stream = stream
         self.payload = None if layout is None else PayloadStore(layout, limit_bytes)
         self.rows, self.count, self.due = _new_rows(stream, 64), 0, _LEAST
         self.order: I64 = _NO_POSITIONS
@@ -112,8 +112,8 @@ class _Side:
             self.order, self.loose = merged, []
         return self.order
 
-    def drop(self, place: I64, kept: int) -> I64:
-        """Keep the rows with a place alone. Returns their old positions."""
+    def drop(self, place: I64, kept: int) -> None:
+        """Keep the rows with a place alone."""
         keep = np.flatnonzero(place != NONE)
         old, before = self.rows, self.records
         payload = None
@@ -133,7 +133,6 @@ class _Side:
             self.records[:, REF] = np.arange(first, first + kept)
         self.order = place[self.order]
         self.loose = [place[part] for part in self.loose]
-        return keep
 
 
 def _new_rows(stream: int, capacity: int) -> Rows:
