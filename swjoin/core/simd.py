@@ -22,7 +22,7 @@ LANES = 64  # tags per mask
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 
-    def match_mask(tags: Any, start: int, tag: int) -> np.uint64:
+    def match_mask(tags: Any, start: int, tag: Any) -> np.uint64:
         """Bit j is set where tags[start + j] == tag, 0 <= j < 64."""
         window = tags[start : start + LANES]
         return np.uint64(sum(1 << j for j in range(len(window)) if window[j] == tag))
@@ -56,24 +56,26 @@ else:
 
     def _lanes(builder: Any, value: Any) -> Any:
         """A tag in all lanes."""
-        vector, index = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.IntType(32), LANES)
+        vector, index = ir.VectorType(value.type, LANES), ir.VectorType(ir.IntType(32), LANES)
         lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
         return builder.shuffle_vector(lane, ir.Constant(vector, ir.Undefined), ir.Constant(index, [0] * LANES))
 
     def _tags_at(context: Any, builder: Any, kind: Any, tags: Any, start: Any) -> Any:
         data = context.make_array(kind)(context, builder, tags).data
-        at = builder.bitcast(builder.gep(data, [start]), ir.VectorType(ir.IntType(16), LANES).as_pointer())
-        return builder.load(at, align=2)
+        tag = ir.IntType(kind.dtype.bitwidth)
+        at = builder.bitcast(builder.gep(data, [start]), ir.VectorType(tag, LANES).as_pointer())
+        return builder.load(at, align=tag.width // 8)
 
     @intrinsic  # type: ignore[misc]
     def match_mask(typing_context: Any, tags: Any, start: Any, tag: Any) -> Any:
-        """Bit j is set where tags[start + j] == tag, 0 <= j < 64. tags: uint16, at least start + 64 long (not checked)."""
+        """Bit j is set where tags[start + j] == tag, 0 <= j < 64. tags: uint16 or uint8, at least start + 64 long (not
+        checked)."""
 
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             there = _tags_at(context, builder, signature.args[0], args[0], args[1])
             return builder.bitcast(builder.icmp_unsigned("==", there, _lanes(builder, args[2])), ir.IntType(64))
 
-        return types.uint64(tags, types.int64, types.uint16), build
+        return types.uint64(tags, types.int64, tags.dtype), build
 
     @intrinsic  # type: ignore[misc]
     def range_mask(typing_context: Any, tags: Any, start: Any, low: Any, reach: Any) -> Any:

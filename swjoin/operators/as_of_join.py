@@ -23,6 +23,7 @@ from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
 from swjoin.core.hashing import digest_pairs
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, GroupId
 from swjoin.core.join_semantics import AsOf, JoinKind
+from swjoin.core.record_layout import ROW, TS
 from swjoin.expressions.vm import Program, Residual, no_rows
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import LIGHT_ROWS, Step, WindowMemory, Work
@@ -31,8 +32,9 @@ from swjoin.operators.keyed_operator import ComingState, LeavingState, StatePart
 from swjoin.operators.result_buffer import TAIL_BYTES
 from swjoin.operators.rows_by_time import Layouts, RowsByTime
 from swjoin.state.arrays import STAT_COMPARISONS, STAT_PAIRS
-from swjoin.state.as_of_kernel import LOOKED_AT, NONE, Rule, count_chosen
+from swjoin.state.as_of_kernel import LOOKED_AT, Rule, count_chosen
 from swjoin.state.delay_histogram import record_delays
+from swjoin.state.latest_rows import NO_ROW
 
 if TYPE_CHECKING:
     from swjoin.state.arrays import Inputs
@@ -59,7 +61,7 @@ class AsOfJoin:
         stored = layouts if result_tuples > 0 or where is not None else (None, None)
         bounds = as_of.candidates
         rule = Rule(as_of.looks_back, as_of.looks_ahead, as_of.due_us, bounds.lower_us, bounds.upper_us)
-        self._rows = RowsByTime(rule, stored, window_bytes)
+        self._rows = RowsByTime(rule, stored, window_bytes, chained=where is not None)
         self._layouts, self._where, self._name = layouts, where, name
         self._result_tuples, self._ids_alone = result_tuples, ids_alone
         self._limit_bytes = window_bytes
@@ -135,19 +137,19 @@ class AsOfJoin:
         """The rows that come out by the delivery's watermarks; they are counted at once."""
         delivery, rows = work.delivery, self._rows
         lefts, rights = self._look(self._advance((delivery.left_time_us, delivery.right_time_us)), work)
-        matched = rights != NONE
-        alone = lefts[~matched] if self.kind.unmatched[LEFT] else lefts[:0]
-        lefts, rights = lefts[matched], rights[matched]
         nulls = delivery.null_keys[LEFT] if self.kind.unmatched[LEFT] else TupleBatch.empty()
-        work.unmatched = _with_nulls(self._counted(lefts, rights, alone), nulls)
-        work.stats[STAT_PAIRS] = len(lefts)
+        counted, pairs = self._counted(lefts, rights)
+        work.unmatched = _with_nulls(counted, nulls)
+        work.stats[STAT_PAIRS] = pairs
         came = (delivery.left.arrival_us, delivery.right.arrival_us)
-        if len(lefts) and any(map(len, came)):
+        if pairs and any(map(len, came)):
             newest = max(int(part.max()) for part in came if len(part))
-            record_delays(now_us, np.full(len(lefts), newest, np.int64), work.stats, work.delay_histogram)
+            record_delays(now_us, np.full(pairs, newest, np.int64), work.stats, work.delay_histogram)
         if self._result_tuples:
-            yield from self._pairs(lefts, rights)
-            yield from self._pairs(alone, None)
+            matched = rights[:, TS] != NO_ROW
+            yield from self._pairs(lefts[matched], rights[matched])
+            if self.kind.unmatched[LEFT]:
+                yield from self._pairs(lefts[~matched], None)
             for start in range(0, len(nulls), self._result_tuples):
                 yield Pairs.alone(LEFT, nulls.slice(start, start + self._result_tuples), null_keys=True)
         if min(self._times_us) >= END_OF_TIME_US and not rows.arriving:
@@ -161,32 +163,33 @@ class AsOfJoin:
         return self.as_of.front_us(self._times_us)
 
     def _look(self, front_us: int | I64, work: Work | None = None) -> tuple[I64, I64]:
-        """Look at the rows below the front. Returns the positions of left rows that come out, and of their matches or NONE."""
+        """Look at the rows below the front. Returns the positions of left rows that come out, and their matches as records,
+        int64 (n, ROW), whose time is NO_ROW where there is none."""
         chosen = self._rows.look(front_us, self._residual())
         if work is not None:
             work.stats[STAT_COMPARISONS] += chosen.counts[LOOKED_AT]
-        return chosen.left, chosen.right
+        self._peak_bytes = max(self._peak_bytes, self._rows.nbytes)
+        return chosen.left, chosen.right.reshape(-1, ROW)
 
     def _residual(self) -> Residual | None:
         if self._where is None:
             return None
         return Residual(self._where, *(no_rows() if store is None else store.rows() for store in self._rows.payload))
 
-    def _counted(self, lefts: I64, rights: I64, alone: I64) -> GroupResults:
-        """Counts and digests of pairs, and of left rows alone, by partition-group."""
+    def _counted(self, lefts: I64, rights: I64) -> tuple[GroupResults, int]:
+        """Counts and digests of what comes out, by partition-group, and how many of it are pairs."""
         counts, digests = np.zeros(self._rows.groups, np.int64), _no_digests(self._rows.groups)
-        left, right = self._rows.sides
-        count_chosen(lefts, rights, left, right, False, counts, digests)
-        count_chosen(alone, rights, left, right, True, counts, digests)
+        left, _ = self._rows.sides
+        pairs = count_chosen(lefts, rights.reshape(-1), left, self.kind.unmatched[LEFT], counts, digests)
         which = np.flatnonzero(counts)
-        return GroupResults(which, counts[which], digests[which])
+        return GroupResults(which, counts[which], digests[which]), pairs
 
     def _pairs(self, lefts: I64, rights: I64 | None) -> Iterator[Pairs]:
         """Rows that come out, in pieces of bounded size. rights: None for left rows alone."""
-        start = 0
+        records, start = self._rows.left_records(lefts), 0
         while start < len(lefts):
-            stop = self._end_of_piece(lefts, rights, start)
-            left = self._rows.take(LEFT, lefts[start:stop])
+            stop = self._end_of_piece(records, rights, start)
+            left = self._rows.take(LEFT, records[start:stop])
             if rights is None:
                 pairs = Pairs.alone(LEFT, left)
             else:

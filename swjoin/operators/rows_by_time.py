@@ -20,13 +20,10 @@ from swjoin.state.as_of_kernel import CHOSEN as COMES_OUT
 from swjoin.state.as_of_kernel import (
     GONE,
     HELD,
-    I32,
     LEFT_LATER,
-    NONE,
     RIGHT_LATER,
     WAITS,
     Chosen,
-    Keys,
     Rows,
     Rule,
     in_order,
@@ -38,7 +35,7 @@ from swjoin.state.as_of_kernel import (
     survivors,
     write_records,
 )
-from swjoin.state.group_table import GroupTable
+from swjoin.state.latest_rows import I32, NO_ROW, NONE, ROWS, LatestRows
 from swjoin.state.payload_store import PayloadStore
 
 Layouts: TypeAlias = tuple[RowLayout | None, RowLayout | None]
@@ -54,6 +51,7 @@ class _Side:
         self.stream = stream
         self.payload = None if layout is None else PayloadStore(layout, limit_bytes)
         self.rows, self.count, self.due = _new_rows(stream, 64), 0, _LEAST
+        self.stored, self.stored_due = 0, _LEAST  # rows whose payload is stored, and how many of them may be
         self.order: I64 = _NO_POSITIONS
         self.loose: list[I64] = []
 
@@ -94,8 +92,8 @@ class _Side:
         """int64 (count, ROW)."""
         return self.rows.rows[: self.count * ROW].reshape(-1, ROW)
 
-    def take(self, positions: I64) -> TupleBatch:
-        found = self.records[positions]
+    def take(self, found: I64) -> TupleBatch:
+        """found: records, int64 (n, ROW)."""
         payload = None if self.payload is None else self.payload.gather(found[:, REF])
         arrival = np.zeros(len(found), np.int64)
         return TupleBatch(found[:, KEY].copy(), found[:, TS].copy(), found[:, ID].astype(np.uint64), arrival, payload)
@@ -116,10 +114,6 @@ class _Side:
         """Keep the rows with a place alone."""
         keep = np.flatnonzero(place != NONE)
         old, before = self.rows, self.records
-        payload = None
-        if self.payload is not None:
-            payload = self.payload.gather(self.records[keep, REF])
-            self.payload.expire(END_OF_TIME_US + 1)
         if self.capacity > max(4 * kept, _ROOM):
             self.rows = _new_rows(self.stream, max(64, kept + kept // 2))
         self.rows.rows[: kept * ROW] = before[keep].reshape(-1)
@@ -128,31 +122,39 @@ class _Side:
             if len(column):
                 getattr(self.rows, name)[:kept] = column[keep]
         self.count, self.due = kept, max(_LEAST, 2 * kept)
-        if self.payload is not None and payload is not None and kept:
-            first = self.payload.append(payload, END_OF_TIME_US)
-            self.records[:, REF] = np.arange(first, first + kept)
         self.order = place[self.order]
         self.loose = [place[part] for part in self.loose]
+
+    def keep_payload(self, records: tuple[I64, I64]) -> None:
+        """Of the payload, that of these records alone, each int64 (n, ROW), which get new references."""
+        assert self.payload is not None
+        refs = np.concatenate([part[:, REF] for part in records])
+        payload, n = self.payload.gather(refs), len(refs)
+        self.payload.expire(END_OF_TIME_US + 1)
+        self.stored, self.stored_due = n, max(_LEAST, 2 * n)
+        if n:
+            first, apart = self.payload.append(payload, END_OF_TIME_US), len(records[0])
+            records[0][:, REF] = np.arange(first, first + apart)
+            records[1][:, REF] = np.arange(first + apart, first + n)
 
 
 def _new_rows(stream: int, capacity: int) -> Rows:
     of_left = capacity if stream == LEFT else 0
-    group, slot, following = (np.empty(capacity, np.int32) for _ in range(3))
+    group, following = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
     records, states = np.empty(capacity * ROW, np.int64), np.empty(capacity, np.uint8)
-    return Rows(records, group, slot, following, states, np.empty(of_left, np.int32), np.empty(of_left, np.int64))
+    return Rows(records, group, following, states, np.empty(of_left, np.int32), np.empty(of_left, np.int64))
 
 
 class RowsByTime:
-    """rule: which right row a left one joins. layouts: stored payload of either stream, or None. groups: partition-groups that
-    have been seen are below it."""
+    """rule: which right row a left one joins. layouts: stored payload of either stream, or None. chained: all right rows within
+    the bounds are kept, for a residual predicate. groups: partition-groups that have been seen are below it."""
 
-    def __init__(self, rule: Rule, layouts: Layouts, limit_bytes: int) -> None:
+    def __init__(self, rule: Rule, layouts: Layouts, limit_bytes: int, *, chained: bool) -> None:
         self.layouts, self.groups = layouts, 0
         self._rule, self._limit_bytes = rule, limit_bytes
         self._left, self._right = _Side(LEFT, layouts[LEFT], limit_bytes), _Side(RIGHT, layouts[RIGHT], limit_bytes)
-        self._table = GroupTable(())
-        self._keys = Keys(np.full(64, NONE, np.int32), np.full(64, NONE, np.int32))
-        self._keys_due = _LEAST
+        self._chained = chained and rule.back
+        self._latest = LatestRows(chained=self._chained, holds=rule.ahead)
         self._front: I64 = np.empty(0, np.int64)  # of each partition-group, up to which its rows have been looked at
         self._arriving: set[int] = set()  # partition-groups that have come in part
         self._scratch = new_scratch()
@@ -168,8 +170,7 @@ class RowsByTime:
 
     @property
     def nbytes(self) -> int:
-        keys = self._table.nbytes + self._keys.last.nbytes + self._keys.held.nbytes
-        return self._left.nbytes + self._right.nbytes + keys
+        return self._left.nbytes + self._right.nbytes + self._latest.nbytes
 
     @property
     def arriving(self) -> bool:
@@ -181,13 +182,16 @@ class RowsByTime:
 
     def kept(self, stream: int) -> int:
         """Rows of a stream that are not gone."""
-        return int(np.count_nonzero(self._side(stream).states != GONE))
+        in_table = self._latest.row_count if stream == RIGHT and not self._chained else 0
+        return in_table + int(np.count_nonzero(self._side(stream).states != GONE))
 
     def by_group(self) -> I64:
         """Rows that are not gone, of both streams: int64 (groups,)."""
         counts = np.zeros(self.groups, np.int64)
         for side in (self._left, self._right):
             counts += np.bincount(side.rows.group[: side.count][side.states != GONE], minlength=self.groups)
+        if not self._chained:
+            counts += np.bincount(self._latest.table.group[self._latest.entries()], minlength=self.groups)
         return counts
 
     # ------------------------------------------------------------ rows that come
@@ -202,18 +206,14 @@ class RowsByTime:
         if n == 0:
             return
         self._know(int(groups.max()) + 1)
-        if stream == LEFT and not self._rule.ahead:  # nothing is kept of its key
-            slots = np.full(n, NONE, np.int64)
-        else:
-            slots = self._table.slots_of(batch.key, np.zeros(n, np.bool_), groups)
-            self._grow_keys()
         side.reserve(n)
         ref = 0
         if side.payload is not None and batch.rows is not None:
             ref = side.payload.append(batch.rows, END_OF_TIME_US)
+            side.stored += n
             payload_bytes = sum(0 if store is None else store.nbytes for store in self.payload)
             self.payload_peak_bytes = max(self.payload_peak_bytes, payload_bytes)
-        write_records(batch.key, batch.ts, batch.id, groups, slots, ref, first, side.rows)
+        write_records(batch.key, batch.ts, batch.id, groups, ref, first, side.rows)
         side.count += n
         side.loose.append(np.arange(first, first + n))
 
@@ -222,44 +222,39 @@ class RowsByTime:
             self._front = np.concatenate([self._front, np.full(groups - self.groups, BEGIN_OF_TIME_US, np.int64)])
             self.groups = groups
 
-    def _grow_keys(self) -> None:
-        room, keys = len(self._keys.last), self._keys
-        if len(self._table) > room:
-            more = np.full(max(room, len(self._table) - room), NONE, np.int32)
-            self._keys = Keys(np.concatenate([keys.last, more]), np.concatenate([keys.held, more]))
-
     # ------------------------------------------------------------ looking at rows
 
     def look(self, front_us: int | I64, residual: Residual | None) -> Chosen:
         """Look at the rows below the front, of all partition-groups or int64 (groups,) of each; not at those that have not come
-        whole. `left` and `right` of the answer are the positions of the left rows that come out, and of their matches."""
+        whole. `left` and `right` of the answer are the positions of the left rows that come out, and their matches."""
         front = np.full(self.groups, front_us, np.int64) if isinstance(front_us, int) else self._of_groups(front_us)
         for group in self._arriving:
             front[group] = BEGIN_OF_TIME_US
-        self._front = np.maximum(self._front, front)
-        left, right = self._left, self._right
+        left, right, latest = self._left, self._right, self._latest
         lefts, rights = left.waiting(), right.waiting()
-        if not self._rule.ahead and len(lefts):
-            keys = left.records[lefts, KEY]
-            left.rows.slot[lefts] = self._table.known_slots(keys, np.zeros(len(lefts), np.bool_))
         most = len(lefts) + (int(np.count_nonzero(left.states == HELD)) if self._rule.ahead else 0)
         chosen = Chosen(
             np.empty(most, np.int64),
-            np.empty(most, np.int64),
+            np.empty(most * ROW, np.int64),
             np.empty(len(lefts), np.int64),
             np.empty(len(rights), np.int64),
-            np.zeros(4, np.int64),
+            np.zeros(5, np.int64),
         )
-        what = left.rows, right.rows, self._keys, front, self._rule, residual, self._scratch, chosen
-        match_due(lefts, rights, *what)
-        if self._rule.ahead:
-            settle_passed(left.count, left.rows, front, chosen)
-        left.order, right.order = (
-            chosen.left_later[: chosen.counts[LEFT_LATER]],
-            chosen.right_later[: chosen.counts[RIGHT_LATER]],
-        )
-        n = chosen.counts[COMES_OUT]
-        return chosen._replace(left=chosen.left[:n], right=chosen.right[:n])
+        rule, sides = self._rule, (left.rows, right.rows)
+        least = self._needed_us()  # by the front before, as there are left rows to be looked at above it
+        while not match_due(lefts, rights, *sides, latest.table, front, least, rule, residual, self._scratch, chosen):
+            latest.rebuild(least)
+        self._front = np.maximum(self._front, front)
+        if rule.ahead:
+            settle_passed(left.count, *sides, latest.table, front, rule, chosen)
+        left.order = chosen.left_later[: chosen.counts[LEFT_LATER]]
+        right.order = chosen.right_later[: chosen.counts[RIGHT_LATER]]
+        n = int(chosen.counts[COMES_OUT])
+        return chosen._replace(left=chosen.left[:n], right=chosen.right[: n * ROW])
+
+    def _needed_us(self) -> I64:
+        """Times below which right rows that have been looked at are no matches any more: int64 (groups,)."""
+        return self._front - self._rule.upper + self._rule.lower
 
     def _of_groups(self, front_us: I64) -> I64:
         self._know(len(front_us))
@@ -267,73 +262,72 @@ class RowsByTime:
         front[: len(front_us)] = front_us
         return front
 
-    def take(self, stream: int, positions: I64) -> TupleBatch:
-        """Rows at these positions, until rows are dropped."""
-        return self._side(stream).take(positions)
+    def left_records(self, positions: I64) -> I64:
+        """Left rows at these positions, until rows are dropped: int64 (n, ROW)."""
+        return self._left.records[positions]
 
-    def tail_sizes(self, stream: int, positions: I64) -> I64:
+    def take(self, stream: int, records: I64) -> TupleBatch:
+        """Rows of these records, int64 (n, ROW), until rows are dropped."""
+        return self._side(stream).take(records)
+
+    def tail_sizes(self, stream: int, records: I64) -> I64:
         """Bytes of variable length of these rows: int64 (n,)."""
-        side = self._side(stream)
-        return (
-            np.zeros(len(positions), np.int64)
-            if side.payload is None
-            else side.payload.tail_sizes(side.records[positions, REF])
-        )
+        payload = self._side(stream).payload
+        return np.zeros(len(records), np.int64) if payload is None else payload.tail_sizes(records[:, REF])
 
     # ------------------------------------------------------------ rows that are gone
 
     def drop_if_due(self) -> None:
-        """What is gone, of either stream and of the keys, once it may be as much as what is kept."""
+        """What is gone, of either stream, once it may be as much as what is kept."""
         if self._left.count >= self._left.due:
             self._drop_left()
         if self._right.count >= self._right.due:
             self._drop_right()
-        if len(self._table) >= self._keys_due:
-            self._drop_keys()
+        for side in (self._left, self._right):
+            if side.stored >= side.stored_due:
+                self._drop_payload(side)
 
     def drop_what_is_gone(self) -> None:
         """Keep the rows alone that wait, or may still be a match or get one."""
         self._drop_left()
         self._drop_right()
-        self._drop_keys()
+        self._latest.rebuild(self._needed_us())
+        for side in (self._left, self._right):
+            self._drop_payload(side)
 
     def _drop_left(self) -> None:
         left = self._left
         place, least = np.empty(left.count, np.int64), np.full(self.groups, np.iinfo(np.int64).min)
         left.drop(place, survivors(left.count, left.rows, least, place))
         if self._rule.ahead:
-            relink_held(left.count, left.rows, self._keys)
+            relink_held(left.count, left.rows, self._latest.table)
 
     def _drop_right(self) -> None:
-        left, right, rule = self._left, self._right, self._rule
-        place, least = np.empty(right.count, np.int64), self._front - rule.upper + rule.lower
-        right.drop(place, survivors(right.count, right.rows, least, place))
-        if not rule.back:
+        left, right = self._left, self._right
+        place = np.empty(right.count, np.int64)
+        right.drop(place, survivors(right.count, right.rows, self._needed_us(), place))
+        if not self._chained:
             return
-        known = len(self._table)
-        self._keys.last[:known] = self._moved(self._keys.last[:known], place)
+        table = self._latest.table
+        table.last[:] = self._moved(table.last, place)
+        entries = self._latest.entries()
+        gone = entries[table.last[entries] == NONE]
+        self._latest.records[gone, TS] = NO_ROW
+        table.counts[ROWS] -= len(gone)
         following, held = right.rows.next[: right.count], right.states == HELD
         following[held] = self._moved(following[held], place)
-        best, holds = left.rows.best[: left.count], left.states == HELD
-        best[holds] = self._moved(best[holds], place)
+        if self._rule.ahead:
+            best, holds = left.rows.best[: left.count], left.states == HELD
+            best[holds] = self._moved(best[holds], place)
 
-    def _drop_keys(self) -> None:
-        """Number the keys of the rows that are kept anew."""
-        sides = (self._left, self._right) if self._rule.ahead else (self._right,)
-        slots = [side.rows.slot[: side.count] for side in sides]
-        kept = np.zeros(len(self._table), np.bool_)
-        for part in slots:
-            kept[part] = True
-        used = np.flatnonzero(kept)
-        number = np.full(len(kept), NONE, np.int32)
-        number[used] = np.arange(len(used))
-        self._table, room = self._table.only(used), max(64, len(used))
-        self._keys_due = max(_LEAST, 2 * len(used))
-        old, self._keys = self._keys, Keys(np.full(room, NONE, np.int32), np.full(room, NONE, np.int32))
-        for before, now in zip(old, self._keys, strict=True):
-            now[: len(used)] = before[used]
-        for part in slots:
-            part[:] = number[part]
+    def _drop_payload(self, side: _Side) -> None:
+        if side.payload is None:
+            return
+        kept = np.flatnonzero(side.states != GONE)
+        latest = self._latest.entries() if side.stream == RIGHT and not self._chained else _NO_POSITIONS
+        records = side.records[kept], self._latest.records[latest]
+        side.keep_payload(records)
+        side.records[kept, REF], self._latest.records[latest, REF] = records[0][:, REF], records[1][:, REF]
 
     @staticmethod
     def _moved(positions: I32, place: I64) -> I64:
@@ -349,8 +343,9 @@ class RowsByTime:
         for side in (self._left, self._right):
             side.drop(np.full(side.count, NONE, np.int64), 0)
             side.order, side.loose = _NO_POSITIONS, []
-        self._table, self._keys_due = GroupTable(()), _LEAST
-        self._keys = Keys(np.full(64, NONE, np.int32), np.full(64, NONE, np.int32))
+        self._latest.clear()
+        for side in (self._left, self._right):
+            self._drop_payload(side)
 
     # ------------------------------------------------------------ moves
 
@@ -358,12 +353,16 @@ class RowsByTime:
         """The rows of a partition-group that are not gone, which are kept no longer."""
         side = self._side(stream)
         mine = np.flatnonzero((side.rows.group[: side.count] == group) & (side.states != GONE))
-        tuples = side.take(mine)
+        found = side.records[mine]
+        if stream == RIGHT:
+            if not self._chained:
+                entries = self._latest.entries()
+                found = np.concatenate([found, self._latest.records[entries[self._latest.table.group[entries] == group]]])
+            self._latest.rebuild(self._needed_us(), without=group)
+        tuples = side.take(found)
         waiting = side.waiting()
         side.order = waiting[side.rows.group[waiting] != group]
         side.rows.state[mine] = GONE
-        if stream == RIGHT:
-            self._keys.last[side.rows.slot[mine]] = NONE
         return tuples
 
     def expect(self, group: int) -> None:
@@ -387,12 +386,12 @@ class RowsByTime:
             assert in_order(side.rows, side.order), "rows that wait are not in order"
             if side.payload is not None:
                 side.payload.validate()
-        right = self._right
-        last = self._keys.last[: len(self._table)]
-        last = last[last != NONE]
-        assert (right.states[last] == HELD).all(), "the latest row of a key is not held"
-        slots = right.rows.slot[last]
-        assert np.array_equal(self._keys.last[slots], last), "the latest row of a key has another one"
+        self._latest.validate()
+        if self._chained:
+            right, last, entries = self._right, self._latest.table.last, self._latest.entries()
+            assert (right.states[last[entries]] == HELD).all(), "the latest row of a key is not held"
+            mine = self._latest.records[entries, :REF]
+            assert np.array_equal(right.records[last[entries], :REF], mine), "a key has another latest row"
         holds = self._left.states == HELD
         until, group = self._left.rows.until[: self._left.count][holds], self._left.rows.group[: self._left.count][holds]
         assert (until >= self._front[group]).all(), "a left row is held that no row to come can join"

@@ -4,10 +4,12 @@ What: `match_due` looks at the left and right rows that are due, in the order of
 time for a better match has passed; `in_order`, `merge_orders`, `survivors`, `count_chosen`.
 Why: of all right rows of a key only the latest can be a match, so a row costs a lookup, whatever the bounds; and of right rows
 that another has superseded nothing is kept.
-Stays out: when rows are due, memory, moves (`operators.as_of_join`), which row is a match (`core.join_semantics.AsOf`).
+Stays out: the table of latest rows (`state.latest_rows`), when rows are due, memory, moves (`operators.as_of_join`), which row
+is a match (`core.join_semantics.AsOf`).
 
-Rows of either stream are at positions from 0 on, in the order in which they came. A key has a slot. With a residual predicate
-an earlier right row may be the match, so right rows of a key are a chain, the latest first, and are kept as long as bounds say.
+Rows of either stream are at positions from 0 on, in the order in which they came. A right row that has been looked at goes to
+the table of latest rows. With a residual predicate an earlier one may be the match, so right rows of a key are a chain, the
+latest first, and are kept as long as bounds say.
 """
 
 from __future__ import annotations
@@ -15,20 +17,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from swjoin.core.batch import I64, MISSING_ID, U8, U64
-from swjoin.core.hashing import pair_hash
+from swjoin.core.hashing import hash_key, pair_hash
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
 from swjoin.core.simd import prefetch
 from swjoin.expressions.vm import Residual, evaluate
+from swjoin.state.latest_rows import (
+    I32,
+    NO_ROW,
+    NONE,
+    ROWS,
+    Latest,
+    entry_of,
+    first_of_bucket,
+    is_full,
+    likely_entry,
+    new_entry,
+)
 
-I32 = NDArray[np.int32]
-NONE = -1
 WAITS, HELD, GONE = 0, 1, 2  # not looked at yet; a left row that may get a better match, a right one that may be a match; done
-CHOSEN, LEFT_LATER, RIGHT_LATER, LOOKED_AT = 0, 1, 2, 3  # of `Chosen.counts`
-_AHEAD = 12  # rows between the prefetches of a key's latest right row, and between the second one and its use
+CHOSEN, LEFT_LATER, RIGHT_LATER = 0, 1, 2  # of `Chosen.counts`
+LOOKED_AT, RIGHT_LOOKED_AT = 3, 4  # and of rows that were due
+_AHEAD = 12  # rows between the prefetch of a key's tags and that of its row, and between that and its use
 _AT_ONCE = 32  # candidates for which a predicate is evaluated together
 
 
@@ -37,10 +49,9 @@ class Rows(NamedTuple):
 
     rows: I64  # (n * ROW,)
     group: I32  # (n,) partition-groups
-    slot: I32  # (n,) of their keys; NONE of a left row whose key no right row has
     next: I32  # (n,) of a held row, another held one of its key: of right rows the one before, of left rows any
     state: U8  # (n,)
-    best: I32  # (n,) of a held left row, the position of its match so far, or NONE; right rows have none of these two
+    best: I32  # (n,) of a held left row, with a predicate, the position of its match so far, or NONE; right rows have none
     until: I64  # (n,) and the greatest time that a better match can have
 
 
@@ -54,21 +65,14 @@ class Rule(NamedTuple):
     upper: int
 
 
-class Keys(NamedTuple):
-    """By slot, the latest held right row, and the first of the held left rows; NONE for none."""
-
-    last: I32
-    held: I32
-
-
 class Chosen(NamedTuple):
     """What `match_due` and `settle_passed` find."""
 
     left: I64  # positions of left rows that come out
-    right: I64  # and of their matches, or NONE
+    right: I64  # (n * ROW,) and their matches; the time is NO_ROW where there is none
     left_later: I64  # positions of rows that are not due, in the order in which they were given
     right_later: I64
-    counts: I64  # (4,)
+    counts: I64  # (5,)
 
 
 class Scratch(NamedTuple):
@@ -168,29 +172,63 @@ def _last_that_holds(
 # ---------------------------------------------------------------- rows that are due
 
 
+@kernel(inline="always")
+def _copy_row(rows, at, out, to):  # type: ignore[no-untyped-def]
+    for word in range(ROW):
+        out[to * ROW + word] = rows[at * ROW + word]
+
+
+@kernel(inline="always")
+def _best_so_far(mine, at, left, right, latest, lower, chained, out, to):  # type: ignore[no-untyped-def]
+    """The match so far of a held left row whose key has entry `at`: without a predicate the latest row, as no right row has
+    come since that could be none."""
+    out[to * ROW + TS] = NO_ROW
+    if chained:
+        if left.best[mine] != NONE:
+            _copy_row(right.rows, np.int64(left.best[mine]), out, to)
+    elif latest[at * ROW + TS] != NO_ROW and latest[at * ROW + TS] - left.rows[mine * ROW + TS] >= lower:
+        _copy_row(latest, at, out, to)
+
+
+@kernel(inline="always")
+def _prefetch_key(rows, positions, i, tags, latest, group_of, stays):  # type: ignore[no-untyped-def]
+    """What the rows after position i will need. stays: they get an entry if they have none."""
+    prefetch(tags, first_of_bucket(hash_key(rows[positions[i + 2 * _AHEAD] * ROW + KEY]), tags.shape[0]))
+    at, is_known = likely_entry(hash_key(rows[positions[i + _AHEAD] * ROW + KEY]), tags)
+    if at != NONE and (is_known or stays):
+        prefetch(latest, at * ROW)
+        if not is_known:
+            prefetch(group_of, at)
+
+
 @kernel
 def match_due(
     lefts: I64,
     rights: I64,
     left: Rows,
     right: Rows,
-    keys: Keys,
+    keys: Latest,
     front: I64,
+    least: I64,
     rule: Rule,
     residual: Residual | None,
     scratch: Scratch,
     chosen: Chosen,
-) -> None:
+) -> bool:
     """Look at the rows at these positions, which are in order (`in_order`), up to the front of their partition-group, int64
-    (groups,): the time below which all that is due has come. The others are `left_later` and `right_later`."""
-    left_rows, left_group, left_slot, left_next, left_state = left.rows, left.group, left.slot, left.next, left.state
-    right_rows, right_group, right_slot, right_next, right_state = right.rows, right.group, right.slot, right.next, right.state
-    best_of, until_of, last, held = left.best, left.until, keys.last, keys.held
+    (groups,): the time below which all that is due has come. The others are `left_later` and `right_later`. least: times below
+    which right rows are no matches of any of these any more, int64 (groups,). Returns whether all have been looked at; if not,
+    `keys` is full, and the next call goes on."""
+    left_rows, left_group, left_next, left_state = left.rows, left.group, left.next, left.state
+    right_rows, right_group, right_next, right_state = right.rows, right.group, right.next, right.state
+    best_of, until_of, tags, latest, last, held = left.best, left.until, keys.tags, keys.rows, keys.last, keys.held
     out_left, out_right, left_later, right_later = chosen.left, chosen.right, chosen.left_later, chosen.right_later
-    back, ahead, lower, upper = rule.back, rule.ahead, rule.lower, rule.upper
-    i = j = out = later_left = later_right = 0
+    back, ahead, lower, upper, chained = rule.back, rule.ahead, rule.lower, rule.upper, keys.last.shape[0] > 0
+    counts, key_counts, group_of = chosen.counts, keys.counts, keys.group
+    out, later_left, later_right = counts[CHOSEN], counts[LEFT_LATER], counts[RIGHT_LATER]
     n, m = lefts.shape[0], rights.shape[0]
-    while i < n or j < m:
+    i, j = counts[LOOKED_AT] + later_left, counts[RIGHT_LOOKED_AT] + later_right
+    while (i < n or j < m) and not is_full(tags, key_counts):
         mine = lefts[i] if i < n else np.int64(NONE)
         r = rights[j] if j < m else np.int64(NONE)
         due = left_rows[mine * ROW + TS] + rule.due if i < n else np.int64(0)
@@ -201,18 +239,17 @@ def match_due(
             of_right = right_group[r] < left_group[mine] or (right_group[r] == left_group[mine] and is_first)
         if of_right:
             j += 1
-            if back and j + 2 * _AHEAD < m:
-                prefetch(last, right_slot[rights[j + 2 * _AHEAD]])
-                known = last[right_slot[rights[j + _AHEAD]]]
-                if known != NONE:
-                    prefetch(right_state, known)
-            at_us, slot = right_rows[r * ROW + TS], right_slot[r]
+            if j + 2 * _AHEAD < m:
+                _prefetch_key(right_rows, rights, j, tags, latest, group_of, True)
+            at_us, key = right_rows[r * ROW + TS], right_rows[r * ROW + KEY]
             if at_us >= front[right_group[r]]:
                 right_later[later_right] = r
                 later_right += 1
                 continue
-            if ahead:
-                waits, stay = np.int64(held[slot]), np.int64(NONE)
+            hashed = hash_key(key)
+            at = np.int64(entry_of(key, hashed, tags, latest))
+            if ahead and at != NONE:
+                waits, stay = np.int64(held[at]), np.int64(NONE)
                 while waits != NONE:
                     following = np.int64(left_next[waits])
                     if left_state[waits] == HELD:
@@ -221,62 +258,76 @@ def match_due(
                         if residual is not None and not missed:
                             takes = _holds(waits, r, left, right, residual, scratch)
                         if missed or takes:
-                            out_left[out], out_right[out] = waits, best_of[waits] if missed else r
+                            out_left[out], left_state[waits] = waits, GONE
+                            if missed:
+                                _best_so_far(waits, at, left, right, latest, lower, chained, out_right, out)
+                            else:
+                                _copy_row(right_rows, r, out_right, out)
                             out += 1
-                            left_state[waits] = GONE
                         else:
                             left_next[waits] = stay
                             stay = waits
                     waits = following
-                held[slot] = stay
-            right_state[r] = HELD if back else GONE
+                held[at] = stay
+            right_state[r] = HELD if chained else GONE
             if back:
-                before = last[slot]
-                right_next[r] = NONE
-                if residual is not None:
-                    right_next[r] = before
-                elif before != NONE:
-                    right_state[before] = GONE
-                last[slot] = r
+                if at == NONE:
+                    at = np.int64(new_entry(key, hashed, right_group[r], tags, latest, group_of, last, held, key_counts, least))
+                if latest[at * ROW + TS] == NO_ROW:
+                    key_counts[ROWS] += 1
+                _copy_row(right_rows, r, latest, at)
+                if chained:
+                    right_next[r], last[at] = last[at], r
             continue
         i += 1
-        if back and i + 2 * _AHEAD < n:
-            prefetch(last, left_slot[lefts[i + 2 * _AHEAD]])
-            known = left_slot[lefts[i + _AHEAD]]
-            if known != NONE and last[known] != NONE:
-                prefetch(right_rows, last[known] * ROW)
+        if i + 2 * _AHEAD < n:
+            _prefetch_key(left_rows, lefts, i, tags, latest, group_of, False)
         if due >= front[left_group[mine]]:
             left_later[later_left] = mine
             later_left += 1
             continue
-        at_us, best = left_rows[mine * ROW + TS], np.int64(NONE)
-        if back and left_slot[mine] != NONE:
-            best = np.int64(last[left_slot[mine]])
-            if residual is not None:
-                best = _last_that_holds(mine, best, lower, min(upper, 0), left, right, residual, scratch)
-            elif best != NONE and right_rows[best * ROW + TS] - at_us < lower:
-                best = np.int64(NONE)
+        at_us, key = left_rows[mine * ROW + TS], left_rows[mine * ROW + KEY]
+        hashed, best = hash_key(key), np.int64(NONE)
+        at = np.int64(entry_of(key, hashed, tags, latest))
+        time = latest[at * ROW + TS] if at != NONE else np.int64(NO_ROW)
+        has_best = time != NO_ROW and time - at_us >= lower
+        if has_best and residual is not None:
+            best = _last_that_holds(mine, np.int64(last[at]), lower, min(upper, 0), left, right, residual, scratch)
+            has_best = best != NONE
+            time = right_rows[best * ROW + TS] if has_best else NO_ROW
         until = at_us + upper
-        if best != NONE:
-            until = min(until, 2 * at_us - right_rows[best * ROW + TS] - 1)
+        if has_best:
+            until = min(until, 2 * at_us - time - 1)
         if ahead and until >= at_us + (1 if back else lower):
-            best_of[mine], until_of[mine], left_state[mine], left_next[mine] = best, until, HELD, held[left_slot[mine]]
-            held[left_slot[mine]] = mine
+            if at == NONE:
+                at = np.int64(new_entry(key, hashed, left_group[mine], tags, latest, group_of, last, held, key_counts, least))
+            best_of[mine], until_of[mine], left_state[mine], left_next[mine] = best, until, HELD, held[at]
+            held[at] = mine
+            continue
+        out_left[out], left_state[mine] = mine, GONE
+        if not has_best:
+            out_right[out * ROW + TS] = NO_ROW
+        elif residual is not None:
+            _copy_row(right_rows, best, out_right, out)
         else:
-            out_left[out], out_right[out], left_state[mine] = mine, best, GONE
-            out += 1
-    chosen.counts[CHOSEN], chosen.counts[LEFT_LATER], chosen.counts[RIGHT_LATER] = out, later_left, later_right
-    chosen.counts[LOOKED_AT] = n - later_left
+            _copy_row(latest, at, out_right, out)
+        out += 1
+    counts[CHOSEN], counts[LEFT_LATER], counts[RIGHT_LATER] = out, later_left, later_right
+    counts[LOOKED_AT], counts[RIGHT_LOOKED_AT] = i - later_left, j - later_right
+    return bool(i == n and j == m)
 
 
 @kernel
-def settle_passed(n: int, left: Rows, front: I64, chosen: Chosen) -> None:
+def settle_passed(n: int, left: Rows, right: Rows, keys: Latest, front: I64, rule: Rule, chosen: Chosen) -> None:
     """The first n left rows: held ones for which no better match can come any more, as time has passed, come out."""
-    state, until, group, best, lefts, rights = left.state, left.until, left.group, left.best, chosen.left, chosen.right
-    out = chosen.counts[CHOSEN]
+    rows, state, until, group, lefts, out = left.rows, left.state, left.until, left.group, chosen.left, chosen.counts[CHOSEN]
+    chained = keys.last.shape[0] > 0
     for mine in range(n):
         if state[mine] == HELD and until[mine] < front[group[mine]]:
-            lefts[out], rights[out], state[mine] = mine, best[mine], GONE
+            lefts[out], state[mine] = mine, GONE
+            key = rows[mine * ROW + KEY]
+            at = np.int64(entry_of(key, hash_key(key), keys.tags, keys.rows))
+            _best_so_far(mine, at, left, right, keys.rows, rule.lower, chained, chosen.right, out)
             out += 1
     chosen.counts[CHOSEN] = out
 
@@ -298,37 +349,40 @@ def survivors(n: int, side: Rows, least: I64, place: I64) -> int:
 
 
 @kernel
-def relink_held(n: int, left: Rows, keys: Keys) -> None:
+def relink_held(n: int, left: Rows, keys: Latest) -> None:
     """The lists of held left rows, of the first n, anew."""
-    held, state, following, slot = keys.held, left.state, left.next, left.slot
+    held, state, following, rows = keys.held, left.state, left.next, left.rows
     held[:] = NONE
     for mine in range(n):
         if state[mine] == HELD:
-            following[mine] = held[slot[mine]]
-            held[slot[mine]] = mine
+            key = rows[mine * ROW + KEY]
+            at = np.int64(entry_of(key, hash_key(key), keys.tags, keys.rows))
+            following[mine], held[at] = held[at], mine
 
 
 @kernel
-def count_chosen(
-    lefts: I64, rights: I64, left: Rows, right: Rows, alone: bool, counts: I64, digests: NDArray[np.uint64]
-) -> None:
-    """Add the rows that come out to the counts and digests of their partition-groups, (groups,). alone: lefts come out without
-    a match, and rights is not read."""
-    left_rows, right_rows, group = left.rows, right.rows, left.group
+def count_chosen(lefts: I64, rights: I64, left: Rows, with_alone: bool, counts: I64, digests: U64) -> int:
+    """Add the rows that come out to the counts and digests of their partition-groups, (groups,). rights: `Chosen.right`.
+    with_alone: left rows without a match are rows too. Returns how many have one."""
+    rows, group = left.rows, left.group
+    pairs = 0
     for i in range(lefts.shape[0]):
-        g = group[lefts[i]]
-        mine = np.uint64(left_rows[lefts[i] * ROW + ID])
-        theirs = MISSING_ID if alone else np.uint64(right_rows[rights[i] * ROW + ID])
-        counts[g] += 1
-        digests[g] += pair_hash(mine, theirs)
+        matched = rights[i * ROW + TS] != NO_ROW
+        if matched or with_alone:
+            g = group[lefts[i]]
+            theirs = np.uint64(rights[i * ROW + ID]) if matched else MISSING_ID
+            counts[g] += 1
+            digests[g] += pair_hash(np.uint64(rows[lefts[i] * ROW + ID]), theirs)
+            pairs += 1 if matched else 0
+    return pairs
 
 
 @kernel
-def write_records(key: I64, ts: I64, ids: U64, groups: I64, slots: I64, first_ref: int, first: int, side: Rows) -> None:
+def write_records(key: I64, ts: I64, ids: U64, groups: I64, first_ref: int, first: int, side: Rows) -> None:
     """Rows that wait, from position `first` on; payload references count up from first_ref."""
-    rows, group, slot, states = side.rows, side.group, side.slot, side.state
+    rows, group, states = side.rows, side.group, side.state
     for i in range(key.shape[0]):
         at = first + i
         rows[at * ROW + KEY], rows[at * ROW + TS] = key[i], ts[i]
         rows[at * ROW + ID], rows[at * ROW + REF] = np.int64(ids[i]), first_ref + i
-        group[at], slot[at], states[at] = groups[i], slots[i], WAITS
+        group[at], states[at] = groups[i], WAITS

@@ -94,25 +94,6 @@ def _find(
 
 
 @kernel
-def _find_known(keys: I64, nulls: Bool, table: I64, out: I64) -> None:
-    """As `_find`, of a table of one pane, but -1 where there is no slot."""
-    mask = np.uint64(table.shape[0] - 1)
-    places, seen = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
-    for begin in range(0, keys.shape[0], _AT_ONCE):
-        rows = min(_AT_ONCE, keys.shape[0] - begin)
-        _read_places(keys, nulls, _NO_PANES, begin, rows, table, places, seen)
-        for j in range(rows):
-            i, at = begin + j, places[j]
-            null = np.int64(nulls[i])
-            out[i] = -1
-            while table[at, 0] != 0:
-                if table[at, 1] == keys[i] and (table[at, 0] & 1) == null:
-                    out[i] = (table[at, 0] >> 1) - 1
-                    break
-                at = (at + np.uint64(1)) & mask
-
-
-@kernel
 def _rehash(table: I64, key_of: I64, null_of: Bool, pane_of: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
     places, seen = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)
@@ -260,12 +241,6 @@ class GroupTable:
             if done == len(keys):
                 return out
             self._grow()
-
-    def known_slots(self, keys: I64, nulls: Bool) -> I64:
-        """The slot of each row's group, in a table of one pane, or -1: int64 (n,)."""
-        out = np.empty(len(keys), np.int64)
-        _find_known(keys, nulls, self._table, out)
-        return out
 
     def _grow(self) -> None:
         """Twice the slots."""

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, AsOf, Bounds
 from swjoin.core.record_layout import TS
 from swjoin.core.row_codec import RowCodec, StreamCodec
 from swjoin.expressions.compiler import compile_text
+from swjoin.expressions.vm import Program
 from swjoin.operators import rows_by_time
 from swjoin.operators.as_of_join import AsOfJoin
 from swjoin.operators.join_operator import MoveId
@@ -31,7 +33,8 @@ from tests.tools.oracle import as_of
 
 GROUPS = 4
 LAYOUT = RowLayout(3, True)
-MATCHES: list[Literal["last", "first", "nearest"]] = ["last", "first", "nearest"]
+Match: TypeAlias = Literal["last", "first", "nearest"]
+MATCHES: list[Match] = ["last", "first", "nearest"]
 Row = tuple[int, int | None]
 
 
@@ -40,7 +43,7 @@ class Case:
     """A random join and its input. disorder: how far a tuple may lie behind an earlier one."""
 
     seed: int
-    match: Literal["last", "first", "nearest"]
+    match: Match
     bounds: Bounds
     how: Literal["inner", "left"]
     sides: tuple[TupleBatch, TupleBatch]
@@ -355,6 +358,50 @@ def test_right_rows_that_are_superseded_are_not_kept() -> None:
     assert join.window_bytes() < 1 << 20
 
 
+@pytest.mark.parametrize("keys", [300, 20_000])
+@pytest.mark.parametrize("match", MATCHES)
+@pytest.mark.parametrize("chained", [False, True])
+def test_many_keys_that_come_and_go(match: Match, keys: int, chained: bool) -> None:
+    """Of each some are in use at a time, so tables fill, drop keys, and are copied; the answers are pandas'."""
+    rng, n, tolerance = np.random.default_rng(keys), 60_000, 3_000
+    sides, frames = [], []
+    for name in ("left_id", "right_id"):
+        ts = np.sort(rng.choice(4 * n, n, replace=False)).astype(np.int64)
+        key = (ts * keys // (4 * n) + rng.integers(0, 1 + keys // 20, n)) * 64
+        ids = np.arange(n, dtype=np.uint64)
+        sides.append(TupleBatch(key, ts, ids, np.zeros(n, np.int64), payload(ids, LAYOUT)))
+        frames.append(pd.DataFrame({"key": key, "ts": ts, name: np.arange(n)}))
+    directions: Any = {"last": "backward", "first": "forward", "nearest": "nearest"}
+    found = pd.merge_asof(*frames, on="ts", by="key", tolerance=tolerance, direction=directions[match])
+    wanted = np.where(found["right_id"].isna(), MISSING_ID, found["right_id"].fillna(0).to_numpy().astype(np.uint64))
+    join = AsOfJoin(
+        AsOf(match, Bounds(0 if match == "first" else -tolerance, 0 if match == "last" else tolerance)),
+        (LAYOUT, LAYOUT),
+        result_tuples=1000,
+        kind=JOIN_KINDS["left"],
+        window_bytes=1 << 24,
+        where=_anything() if chained else None,
+    )
+    got = np.full(n, n + 1, np.uint64)
+    for epoch in range(60):
+        batches = [side.slice(epoch * 1000, (epoch + 1) * 1000) for side in sides]
+        rest = [side.ts[(epoch + 1) * 1000 :] for side in sides]
+        times = tuple(int(ts[0]) if len(ts) else END_OF_TIME_US for ts in rest)
+        work = join.open(delivery(epoch, *batches, (times[0], times[1]), GROUPS, (Route.BOTH, Route.BOTH)))
+        while not (step := join.step(work, 0, 10**9)).done:
+            if step.pairs is not None:
+                got[step.pairs.left_id] = step.pairs.right_id
+        join.validate()
+    assert np.array_equal(got, wanted)
+    assert join.window_tuples() == (0, 0)
+
+
+def _anything() -> Program | None:
+    """A residual predicate that always holds."""
+    codec = StreamCodec((("k", pa.int64(), "key"),), ("k",), None)
+    return compile_text("left_k = right_k", codec, codec, count_windows=False)
+
+
 def _to_the_end(join: AsOfJoin, work: Any) -> None:
     while not join.step(work, 0, 100).done:
         pass
@@ -398,16 +445,9 @@ def test_ties_by_arrival_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_expiry_of_the_only_candidate_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right rows are kept as long as the lower bound says, less one."""
-    drop = RowsByTime._drop_right
-
-    def early(self: RowsByTime) -> None:
-        rule = self._rule
-        self._rule = rule._replace(lower=rule.lower + 1)
-        drop(self)
-        self._rule = rule
-
-    monkeypatch.setattr(rows_by_time, "_LEAST", 1)
-    monkeypatch.setattr(RowsByTime, "_drop_right", early)
+    needed_us = RowsByTime._needed_us
+    monkeypatch.setattr(RowsByTime, "_needed_us", lambda self: needed_us(self) + 1)
+    monkeypatch.setattr(RowsByTime, "drop_if_due", RowsByTime.drop_what_is_gone)
     assert _is_caught(test_any_input_in_any_epochs, 2000)
 
 
