@@ -72,7 +72,7 @@ class Totals(NamedTuple):
 class AggregateColumns:
     """name: of the aggregate, for messages. key: grouping columns. start, end: names of the window's columns, of type `time`.
     ts_after_us: time of a row of the answer, from the window's start. order: column by which rows are earlier or later than
-    others; "" for their time."""
+    others; "" for their time. pre_aggregated: rows come as groups, with their accumulators."""
 
     name: str
     key: tuple[str, ...]
@@ -84,6 +84,20 @@ class AggregateColumns:
     ts_after_us: int
     calls: tuple[Call, ...]
     order: str = ""
+    pre_aggregated: bool = False
+
+    @property
+    def accumulating(self) -> list[Call]:
+        """The calls that have an accumulator of their own."""
+        return [call for call in self.calls if call.column is not None and call.accumulation != Accumulation.ROWS]
+
+    @property
+    def accumulators(self) -> str:
+        """Name of the column of accumulators, beside the key's, of groups that travel."""
+        name = "accumulators"
+        while name in self.key:
+            name += "_"
+        return name
 
     def new_keys(self) -> GroupKeys:
         """An encoder of the groups, with a dictionary of its own."""

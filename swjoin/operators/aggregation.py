@@ -27,6 +27,7 @@ from swjoin.operators.deciding_rows import DecidingRows, Result, Words, joined
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.keyed_operator import LeavingState, Limits, StatePart, WindowOperator
 from swjoin.state.group_table import GroupTable
+from swjoin.state.pre_aggregation import accumulators_of, kinds_of
 
 _ROWS = -1  # the call that counts all rows of a group, after those of the aggregate
 _MANY_PANES = 4  # of a window, from which on its groups are kept from one window to the next
@@ -39,11 +40,12 @@ class Aggregation(WindowOperator[GroupTable]):
     def __init__(self, windows: TimeWindows, columns: AggregateColumns, keys: GroupKeys, limits: Limits, name: str) -> None:
         super().__init__(windows, limits, name)
         self._columns, self._keys = columns, keys
-        own = [i for i, call in enumerate(columns.calls) if call.column is not None and call.accumulation != Accumulation.ROWS]
-        self._own = [columns.calls[i] for i in own]  # that have an accumulator
-        self._kinds = [*(call.accumulation for call in self._own), Accumulation.COUNT]
-        self._counting = {i: _ROWS for i, call in enumerate(columns.calls) if call.column is None}
-        self._counting |= {i: place for place, i in enumerate(own)}  # places of calls in `_kinds`
+        self._own = columns.accumulating
+        self._kinds = kinds_of(columns)
+        self._counting = {
+            i: _ROWS for i, call in enumerate(columns.calls) if call.column is None
+        }  # places of calls in `_kinds`
+        self._counting |= {columns.calls.index(call): place for place, call in enumerate(self._own)}
         self._deciding = DecidingRows(windows, columns, keys)
         self._running: _Running | None = None
         self._pane_bytes = 0
@@ -62,7 +64,9 @@ class Aggregation(WindowOperator[GroupTable]):
         if not len(rows):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
-        arguments = [self._columns.argument(call, rows) for call in self._own]
+        groups_of_rows = self._columns.pre_aggregated
+        arguments = [] if groups_of_rows else [self._columns.argument(call, rows) for call in self._own]
+        accumulators = accumulators_of(self._columns, rows) if groups_of_rows else None
         buckets = self._windows.buckets(panes)
         least = int(buckets.min())
         whole = least == int(buckets.max())
@@ -81,7 +85,10 @@ class Aggregation(WindowOperator[GroupTable]):
                 self._pane_bytes += table.nbytes
             before = table.nbytes
             slots = table.slots_of(codes[part], nulls[part], groups[part], *((panes[part],) if table.in_panes else ()))
-            table.add(_ROWS, slots, None, None)
+            if accumulators is not None:
+                table.add_taken(slots, accumulators[part])
+            else:
+                table.add(_ROWS, slots, None, None)
             for call, (values, valid, unsigned) in enumerate(arguments):
                 mine = None if valid is None else valid[part]
                 table.add(call, slots, mine, None if values is None else values[part], unsigned=unsigned)

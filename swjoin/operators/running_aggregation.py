@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from swjoin.core.aggregate_columns import AggregateColumns
-from swjoin.core.batch import I64, LEFT, TupleBatch
+from swjoin.core.batch import I64, LEFT, ResultRows, TupleBatch
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
 from swjoin.core.time_windows import TimeWindows
@@ -38,12 +38,25 @@ class RunningAggregation(Aggregation):
         self._totals = GroupTable(self._kinds)  # of the panes before `_next_us`
         self._added: int | None = None  # the pane that is in the totals, and comes out now
 
-    def _table_of(self, start_us: int) -> GroupTable:
-        """The totals of the groups that a pane has."""
-        pane = self._panes[start_us]
-        self._totals.combine(pane)
-        self._added = start_us
-        return self._totals.only(self._totals.slots_of(pane.keys, pane.nulls, pane.groups))
+    def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """As of `Aggregation`. There may be many panes of few groups, so the totals of several are taken out together."""
+        out = GroupTable(self._kinds, in_panes=True)
+        for start, _ in self._closing(watermark_us):
+            if len(out) >= self._most_rows:
+                yield from self._taken_out(out)
+                out = GroupTable(self._kinds, in_panes=True)
+            pane = self._panes[start]
+            slots = self._totals.combine(pane)
+            self._added = start
+            out.add_groups(self._totals, slots, np.full(len(slots), start))
+        self._pass(watermark_us)
+        yield from self._taken_out(out)
+
+    def _taken_out(self, totals: GroupTable) -> Iterator[tuple[ResultRows, I64]]:
+        """Rows of totals in panes."""
+        if len(totals):
+            for piece in self._pieces(int(totals.panes.min()), END_OF_TIME_US, totals):
+                yield self._rows_of([piece])
 
     def _left(self, start_us: int, pane: GroupTable) -> None:
         if self._added != start_us:  # not one that has come out

@@ -120,6 +120,25 @@ class Aggregate(OneKeyedInput):
         return f"{', '.join(call.description for call in self.calls) or 'groups'} by {', '.join(self.key) or 'window'}, {kind}"
 
 
+@dataclass(frozen=True)
+class PreAggregate:
+    """What a sender of rows to an aggregate does last: it sends groups, with their accumulators (`state.pre_aggregation`)."""
+
+    node: Aggregate
+
+    @property
+    def description(self) -> str:
+        return "aggregated before they travel"
+
+
+def is_pre_aggregated(node: Aggregate, types: Mapping[str, str]) -> bool:
+    """Whether groups come to an aggregate: for views, and where one instance has all rows, as there are no groups; but not
+    where rows decide a call. types: of the input."""
+    few = node.running or not node.key
+    by_rows = any(call.accumulation(types) == Accumulation.ROWS for call in node.calls)
+    return few and not by_rows
+
+
 def aggregate_types(node: Aggregate, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:
     """Names and types of the columns of an aggregate's rows. types, time: of its input. UserError if it cannot have them."""
     if time is None:
@@ -165,4 +184,6 @@ def aggregate_columns_of(node: Aggregate, types: Mapping[str, str], out: Mapping
     keys = tuple((name, type_named(types[name])) for name in node.key)
     time: Any = type_named(out[node.start])
     windows = node.windows.size_us, node.ts_after_us
-    return AggregateColumns(node.name, node.key, keys, node.start, node.end, time, *windows, tuple(calls), node.order)
+    edges = node.start, node.end, time
+    grouped = is_pre_aggregated(node, types)
+    return AggregateColumns(node.name, node.key, keys, *edges, *windows, tuple(calls), node.order, pre_aggregated=grouped)

@@ -27,7 +27,7 @@ from swjoin.expressions.compiler import compile_text, resolve
 from swjoin.expressions.parser import columns_of as columns_read
 from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
-from swjoin.plan.aggregates import Aggregate, aggregate_columns_of
+from swjoin.plan.aggregates import Aggregate, PreAggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
 from swjoin.plan.kept_rows import Keyed, kept_columns_of
 from swjoin.plan.logical import (
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from swjoin.expressions.batch_map import BatchMap
     from swjoin.expressions.chain import Copying, Projection, Selection
     from swjoin.expressions.lookup import TableLookup
+    from swjoin.state.pre_aggregation import PreAggregation
 
 _Types = list[tuple[str, Any]]
 BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
@@ -116,8 +117,11 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
                 through = binder.steps(last.steps, set(plan.schema(node.input).types) if rows else set())[1]
             travels[edge.id] = tuple(name for name in edge.receiver.schemas[0].types if name in through)
         elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Keyed):
+            keyed = described[edge.receiver.id].keyed
             read = edge.receiver.node.reads(needed[edge.receiver.name])
             travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in read)
+            if isinstance(keyed, AggregateColumns) and keyed.pre_aggregated:
+                travels[edge.id] = (*keyed.key, keyed.accumulators)
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
             codec, key = columns.codecs[edge.port], () if columns.new_keys().native else edge.receiver.keys[edge.port]
@@ -151,6 +155,10 @@ class _Binder:
             if isinstance(step, UnionInput):
                 found.append(step)
                 continue
+            if isinstance(step, PreAggregate):
+                found.append(self._pre_aggregation(step.node))
+                wanted = step.node.reads(set())
+                continue
             columns = self.plan.schema(step.input).columns
             if isinstance(step, Filter):
                 found.append(_selection(step, columns))
@@ -171,6 +179,12 @@ class _Binder:
                     found.append(_projection(step, columns, self.plan.schema(step.name).types, wanted))
                 wanted = _read_by(step, columns, wanted)
         return tuple(reversed(found)), wanted
+
+    def _pre_aggregation(self, node: Aggregate) -> PreAggregation:
+        from swjoin.state.pre_aggregation import PreAggregation
+
+        types = self.plan.schema(node.input).types
+        return PreAggregation(aggregate_columns_of(node, types, self.plan.schema(node.name).types), node.windows)
 
     def read(self, source: str) -> tuple[str, ...]:
         """The columns that are needed of a source, once all steps are bound."""

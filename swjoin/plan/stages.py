@@ -23,6 +23,7 @@ from swjoin.config.options import Strategy
 from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
+from swjoin.plan.aggregates import Aggregate, PreAggregate, is_pre_aggregated
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows, Views
 from swjoin.plan.logical import (
     Copies,
@@ -50,7 +51,7 @@ EdgeId = NewType("EdgeId", int)
 _FAMILIES = ("integer", "string")  # whose hashes are those of the values, at every kind of stage
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
-Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies  # on the way of rows
+Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies | PreAggregate  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
 Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies | Union
 
@@ -111,7 +112,7 @@ class Edge:
     port: LEFT or RIGHT of a stage; 0 for a result. key: columns whose hash finds the receiver; () where any may take a row:
     of a gathering stage, to which rows go in runs, or of a result; of an aggregate without groups all go to one instance.
     steps: what the sender does to the rows, in this order; the last one may be a `Spread`, by whose places, and not by the key,
-    rows find the receiver. origin: of rows that are routed as those of an earlier stage are:
+    rows find the receiver, or a `PreAggregate`. origin: of rows that are routed as those of an earlier stage are:
     that stage, by whose hash the key, a part of the receiver's, is hashed.
     """
 
@@ -183,7 +184,7 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
         ports = [*(plan.schema(name) for name in names), Schema((), None)]
         stage = Stage(StageId(i), node, (ports[0], ports[1]), plan.schema(node.name))
         senders[node.name] = stage
-        receivers.append((stage, tuple(_ports(node))))
+        receivers.append((stage, tuple(_ports(plan, node))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, tuple[Stage, tuple[Step, ...]]] = {}
     for result in results:
@@ -236,9 +237,11 @@ def _of_streams(plan: LogicalPlan) -> set[str]:
     return found
 
 
-def _ports(node: Node) -> Iterator[_Port]:
+def _ports(plan: LogicalPlan, node: Node) -> Iterator[_Port]:
     """What comes to the ports of a node's stage."""
-    if isinstance(node, IntervalJoin | Keyed):
+    if isinstance(node, Aggregate) and is_pre_aggregated(node, plan.schema(node.input).types):
+        yield 0, node.input, node.key, (PreAggregate(node),)
+    elif isinstance(node, IntervalJoin | Keyed):
         for port, (name, key) in enumerate(zip(node.inputs, node.keys, strict=False)):
             yield port, name, key, ()
     else:
@@ -415,7 +418,7 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
-    if isinstance(step, Lookup | MapBatches | Spread | Copies):
+    if isinstance(step, Lookup | MapBatches | Spread | Copies | PreAggregate):
         return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 

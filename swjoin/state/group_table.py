@@ -273,12 +273,21 @@ class GroupTable:
             doubles = values.astype(np.float64, copy=False)
             self._sums[call].add(slots if valid is None else slots[valid], doubles if valid is None else doubles[valid])
 
-    def combine(self, other: GroupTable, *, sign: int = 1) -> None:
-        """Add all groups of another table of the same calls; with sign -1 take them away, if no call is an extreme."""
+    def combine(self, other: GroupTable, *, sign: int = 1) -> I64:
+        """Add all groups of another table of the same calls; with sign -1 take them away, if no call is an extreme. Returns
+        their slots here."""
         slots = self.slots_of(other.keys, other.nulls, other.groups, other.panes)
         _combine(slots, other._words[: other._count], self._kinds, self._starts, self._words, sign)
         for call, sums in self._sums.items():
             sums.combine(slots, other._sums[call], np.arange(other._count), sign=sign)
+        return slots
+
+    def add_groups(self, other: GroupTable, slots: I64, panes: I64 = _NO_PANES) -> None:
+        """Add groups of another table of the same calls, those of these slots. panes: as for `slots_of`."""
+        mine = self.slots_of(other._key[slots], other._null[slots], other._group[slots], panes)
+        _combine(mine, other._words[slots], self._kinds, self._starts, self._words, 1)
+        for call, sums in self._sums.items():
+            sums.combine(mine, other._sums[call], slots)
 
     def slots_with(self, call: int) -> I64:
         """Slots of groups that have values of a call: int64 (n,)."""
@@ -310,7 +319,10 @@ class GroupTable:
 
     def put(self, keys: I64, group: int, rows: I64, panes: I64 = _NO_PANES) -> None:
         """Add groups of which `taken` made the rows. panes: as for `slots_of`."""
-        slots = self.slots_of(keys, rows[:, 0] != 0, np.full(len(keys), group, np.int64), panes)
+        self.add_taken(self.slots_of(keys, rows[:, 0] != 0, np.full(len(keys), group, np.int64), panes), rows)
+
+    def add_taken(self, slots: I64, rows: I64) -> None:
+        """Add what `taken` gave to these slots."""
         at = 1 + self._words.shape[1]
         _combine(slots, np.ascontiguousarray(rows[:, 1:at]), self._kinds, self._starts, self._words, 1)
         for sums in self._sums.values():
@@ -326,9 +338,5 @@ class GroupTable:
         """A table of the groups of these slots."""
         rest = GroupTable(self.kinds, len(keep), in_panes=self.in_panes)
         if len(keep):
-            panes = self.panes[keep] if self.in_panes else _NO_PANES
-            slots = rest.slots_of(self.keys[keep], self.nulls[keep], self.groups[keep], panes)
-            _combine(slots, self._words[keep], self._kinds, self._starts, rest._words, 1)
-            for call, sums in rest._sums.items():
-                sums.combine(slots, self._sums[call], keep)
+            rest.add_groups(self, keep, self.panes[keep] if self.in_panes else _NO_PANES)
         return rest

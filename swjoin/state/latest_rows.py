@@ -111,14 +111,9 @@ def _drop_of_bucket(first: int, tags: U8, rows: I64, groups: I32, held: I32, cou
 
 
 @kernel
-def new_entry(
-    key: int, hashed: int, group: int, tags: U8, rows: I64, groups: I32, last: I32, held: I32, counts: I64, least: I64
-) -> int:
-    """An entry for a key that has none, without a row. tags to counts: of `Latest`. least: times below which rows are no
-    matches any more, int64 (groups,)."""
-    size = tags.shape[0]
-    first = first_of_bucket(hashed, size)
-    free = match_mask(tags, first, _NO_TAG) & _IN_USE
+def _made_free(first: int, tags: U8, rows: I64, groups: I32, held: I32, counts: I64, least: I64) -> int:
+    """A free entry, of this bucket, which is full, or of the next one with room."""
+    size, free = tags.shape[0], np.uint64(0)
     while free == np.uint64(0):
         _drop_of_bucket(first, tags, rows, groups, held, counts, least)
         free = match_mask(tags, first, _NO_TAG) & _IN_USE
@@ -127,14 +122,26 @@ def new_entry(
             tags[first + _MARK] = np.uint8(1)
             first = (first + LANES) & (size - 1)
             free = match_mask(tags, first, _NO_TAG) & _IN_USE
-    at = first + trailing_zeros(free)
+    return int(first + trailing_zeros(free))
+
+
+@kernel(inline="always")
+def new_entry(key, hashed, group, tags, rows, groups, last, held, counts, least):  # type: ignore[no-untyped-def]
+    """An entry for a key that has none, without a row. tags to counts: of `Latest`. least: times below which rows are no
+    matches any more, int64 (groups,)."""
+    first = first_of_bucket(hashed, tags.shape[0])
+    free = match_mask(tags, first, _NO_TAG) & _IN_USE
+    if free != np.uint64(0):
+        at = first + trailing_zeros(free)
+    else:
+        at = np.int64(_made_free(first, tags, rows, groups, held, counts, least))
     tags[at], rows[at * ROW + KEY], rows[at * ROW + TS], groups[at] = tag_of_key(hashed), key, NO_ROW, group
     if last.shape[0] > 0:
         last[at] = NONE
     if held.shape[0] > 0:
         held[at] = NONE
     counts[KEYS] += 1
-    return int(at)
+    return at
 
 
 @kernel(inline="always")
@@ -231,11 +238,13 @@ class LatestRows:
         return found
 
     def rebuild(self, least: I64, *, without: int = NONE) -> None:
-        """Drop the keys that nothing needs; there is room for as many more as stay. least: as of `new_entry`. without: a
-        partition-group that leaves."""
+        """Drop the keys that nothing needs; there is room for at least as many more as stay. least: as of `new_entry`. without:
+        a partition-group that leaves."""
         old = self.table
-        wanted = -(-_about_needed(old, least, without) // (_SLOTS * 3 // 8))
-        buckets = 1 << max(0, wanted - 1).bit_length()
+        needed = _about_needed(old, least, without)
+        buckets = 1 << max(0, -(-needed // (_SLOTS * 3 // 8)) - 1).bit_length()
+        if needed * 8 > old.counts[KEYS] * 7 and without == NONE:  # few could be dropped, so more are to come
+            buckets *= 2
         while True:
             self.table = self._new(buckets)
             if _copy_needed(old, least, without, self.table):

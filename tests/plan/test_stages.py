@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
-from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.aggregates import Aggregate, PreAggregate
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
@@ -40,6 +40,8 @@ def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count:
     def brought(edge: Edge) -> list[Row]:
         rows = made[edge.sender.name]
         for step in edge.steps:
+            if isinstance(step, PreAggregate):
+                continue  # groups are as good as their rows
             assert isinstance(step, UnionInput)
             rows = union_rows(step.index, rows)
         return rows

@@ -185,6 +185,8 @@ class PlanScenario:
                 overload.choice(["block", "shed", "spill"], p=[0.1, 0.5, 0.4]),
                 overload.choice(["oldest", "random"]),
             )
+            as_of = any(isinstance(node, IntervalJoin) and node.semantics.as_of is not None for node in self.plan.nodes)
+            policy = "spill" if as_of and policy == "shed" else policy
             plain["on_overload"] |= {"policy": str(policy), "victims": str(victims)}
         sinks = int(np.random.default_rng([self.seed, 22]).choice([1, 1, 2, 3]))
         gateways = int(np.random.default_rng([self.seed, 23]).choice([1, 1, 2, 3, 4]))
