@@ -388,6 +388,31 @@ def test_runs_that_cannot_be_as_of_joins() -> None:
         api.count(*far, on="k", within="unbounded", match="last", **TIMES)
 
 
+@pytest.mark.parametrize("match", MATCHES)
+def test_views_of_matches(match: Match, tmp_path: Path, swjoin: Any) -> None:
+    """`swjoin join --agg`: each second, of all matches whose later tuple has come."""
+    left, right = frames(17, span=20_000_000)
+    for name, frame in (("left", left), ("right", right)):
+        pq.write_table(pa.Table.from_pandas(frame), tmp_path / f"{name}.parquet")
+    files = [tmp_path / "left.parquet", tmp_path / "right.parquet", "--on", "k", "--left-time", "t", "--right-time", "u"]
+    agg = ["--agg", "count(*) AS n, sum(right.b) AS s", "--group-by", "k", "--every", "1s", "-o", tmp_path / "views.parquet"]
+    done = swjoin("join", *files, "--time-unit", "us", "--within", "300ms", "--match", match, *agg)
+    assert done.code == 0, done.err
+    views = pq.read_table(tmp_path / "views.parquet").to_pydict()
+    pairs = pd.merge_asof(
+        left, right, left_on="t", right_on="u", by="k", tolerance=300_000, direction=DIRECTIONS[match]
+    ).dropna()
+    pairs["at"] = np.maximum(pairs["t"], pairs["u"])
+    wanted, ends = {}, sorted({-(-int(at) // 1_000_000) for at in pairs["at"]})
+    for end in range(ends[0], ends[-1] + 1):
+        groups = pairs[pairs["at"] <= end * 1_000_000].groupby("k")["b"].agg(["count", "sum"])
+        wanted |= {(end, int(k)): (int(row["count"]), int(row["sum"])) for k, row in groups.iterrows()}
+    seconds = pa.array(views["as_of"]).cast(pa.int64()).to_numpy() // 1_000_000
+    found = dict(zip(zip(seconds.tolist(), views["k"], strict=True), zip(views["n"], views["s"], strict=True), strict=True))
+    assert found == wanted
+    assert len(found) > 100
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "match", ["last", pytest.param("first", marks=pytest.mark.long), pytest.param("nearest", marks=pytest.mark.long)]
