@@ -351,7 +351,9 @@ class Conditions:
         for side in self.sides:
             if not side.times:
                 tables = " and ".join(dict.fromkeys(f.table for f in side.fields))
-                remedy = "join rows whose time column is selected, and not rows of a full join"
+                remedy = (
+                    "join rows whose time column is selected (of a left or an as-of join the left side's; a full join has none)"
+                )
                 raise UserError(f"no column of {tables} is the time of its rows", remedy=remedy)
         shown = [_spelled(side, next(iter(side.times), None)) for side in self.sides]
         left, right = (shown[0], shown[1]) if self.sides[0] is self._left_table else (shown[1], shown[0])
