@@ -42,9 +42,8 @@ class Aggregation(WindowOperator[GroupTable]):
         self._columns, self._keys = columns, keys
         self._own = columns.accumulating
         self._kinds = kinds_of(columns)
-        self._counting = {
-            i: _ROWS for i, call in enumerate(columns.calls) if call.column is None
-        }  # places of calls in `_kinds`
+        # places of calls in `_kinds`
+        self._counting = {i: _ROWS for i, call in enumerate(columns.calls) if call.column is None}
         self._counting |= {columns.calls.index(call): place for place, call in enumerate(self._own)}
         self._deciding = DecidingRows(windows, columns, keys)
         self._running: _Running | None = None
@@ -64,9 +63,8 @@ class Aggregation(WindowOperator[GroupTable]):
         if not len(rows):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
-        groups_of_rows = self._columns.pre_aggregated
-        arguments = [] if groups_of_rows else [self._columns.argument(call, rows) for call in self._own]
-        accumulators = accumulators_of(self._columns, rows) if groups_of_rows else None
+        accumulators = accumulators_of(self._columns, rows) if self._columns.pre_aggregated else None
+        arguments = [] if accumulators is not None else [self._columns.argument(call, rows) for call in self._own]
         buckets = self._windows.buckets(panes)
         least = int(buckets.min())
         whole = least == int(buckets.max())
