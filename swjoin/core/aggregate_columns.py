@@ -8,7 +8,7 @@ Stays out: accumulating (`state.group_table`), windows (`core.time_windows`), wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -133,6 +133,23 @@ class AggregateColumns:
             values = filled.to_numpy(zero_copy_only=False)
             return Argument(values.view(np.int64) if unsigned else values.astype(np.int64, copy=False), valid, unsigned)
         return Argument(ordered(column), valid)
+
+    def grouped(self, rows: TupleBatch, accumulators: I64) -> TupleBatch:
+        """Groups as they travel: the rows with their grouping columns alone, and accumulators, int64 (n, words)."""
+        import pyarrow as pa
+
+        kind = pa.binary(accumulators.shape[1] * 8)
+        held = pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(np.ascontiguousarray(accumulators))])
+        keys = [] if rows.columns is None else [rows.columns.column(name) for name in self.key]
+        return replace(rows, columns=Columns(pa.RecordBatch.from_arrays([*keys, held], [*self.key, self.accumulators])))
+
+    def accumulated(self, rows: TupleBatch) -> I64:
+        """The accumulators of groups that have travelled: int64 (n, words)."""
+        assert rows.columns is not None, f"{self.name}: groups without accumulators"
+        held = rows.columns.column(self.accumulators)
+        words = held.type.byte_width // 8
+        found: I64 = np.frombuffer(held.buffers()[1], np.int64).reshape(-1, words)[held.offset : held.offset + len(held)]
+        return found
 
     def deciding(self, call: Call, slots: I64, rows: TupleBatch) -> I64:
         """Positions of the rows that decide a call: the first ones of each group, up to its place; rows with null decide

@@ -27,7 +27,7 @@ from swjoin.operators.deciding_rows import DecidingRows, Result, Words, joined
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.keyed_operator import LeavingState, Limits, StatePart, WindowOperator
 from swjoin.state.group_table import GroupTable
-from swjoin.state.pre_aggregation import accumulators_of, kinds_of
+from swjoin.state.pre_aggregation import kinds_of
 
 _ROWS = -1  # the call that counts all rows of a group, after those of the aggregate
 _MANY_PANES = 4  # of a window, from which on its groups are kept from one window to the next
@@ -63,7 +63,7 @@ class Aggregation(WindowOperator[GroupTable]):
         if not len(rows):
             return
         codes, nulls = self._columns.encoded(self._keys, rows)
-        accumulators = accumulators_of(self._columns, rows) if self._columns.pre_aggregated else None
+        accumulators = self._columns.accumulated(rows) if self._columns.pre_aggregated else None
         arguments = [] if accumulators is not None else [self._columns.argument(call, rows) for call in self._own]
         buckets = self._windows.buckets(panes)
         least = int(buckets.min())

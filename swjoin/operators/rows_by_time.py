@@ -141,8 +141,8 @@ class _Side:
 def _new_rows(stream: int, capacity: int) -> Rows:
     of_left = capacity if stream == LEFT else 0
     group, following = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
-    records, states = np.empty(capacity * ROW, np.int64), np.empty(capacity, np.uint8)
-    return Rows(records, group, following, states, np.empty(of_left, np.int32), np.empty(of_left, np.int64))
+    records, hashed, states = np.empty(capacity * ROW, np.int64), np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
+    return Rows(records, hashed, group, following, states, np.empty(of_left, np.int32), np.empty(of_left, np.int64))
 
 
 class RowsByTime:

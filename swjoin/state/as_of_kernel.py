@@ -48,6 +48,7 @@ class Rows(NamedTuple):
     """Rows of one stream, at positions 0 .. n - 1. Arrays may be longer."""
 
     rows: I64  # (n * ROW,)
+    hashed: U64  # (n,) hashes of their keys
     group: I32  # (n,) partition-groups
     next: I32  # (n,) of a held row, another held one of its key: of right rows the one before, of left rows any
     state: U8  # (n,)
@@ -191,10 +192,10 @@ def _best_so_far(mine, at, left, right, latest, lower, chained, out, to):  # typ
 
 
 @kernel(inline="always")
-def _prefetch_key(rows, positions, i, tags, latest, group_of, stays):  # type: ignore[no-untyped-def]
+def _prefetch_key(hashed, positions, i, tags, latest, group_of, stays):  # type: ignore[no-untyped-def]
     """What the rows after position i will need. stays: they get an entry if they have none."""
-    prefetch(tags, first_of_bucket(hash_key(rows[positions[i + 2 * _AHEAD] * ROW + KEY]), tags.shape[0]))
-    at, is_known = likely_entry(hash_key(rows[positions[i + _AHEAD] * ROW + KEY]), tags)
+    prefetch(tags, first_of_bucket(hashed[positions[i + 2 * _AHEAD]], tags.shape[0]))
+    at, is_known = likely_entry(hashed[positions[i + _AHEAD]], tags)
     if at != NONE and (is_known or stays):
         prefetch(latest, at * ROW)
         if not is_known:
@@ -225,6 +226,7 @@ def match_due(
     out_left, out_right, left_later, right_later = chosen.left, chosen.right, chosen.left_later, chosen.right_later
     back, ahead, lower, upper, chained = rule.back, rule.ahead, rule.lower, rule.upper, keys.last.shape[0] > 0
     counts, key_counts, group_of = chosen.counts, keys.counts, keys.group
+    left_hashed, right_hashed = left.hashed, right.hashed
     out, later_left, later_right = counts[CHOSEN], counts[LEFT_LATER], counts[RIGHT_LATER]
     n, m = lefts.shape[0], rights.shape[0]
     i, j = counts[LOOKED_AT] + later_left, counts[RIGHT_LOOKED_AT] + later_right
@@ -240,13 +242,13 @@ def match_due(
         if of_right:
             j += 1
             if j + 2 * _AHEAD < m:
-                _prefetch_key(right_rows, rights, j, tags, latest, group_of, True)
+                _prefetch_key(right_hashed, rights, j, tags, latest, group_of, True)
             at_us, key = right_rows[r * ROW + TS], right_rows[r * ROW + KEY]
             if at_us >= front[right_group[r]]:
                 right_later[later_right] = r
                 later_right += 1
                 continue
-            hashed = hash_key(key)
+            hashed = right_hashed[r]
             at = np.int64(entry_of(key, hashed, tags, latest))
             if ahead and at != NONE:
                 waits, stay = np.int64(held[at]), np.int64(NONE)
@@ -281,13 +283,13 @@ def match_due(
             continue
         i += 1
         if i + 2 * _AHEAD < n:
-            _prefetch_key(left_rows, lefts, i, tags, latest, group_of, False)
+            _prefetch_key(left_hashed, lefts, i, tags, latest, group_of, False)
         if due >= front[left_group[mine]]:
             left_later[later_left] = mine
             later_left += 1
             continue
         at_us, key = left_rows[mine * ROW + TS], left_rows[mine * ROW + KEY]
-        hashed, best = hash_key(key), np.int64(NONE)
+        hashed, best = left_hashed[mine], np.int64(NONE)
         at = np.int64(entry_of(key, hashed, tags, latest))
         time = latest[at * ROW + TS] if at != NONE else np.int64(NO_ROW)
         has_best = time != NO_ROW and time - at_us >= lower
@@ -321,12 +323,12 @@ def match_due(
 def settle_passed(n: int, left: Rows, right: Rows, keys: Latest, front: I64, rule: Rule, chosen: Chosen) -> None:
     """The first n left rows: held ones for which no better match can come any more, as time has passed, come out."""
     rows, state, until, group, lefts, out = left.rows, left.state, left.until, left.group, chosen.left, chosen.counts[CHOSEN]
+    hashed = left.hashed
     chained = keys.last.shape[0] > 0
     for mine in range(n):
         if state[mine] == HELD and until[mine] < front[group[mine]]:
             lefts[out], state[mine] = mine, GONE
-            key = rows[mine * ROW + KEY]
-            at = np.int64(entry_of(key, hash_key(key), keys.tags, keys.rows))
+            at = np.int64(entry_of(rows[mine * ROW + KEY], hashed[mine], keys.tags, keys.rows))
             _best_so_far(mine, at, left, right, keys.rows, rule.lower, chained, chosen.right, out)
             out += 1
     chosen.counts[CHOSEN] = out
@@ -351,12 +353,11 @@ def survivors(n: int, side: Rows, least: I64, place: I64) -> int:
 @kernel
 def relink_held(n: int, left: Rows, keys: Latest) -> None:
     """The lists of held left rows, of the first n, anew."""
-    held, state, following, rows = keys.held, left.state, left.next, left.rows
+    held, state, following, rows, hashed = keys.held, left.state, left.next, left.rows, left.hashed
     held[:] = NONE
     for mine in range(n):
         if state[mine] == HELD:
-            key = rows[mine * ROW + KEY]
-            at = np.int64(entry_of(key, hash_key(key), keys.tags, keys.rows))
+            at = np.int64(entry_of(rows[mine * ROW + KEY], hashed[mine], keys.tags, keys.rows))
             following[mine], held[at] = held[at], mine
 
 
@@ -380,7 +381,9 @@ def count_chosen(lefts: I64, rights: I64, left: Rows, with_alone: bool, counts: 
 @kernel
 def write_records(key: I64, ts: I64, ids: U64, groups: I64, first_ref: int, first: int, side: Rows) -> None:
     """Rows that wait, from position `first` on; payload references count up from first_ref."""
-    rows, group, states = side.rows, side.group, side.state
+    rows, hashed, group, states = side.rows, side.hashed, side.group, side.state
+    for i in range(key.shape[0]):
+        hashed[first + i] = hash_key(key[i])
     for i in range(key.shape[0]):
         at = first + i
         rows[at * ROW + KEY], rows[at * ROW + TS] = key[i], ts[i]

@@ -9,14 +9,13 @@ Stays out: windows and their results (`operators.aggregation`), which edges have
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, TupleBatch
-from swjoin.core.columns import Columns
 from swjoin.core.time_windows import TimeWindows
 from swjoin.state.group_table import GroupTable
 
@@ -51,23 +50,4 @@ class PreAggregation:
         slots = table.slots_of(codes, nulls, np.zeros(len(rows), np.int64), self.windows.panes(rows.ts))
         add_rows(table, self.columns, rows, slots)
         first = np.flatnonzero(np.diff(np.maximum.accumulate(slots), prepend=-1))  # slots are numbered as groups come
-        keys = None if rows.columns is None or not self.columns.key else rows.columns.select(self.columns.key)
-        made = replace(rows, columns=keys).take(first)
-        return replace(made, columns=self._with(made.columns, table.taken(np.arange(len(table)))))
-
-    def _with(self, keys: Columns | None, accumulators: I64) -> Columns:
-        import pyarrow as pa
-
-        kind = pa.binary(accumulators.shape[1] * 8)
-        held = pa.Array.from_buffers(kind, len(accumulators), [None, pa.py_buffer(np.ascontiguousarray(accumulators))])
-        rest = [] if keys is None else keys.batch.columns
-        return Columns(pa.RecordBatch.from_arrays([*rest, held], [*self.columns.key, self.columns.accumulators]))
-
-
-def accumulators_of(columns: AggregateColumns, rows: TupleBatch) -> I64:
-    """What `PreAggregation` has made of the rows: int64 (n, `GroupTable.row_words`)."""
-    assert rows.columns is not None, f"{columns.name}: groups without accumulators"
-    held = rows.columns.column(columns.accumulators)
-    words = held.type.byte_width // 8
-    found: I64 = np.frombuffer(held.buffers()[1], np.int64).reshape(-1, words)[held.offset : held.offset + len(held)]
-    return found
+        return self.columns.grouped(rows.take(first), table.taken(np.arange(len(table))))
