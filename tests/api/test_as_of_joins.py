@@ -419,7 +419,7 @@ def test_views_of_matches(match: Match, tmp_path: Path, swjoin: Any) -> None:
 )
 def test_a_killed_run_goes_on(match: Match, tmp_path: Path, swjoin: Any) -> None:
     """A rank is killed, and the others go on; or all are, and the run is resumed on fewer. Two gateways."""
-    for name, frame in zip(("left", "right"), frames(13, 60_000, 2_000, 60_000_000), strict=True):
+    for name, frame in zip(("left", "right"), frames(13, 200_000, 2_000, 200_000_000), strict=True):
         pq.write_table(pa.Table.from_pandas(frame), tmp_path / f"{name}.parquet", row_group_size=10_000)
     options: dict[str, Any] = {"on": "k", "within": "2s", "match": match, "how": "left", **TIMES}
     wanted = api.count(*(tmp_path / f"{name}.parquet" for name in ("left", "right")), **options)
