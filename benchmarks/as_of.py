@@ -134,20 +134,24 @@ def of_streams(name: str, repeat: int, *, tiny: bool) -> None:
     took: dict[str, list[float]] = {which: [] for which in joins}
     for turn in range(repeat + 1):
         for which, made in joins.items():
-            elapsed_s, count, kept = _run(made(), work)
+            join = made()
+            elapsed_s, count, kept = _run(join, work)
             if turn:
                 took[which].append(elapsed_s)
             if which == "as-of":
                 if count != (wanted := _expected(left, right, window_us) if turn == 0 else count):
                     raise SystemExit(f"{name}: {count} matches, DuckDB has {wanted}")
-                most = max(kept)
+                most, peak_mib = max(kept), join.window_memory().peak_bytes / 2**20
             else:
                 pairs = count
     ratios = [inner / mine for inner, mine in zip(took["inner"], took["as-of"], strict=True)]
     tuples, keys = len(left) + len(right), len(np.unique(right.key))
     speeds = [f"{tuples / statistics.median(s) / 1e6:.1f}" for s in took.values()]
     ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    print(f"| {name} | {tuples:,} | {pairs:,} | {speeds[0]} | {speeds[1]} | {ratio} | {most / keys:.2f} |", flush=True)
+    print(
+        f"| {name} | {tuples:,} | {pairs:,} | {speeds[0]} | {speeds[1]} | {ratio} | {most / keys:.2f} | {peak_mib:.0f} |",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -160,8 +164,10 @@ def main() -> None:
     print("| rows a side | keys | swjoin | polars | DuckDB | speed over |\n|---|---|---|---|---|---|")
     for keys in args.keys:
         of_frames(args.rows, keys, args.repeat)
-    print("\n| stream | tuples | pairs | as-of, M tuples/s | inner, M tuples/s | as-of over inner | right rows kept a key |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "\n| stream | tuples | pairs | as-of, M tuples/s | inner, M tuples/s | as-of over inner | right rows kept a key | most MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for name in ("reference", "uniform", "small"):
         of_streams(name, args.repeat, tiny=args.tiny)
 
