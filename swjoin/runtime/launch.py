@@ -192,9 +192,8 @@ def launch_with_reason(
             log_json=log_json or not debug,
             progress=drawn,
         )
-        finished = None
-        if report is not None and spread:
-            finished = functools.partial(_ended_well, report, before)
+        whole = None if report is None else functools.partial(_ended_well, report, before)
+        finished = whole if spread else None
         added = _environment(job) | ({} if watch is None else {WATCH: watch.setting})
         environment = os.environ | added
         command[1:1] = [word for name in ("PYTHONPATH", WATCH) if name in added for word in ("-x", name)] if spread else []
@@ -214,8 +213,9 @@ def launch_with_reason(
             code, failure = _watch(start, first_signal, quiet=quiet, again=again, end=end, shown=shown)
             if code != _AGAIN:
                 break
-        if code == 0 and finished is not None and not finished():  # observed after all processes of a host had died
-            code, failure = 1, f"mpirun ended before the run did: a host was lost; {job.next_step(ranks)}"
+        if code == 0 and whole is not None and not whole():  # as if all processes of a host die, or the master after the others
+            lost = "a host was lost" if spread else "the master died"
+            code, failure = 1, f"mpirun ended before the run did: {lost}; {job.next_step(ranks)}"
             _complain(failure, quiet=quiet)
     # A refused run (code 2) leaves the report unchanged; so does a resumed run that could not start, and one that was stopped
     # before it started.

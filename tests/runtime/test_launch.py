@@ -115,7 +115,9 @@ def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch:
     heard = tmp_path / "heard"
     for sections, expected, code in (({}, "TERM", 128 + signal.SIGUSR1), ({"checkpoint": {"interval": "1s"}}, "USR1", 0)):
         traps = " ".join(f"trap 'echo {name} >{heard}; exit 0' {name};" for name in ("TERM", "USR1"))
-        _fake_mpirun(tmp_path, f"{traps} touch {tmp_path}/up; while :; do sleep 0.05; done", monkeypatch)
+        (tmp_path / "run").mkdir(exist_ok=True)
+        report = f'echo \'{{"complete": true}}\' >{tmp_path}/run/run.json'
+        _fake_mpirun(tmp_path, f"{report}; {traps} touch {tmp_path}/up; while :; do sleep 0.05; done", monkeypatch)
         (tmp_path / "up").unlink(missing_ok=True)
 
         def send() -> None:
@@ -133,24 +135,27 @@ def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch:
             signal.signal(signal.SIGUSR1, before)
         assert heard.read_text().strip() == expected
         heard.unlink()
+        (tmp_path / "run" / "run.json").unlink()
 
 
 @pytest.mark.parametrize(
     ("sections", "text"), [({}, "start it again"), ({"checkpoint": {"interval": "1s"}}, "go on with: swjoin run --resume")]
 )
+@pytest.mark.parametrize(("hosts", "lost"), [("hosts", "a host was lost"), (None, "the master died")])
 def test_an_mpirun_that_ends_well_without_a_run_has_failed(
-    sections: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: str | None, lost: str, sections: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Open MPI 5.0.11 returns 0 when a host's daemon has died."""
+    """Open MPI 5.0.11 returns 0 when a host's daemon has died, and when rank 0 is killed after the others have ended."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"complete": false, "failure": "of an earlier run"}')
     (tmp_path / "run" / "checkpoints").mkdir()
     (tmp_path / "run" / "checkpoints" / "checkpoint-000000.json").touch()
     _fake_mpirun(tmp_path, "exit 0", monkeypatch)
-    code, failure = launch.launch_with_reason(_job(tmp_path, **sections), 4, quiet=True, hostfile=tmp_path / "hosts")
+    hostfile = None if hosts is None else tmp_path / hosts
+    code, failure = launch.launch_with_reason(_job(tmp_path, **sections), 4, quiet=True, hostfile=hostfile)
     assert code == 1
-    assert f"a host was lost; {text}" in failure
-    assert "a host was lost" in (tmp_path / "run" / "run.json").read_text()
+    assert f"{lost}; {text}" in failure
+    assert lost in (tmp_path / "run" / "run.json").read_text()
 
 
 # ---------------------------------------------------------------- files of mpi_configs
@@ -255,8 +260,10 @@ def test_an_mpirun_that_does_not_end_after_its_master(code: int, tmp_path: Path,
     """A rank is stopped that nobody needed any more; mpirun waits for it."""
     monkeypatch.setattr(launch, "_LEFT_BEHIND_S", 0.5)
     (tmp_path / "master.py").write_text(_MASTER)
+    (tmp_path / "run").mkdir()
+    report = f'echo \'{{"complete": true}}\' >{tmp_path}/run/run.json; '
     script = f'{sys.executable} {tmp_path}/master.py \'[{{"progress": 1}}, {{"left": {code}}}]\' 0; exec sleep 600'
-    _fake_mpirun(tmp_path, script, monkeypatch)
+    _fake_mpirun(tmp_path, script if code else report + script, monkeypatch)
     assert launch.launch_with_reason(_job(tmp_path), 4, quiet=True)[0] == code
 
 
