@@ -32,7 +32,12 @@ _HOT_KEYS = {
     "key_dealt": "is hot, rows of the other side are dealt to all instances",
     "key_gathered": "has cooled down, its rows are dealt no longer",
 }
-KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered", *_HOT_KEYS)
+_UNITS = {
+    "unit_opened": "stores rows from now on",
+    "unit_closing": "stores no more rows, and is probed until its own have expired",
+    "unit_closed": "is empty, and probed no longer",
+}
+KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered", *_HOT_KEYS, *_UNITS)
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -53,7 +58,7 @@ def read_events(run_dir: Path) -> list[RunEvent]:
     events = run_folder.read_events(run_dir)
     if not events:
         raise UserError(
-            f"{run_dir}: this run has no events; only runs with a reorganization.policy, checkpoints or hot keys have"
+            f"{run_dir}: this run has no events; only runs with a reorganization.policy, scaling, checkpoints or hot keys have"
         )
     return events
 
@@ -145,6 +150,8 @@ def _words(event: RunEvent, digits: int) -> str:
             return f"{e.text} speaks again"
         case kind if kind in _HOT_KEYS:
             return f"{e.text} of partition-group {e.group} {_HOT_KEYS[kind]}"
+        case kind if kind in _UNITS:
+            return f"unit {e.group} ({e.text}) {_UNITS[kind]}"
         case "checkpoint":
             return f"checkpoint {number} is durable, {duration_text(e.duration_us)} after its cut"
         case "recovered":

@@ -32,7 +32,7 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
-from swjoin.config.run import RunConfig, to_plain
+from swjoin.config.run import RunConfig, ScalingConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
 from swjoin.core.resources import find_resource
@@ -383,7 +383,10 @@ def _crash(s: Setting) -> list[str]:
 def _adaptation(s: Setting) -> list[str]:
     settings = s.config.reorganization
     if settings.policy == "none":
-        return ["Partition-groups stay where they start; the number of active slaves does not change."]
+        return [
+            "Partition-groups stay where they start; the number of active slaves does not change.",
+            *_scaling(settings.scaling),
+        ]
     what = {
         "paper": f"a partition-group moves from each slave whose stream buffer is above {settings.supplier_threshold:g} full "
         f"to one below {settings.consumer_threshold:g}",
@@ -394,7 +397,19 @@ def _adaptation(s: Setting) -> list[str]:
     if settings.declustering != "fixed":
         by = "the occupancy of their buffers" if settings.declustering == "adaptive" else "how busy they are"
         out.append(f"Slaves are activated and put to rest by {by}.")
-    return out
+    return out + _scaling(settings.scaling)
+
+
+def _scaling(settings: ScalingConfig) -> list[str]:
+    if not settings.units:
+        return []
+    when = f"every {_span(settings.every_us)} of the streams' time" if settings.every_us else "in each distribution epoch"
+    first = "1 unit of each subgroup stores" if settings.units == 1 else f"{settings.units} units of each subgroup store"
+    return [
+        f"At first {first} rows; more do when those are above {settings.high:g} of their memory, fewer below {settings.low:g}, "
+        f"by {settings.confirmations} checks in a row, one {when}.",
+        "Nothing is moved: units that store no more are probed until their rows have expired.",
+    ]
 
 
 def _sink(config: RunConfig) -> str:

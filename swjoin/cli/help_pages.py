@@ -28,12 +28,13 @@ GROUPS: dict[str, dict[str, str]] = {
         "views": "--agg --group-by --every",
         "rows": "--max-out-of-order --sort --late --left-id --right-id",
         "output": "-o --format --columns --report",
-        "execution": "-n --threads --gateways --sinks --routing --memory --epoch --pace --partitions --theta --communication",
+        "execution": "-n --threads --gateways --sinks --routing --units --memory --epoch --pace --partitions --theta "
+        "--communication",
     },
     "query": {
         "tables": "--table --assume-timezone --max-out-of-order --sort --late",
         "output": "-o --format --report",
-        "execution": "-n --threads --gateways --sinks --strategy --routing --memory --epoch --partitions",
+        "execution": "-n --threads --gateways --sinks --strategy --routing --units --memory --epoch --partitions",
     },
     "run": {"configuration": "--set --resume", "execution": _RANKS, "output and monitoring": "--out --dashboard"},
     "serve": {

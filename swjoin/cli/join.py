@@ -23,7 +23,17 @@ from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, side_un
 from swjoin.config.connectors import TextConfig
 from swjoin.config.job import Job, late_target
 from swjoin.config.loader import text_from_plain
-from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, StreamConfig, TimeConfig
+from swjoin.config.run import (
+    ClusterConfig,
+    ModuleConfig,
+    QueryConfig,
+    ReorganizationConfig,
+    RunConfig,
+    ScalingConfig,
+    SinkConfig,
+    StreamConfig,
+    TimeConfig,
+)
 from swjoin.config.window_bounds import Bound, parse_window
 from swjoin.connectors.files.inputs import is_remote, split_paths
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
@@ -135,6 +145,7 @@ def shared_settings(args: argparse.Namespace, cluster: dict[str, Any], module: d
         "time": TimeConfig("event", duration_of(args.max_out_of_order, "--max-out-of-order"), args.late, sort=args.sort),
         "cluster": ClusterConfig(partition_count=partitions, **cluster),
         "module": ModuleConfig(**module),
+        "reorganization": ReorganizationConfig(scaling=ScalingConfig(units=args.units or 0)),
         "sink": SinkConfig(sink_kind(args.out, args.format), ids=False),  # type: ignore[arg-type]
     }
 

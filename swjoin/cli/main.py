@@ -176,6 +176,13 @@ def _add_routing(p: argparse.ArgumentParser) -> None:
         help="how rows find their partners: hash, skew, range, broadcast, matrix[:M,N], random[:M,N] or contrand:M,N,D,E "
         "(default: auto, by the condition)",
     )
+    p.add_argument(
+        "--units",
+        metavar="N",
+        type=int,
+        help="of each subgroup of units (routing random, contrand) so many store at first, others when memory needs them "
+        "(default: all, always)",
+    )
 
 
 def _add_query(p: argparse.ArgumentParser) -> None:
@@ -500,7 +507,8 @@ def _add_events(p: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested, shed, spilled, "
-        "idle, speaks, checkpoint, recovered, key_copied, key_dealt, key_gathered (default: all)",
+        "idle, speaks, checkpoint, recovered, key_copied, key_dealt, key_gathered, unit_opened, unit_closing, unit_closed "
+        "(default: all)",
     )
     p.add_argument("--slave", metavar="N", type=int, help="only what concerns slave N")
     p.add_argument("--group", metavar="N", type=int, help="only what concerns partition-group N")

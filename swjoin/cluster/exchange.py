@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from swjoin.cluster.edge_ledger import EdgeLedger, count
 from swjoin.cluster.instances import Instances
-from swjoin.cluster.messages import Granted, KeyLoad
+from swjoin.cluster.messages import Granted, KeyLoad, UnitLoad
 from swjoin.cluster.role import Effect, RoleId, Send, slave_role
 from swjoin.core.batch import I64, LEFT, TupleBatch
 from swjoin.core.data_messages import Delivery
@@ -32,8 +32,10 @@ from swjoin.core.merged_deliveries import Grouped
 from swjoin.plan.columns import BoundStep
 from swjoin.plan.stages import Edge, Stage
 from swjoin.policy.skew import KeySample
+from swjoin.routing.biclique import Biclique, UnitsInUse, UnitTable
 from swjoin.routing.hash_partition import HashPartition
 from swjoin.routing.hot_keys import HotKey, SpreadKeys
+from swjoin.routing.matrix import Matrix
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 _LEAST_RUN = 1_024  # rows of a part that any instance may take
@@ -41,6 +43,7 @@ PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
 _NOTHING = TupleBatch.empty()
 EPOCHS_AHEAD = 2  # epochs that a sender may begin beyond the last one that its receiver has ended
 
+Places: TypeAlias = Matrix | Biclique | UnitsInUse
 Moved = tuple[int, int, int, int]  # move, partition-group, supplier, consumer
 
 
@@ -111,8 +114,14 @@ class KeyedEdge:
         router = None if edge.origin is None else of[edge.origin].new_keys()
         return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router)
 
-    def keyed(self, rows: TupleBatch) -> Keyed:
-        """rows: with the sender's columns."""
+    @property
+    def places(self) -> Places | None:
+        """Those of its receiver, all of them in use; None where keys alone say where a row goes."""
+        spread = self.edge.spread
+        return None if spread is None else spread.places
+
+    def keyed(self, rows: TupleBatch, places: Places | None) -> Keyed:
+        """rows: with the sender's columns. places: in use."""
         rows = rows_after(rows, self.edge.id, self.steps)
         if self.keys is None:
             shown = rows.columns.select(self.columns) if self.columns and rows.columns is not None else None
@@ -127,18 +136,16 @@ class KeyedEdge:
             key = self._routed(rows)
         whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
         if valid is None or bool(valid.all()):
-            return self._spread(whole, _NOTHING)
-        return self._spread(whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid)))
+            return self._spread(whole, _NOTHING, places)
+        return self._spread(whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid)), places)
 
-    def _spread(self, rows: TupleBatch, null_keys: TupleBatch) -> Keyed:
+    def _spread(self, rows: TupleBatch, null_keys: TupleBatch, places: Places | None) -> Keyed:
         """With the copies of rows that go to several places."""
-        spread = self.edge.spread
-        if spread is None:
+        if places is None:
             return Keyed(rows, null_keys)
         assert isinstance(self.edge.receiver, Stage), "results have no places"
-        places = spread.places
         hashes = (rows.key >> self.edge.receiver.cell_bits).view(np.uint64) if places.by_key else None
-        positions, groups = places.copies(spread.port, rows.id, hashes)
+        positions, groups = places.copies(self.edge.port, rows.id, hashes)
         return Keyed(rows.take(positions), null_keys, groups)
 
     def _values(self, rows: TupleBatch) -> list[Any]:
@@ -193,6 +200,8 @@ class _Sending:
     newest_us: int = BEGIN_OF_TIME_US  # of the rows that were sampled
     watermark_us: int = BEGIN_OF_TIME_US
     hot_keys: SpreadKeys | None = None
+    places: Places | None = None  # of the receiver, in use
+    newest_by_unit_us: I64 | None = None  # in this epoch, int64 (units of the port,), where their number follows their load
 
 
 def _spread_hot_keys(sending: _Sending, sample: KeySample, rows: TupleBatch) -> tuple[TupleBatch, I64 | None]:
@@ -203,6 +212,14 @@ def _spread_hot_keys(sending: _Sending, sample: KeySample, rows: TupleBatch) -> 
         return rows, None
     positions, groups = sending.hot_keys.copies(rows, sending.router.groups_of(rows.key))
     return rows if positions is None else rows.take(positions), groups
+
+
+def _note_stored(sending: _Sending, rows: TupleBatch, groups: I64) -> None:
+    """Rows at these units, of which each is stored at one of its own port's."""
+    if sending.newest_by_unit_us is not None and isinstance(sending.places, UnitsInUse):
+        units = sending.places.biclique.units_of(sending.keyed.edge.port)
+        stored = np.flatnonzero((groups >= units.start) & (groups < units.stop))
+        np.maximum.at(sending.newest_by_unit_us, groups[stored] - units.start, rows.ts[stored])
 
 
 class Outlet:
@@ -216,6 +233,7 @@ class Outlet:
         self._sendings: dict[int, _Sending] = {}
         self._receivers: dict[RoleId, _Receiver] = {}
         skewed = {join.stage for join in instances.skewed_joins}
+        scaled = {join.stage: join.units for join in instances.scaled_joins}
         for edge in edges:
             assert isinstance(edge.receiver, Stage)
             slaves = instances.slaves_of(edge.receiver)
@@ -226,14 +244,21 @@ class Outlet:
             group_map = instances.group_maps[edge.receiver.id]
             router = HashPartition(group_map, len(slaves), edge.receiver.cell_bits)
             sample = KeySample(len(slaves), edge.id) if edge.receiver.id in skewed else None
-            self._sendings[edge.id] = _Sending(KeyedEdge.of(instances, edge), slaves, router, dealt=index, sample=sample)
+            keyed = KeyedEdge.of(instances, edge)
+            sending = _Sending(keyed, slaves, router, dealt=index, sample=sample, places=keyed.places)
+            if edge.receiver.id in scaled:
+                count = len(scaled[edge.receiver.id].units_of(edge.port))
+                sending.newest_by_unit_us = np.full(count, BEGIN_OF_TIME_US, np.int64)
+            self._sendings[edge.id] = sending
 
     def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         """Rows of the sender for this edge, of the epoch of `header`."""
         if not len(rows):
             return
         sending = self._sendings[edge]
-        good, null_keys, groups = sending.keyed.keyed(rows)
+        good, null_keys, groups = sending.keyed.keyed(rows, sending.places)
+        if groups is not None and len(good):
+            _note_stored(sending, good, groups)
         if sending.sample is not None and len(good):
             good, groups = _spread_hot_keys(sending, sending.sample, good)
         if len(null_keys) and sending.keyed.keeps_null_keys:
@@ -262,6 +287,29 @@ class Outlet:
             assert not sending.rows, "rows of an epoch are in no part yet"
             mine = [hot for hot in hot_keys if hot.stage == edge.receiver.id]
             sending.hot_keys = SpreadKeys(mine, edge.port) if mine else None
+
+    def use(self, tables: Sequence[UnitTable]) -> None:
+        """Between two epochs: the units that are in use from now on."""
+        by_stage = {table.stage: table for table in tables}
+        for sending in self._sendings.values():
+            edge = sending.keyed.edge
+            assert isinstance(edge.receiver, Stage)
+            assert not sending.rows, "rows of an epoch are in no part yet"
+            table = by_stage.get(edge.receiver.id)
+            if table is not None:
+                assert isinstance(sending.keyed.places, Biclique), "units of a stage that has none"
+                sending.places = UnitsInUse(sending.keyed.places, table.weights, table.probed)
+
+    def unit_loads(self) -> tuple[UnitLoad, ...]:
+        """As of `EpochClosed`."""
+        loads: list[UnitLoad] = []
+        for sending in self._sendings.values():
+            edge = sending.keyed.edge
+            if sending.newest_by_unit_us is not None and isinstance(edge.receiver, Stage):
+                newest_us = tuple(sending.newest_by_unit_us.tolist())
+                loads.append((edge.receiver.id, edge.port, sending.watermark_us, newest_us))
+                sending.newest_by_unit_us[:] = BEGIN_OF_TIME_US
+        return tuple(loads)
 
     def key_loads(self) -> tuple[KeyLoad, ...]:
         """As of `EpochClosed`."""

@@ -17,16 +17,18 @@ from functools import cached_property
 import numpy as np
 
 from swjoin.cluster.master.key_spreading import SkewedJoin
+from swjoin.cluster.master.unit_scaling import ScaledJoin
 from swjoin.cluster.role import RoleId, gateway_role, slave_role
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, setting
 from swjoin.core.ids import SlaveId
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
 from swjoin.plan.subclusters import Subclusters
 from swjoin.policy.placement import round_robin
+from swjoin.routing.biclique import Biclique
 from swjoin.routing.hash_partition import GroupMap
 
 
@@ -59,6 +61,7 @@ class Instances:
         _check_config(config)
         _check_order(stages, config)
         _check_skew(stages, config)
+        _check_scaling(stages, config)
         columns = columns_of(logical, stages, rows=config.sink.kind != "count", tables=tables)
         for stage in columns.stages:
             stage.compiled_where()  # a predicate whose types do not fit is refused before any slave starts
@@ -109,6 +112,18 @@ class Instances:
                 dealt = LEFT if kind.first or kind.unmatched[LEFT] else RIGHT if kind.unmatched[RIGHT] else None
                 count = self.subclusters.counts[stage.id]
                 found.append(SkewedJoin(stage.id, bounds.lower_us, bounds.upper_us, dealt, count))
+        return tuple(found)
+
+    @cached_property
+    def scaled_joins(self) -> tuple[ScaledJoin, ...]:
+        """Joins whose units are used as their load needs them: with `scaling.units` those that read sources."""
+        found = []
+        for stage in self.stages.stages if self.config.reorganization.scaling.units else ():
+            if (units := _scaled_units(self.stages, stage)) is not None:
+                bounds, unbounded = stage.join.semantics.bounds, stage.join.semantics.unbounded
+                of_slave = sum(-(-len(units.units_of(port)) // self.subclusters.counts[stage.id]) for port in (LEFT, RIGHT))
+                capacity = self.config.module.window_bytes // of_slave
+                found.append(ScaledJoin(stage.id, bounds.lower_us, bounds.upper_us, unbounded, units, capacity))
         return tuple(found)
 
     @property
@@ -197,6 +212,29 @@ def _check_skew(stages: StagePlan, config: RunConfig) -> None:
         problem, apart = "hot keys are spread where a join by hash reads its inputs, and none does", config.cluster.strategy
         remedy = "take another strategy, or leave it out" if apart == "operator" else "leave it out"
         raise UserError(problem, subject="cluster.routing: skew", remedy=remedy)
+
+
+def _scaled_units(stages: StagePlan, stage: Stage) -> Biclique | None:
+    """Of a join of which gateways are the only senders; None for another."""
+    if not stage.joins or not all(isinstance(edge.sender, Source) for edge in stages.edges if edge.receiver == stage):
+        return None
+    places = stages.places_of(stage)
+    return places if isinstance(places, Biclique) else None
+
+
+def _check_scaling(stages: StagePlan, config: RunConfig) -> None:
+    if not config.reorganization.scaling.units:
+        return
+    asked, found = setting("units", "reorganization: scaling.units"), [_scaled_units(stages, stage) for stage in stages.stages]
+    scaled = [units for units in found if units is not None]
+    if not scaled:
+        remedy = "leave it out" if config.cluster.strategy != "operator" else "take another strategy, or leave it out"
+        raise UserError((asked, ": units are scaled where a join reads its inputs, and none does"), remedy=remedy)
+    most = max(len(units) for each in scaled for port in (LEFT, RIGHT) for units in each.subgroups_of(port))
+    if config.reorganization.scaling.units > most:
+        raise UserError(
+            (asked, f" {config.reorganization.scaling.units}: no subgroup has more than {most} units"), remedy="write fewer"
+        )
 
 
 def _check_config(config: RunConfig) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 from swjoin.core.data_messages import Delivery, GroupLoads, MoveEnd, ResultChunk, StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.routing.biclique import UnitTable
 from swjoin.routing.hot_keys import HotKey
 
 KeyLoad = tuple[int, int, int, int, int, tuple[tuple[int, int], ...]]  # see `EpochClosed.key_loads`
+UnitLoad = tuple[int, int, int, tuple[int, ...]]  # see `EpochClosed.unit_loads`
 
 # ---------------------------------------------------------------- between a gateway and the master
 
@@ -87,7 +89,7 @@ class EpochPlan:
     times_us: with several gateways that have not all read everything, up to where those with nothing but idle streams go: the
     least watermark of every stream at a gateway that is not idle; of a stream that is open at none of these the greatest of the
     others; if all are idle the greatest of all. hot_keys: the table of keys whose rows are spread from this epoch on, alone;
-    empty: that of the last plan which has one.
+    empty: that of the last plan which has one. units: likewise the tables of units that are in use, of all stages.
     """
 
     epoch: int = -1
@@ -101,6 +103,7 @@ class EpochPlan:
     moves: tuple[tuple[int, int, int, int], ...] = ()
     times_us: tuple[int, ...] = ()
     hot_keys: tuple[tuple[HotKey, ...], ...] = ()
+    units: tuple[tuple[UnitTable, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,14 @@ class EpochClosed:
 
     needed_us: no later checkpoint needs left and right tuples below these times. key_loads: where hot keys are spread, what it
     has sent over each edge to a join since it told of it last: stage, port, newest time so far, watermark, rows, and
-    (key, rows) of the most frequent keys, from a sample.
+    (key, rows) of the most frequent keys, from a sample. unit_loads: where the number of units follows their load, of each edge
+    to such a join: stage, port, watermark, and the newest time in this epoch of each unit's rows, BEGIN_OF_TIME_US for none.
     """
 
     epoch: int
     needed_us: tuple[int, int]
     key_loads: tuple[KeyLoad, ...] = ()
+    unit_loads: tuple[UnitLoad, ...] = ()
 
 
 @dataclass(frozen=True)

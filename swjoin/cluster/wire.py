@@ -495,6 +495,8 @@ def _is_ratio(value: Any) -> bool:
 
 _NUMBERS: Shape = [is_count]
 _HOT_KEY: Shape = (is_count, is_number, is_count, _NUMBERS, is_number, is_number)
+_UNIT_TABLE: Shape = (is_count, _NUMBERS, _NUMBERS)
+_UNIT_LOAD: Shape = (is_count, is_count, is_number, [is_number])
 _KEY_LOAD: Shape = (is_count, is_count, is_number, is_number, is_count, [(is_number, is_count)])
 _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the shape of its fields
     Report: ("a report", (_is_ratio,)),
@@ -506,13 +508,16 @@ _SHAPES: dict[type, tuple[str, Shape]] = {  # what a message is called, and the 
     EpochWanted: ("a wish for an epoch", (is_number, bool, bool, _NUMBERS, _NUMBERS, [is_number], bool)),
     EpochPlan: (
         "a plan of an epoch",
-        (is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool, [(is_count,) * 4], [is_number], [[_HOT_KEY]]),
+        (
+            *(is_number, _NUMBERS, _NUMBERS, bool, bool, is_count, bool, bool),
+            *([(is_count,) * 4], [is_number], [[_HOT_KEY]], [[_UNIT_TABLE]]),
+        ),
     ),
     EpochDue: ("a notice of an epoch", (is_number,)),
     EventNoted: ("an event", ((is_number, is_number, str, *[is_number] * 6, is_amount, str, is_number),)),
     SplitWanted: ("a wish for a split", (is_count, is_count, [is_number])),
     SplitDealt: ("a split", (is_count, [is_number], is_count, is_number, is_number, bool)),
-    EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number), [_KEY_LOAD])),
+    EpochClosed: ("the end of an epoch", (is_number, (is_number, is_number), [_KEY_LOAD], [_UNIT_LOAD])),
     GroupMoved: ("the end of a move", (is_count, is_count, is_count)),
     PrefillJoined: ("the end of the prefill", ()),
     StopReading: ("a request to stop", ()),

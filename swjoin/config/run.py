@@ -26,6 +26,7 @@ from swjoin.config.sections import (
     OverloadConfig,
     QueryConfig,
     ReorganizationConfig,
+    ScalingConfig,
     ScheduleConfig,
     SpeedChange,
     TimeConfig,
@@ -35,6 +36,7 @@ from swjoin.config.sections import (
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import Spelled, setting
 from swjoin.core.units import format_duration
+from swjoin.routing.named import kind_of
 
 __all__ = [
     "CheckpointConfig",
@@ -50,6 +52,7 @@ __all__ = [
     "QueryConfig",
     "ReorganizationConfig",
     "RunConfig",
+    "ScalingConfig",
     "ScheduleConfig",
     "ServeConfig",
     "SinkConfig",
@@ -140,6 +143,9 @@ class RunConfig:
                 f"reorganization: epoch ({format_duration(t_r)}) must be a whole multiple of cluster.distribution_epoch "
                 f"({format_duration(t_d)})",
             )
+        of_units = kind_of(self.cluster.routing) in ("random", "contrand")
+        asked, routing = setting("units", "reorganization: scaling.units"), setting("routing", "cluster.routing")
+        check(not self.reorganization.scaling.units or of_units, (asked, " needs ", routing, " random or contrand"))
         adaptive = self.reorganization.declustering != "fixed"
         check(
             not adaptive or self.reorganization.policy != "none",

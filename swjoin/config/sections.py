@@ -325,8 +325,36 @@ class ModuleConfig:
 
 
 @dataclass(frozen=True)
+class ScalingConfig:
+    """How many units of a join with `routing: random` or `contrand` are in use (BiStream, section 3.4). Off unless `units` is
+    given.
+
+    units: of each subgroup, that store rows at the start; others do when they are needed; 0: all, always. low, target, high:
+    T_l, Psi and T_h, shares of the memory of the units that store, `module.window` divided by the most units of a slave: above
+    `high` more are used, below `low` fewer, as many as are filled to `target`. every_us: time of the streams between two
+    checks; 0: they are checked in each distribution epoch. confirmations: checks in a row that must want a change.
+    """
+
+    units: int = 0
+    low: float = 0.3
+    target: float = 0.6
+    high: float = 0.8
+    every_us: int = 0
+    confirmations: int = 3
+
+    def __post_init__(self) -> None:
+        check(self.units >= 0, (setting("units", "reorganization: scaling.units"), " must not be negative (0: all, always)"))
+        check(
+            0 <= self.low < self.target < self.high <= 1,
+            f"reorganization: scaling.low {self.low:g}, target {self.target:g}, high {self.high:g} must ascend, within 0 to 1",
+        )
+        check(self.every_us >= 0, "reorganization: scaling.every must not be negative (0: in each distribution epoch)")
+        check(self.confirmations >= 1, "reorganization: scaling.confirmations must be at least 1")
+
+
+@dataclass(frozen=True)
 class ReorganizationConfig:
-    """How the run adapts while it runs (paper sections IV-C and V-A). Off unless a policy is named.
+    """How the run adapts while it runs (paper sections IV-C and V-A). Off unless a policy, or `scaling.units`, is named.
 
     policy: `none`; `paper`, one random partition-group from each supplier to a consumer; `balanced`, as many and such
     partition-groups as even out the measured work; `random`, moves (and, with adaptive declustering, resizes) at random, to
@@ -336,7 +364,7 @@ class ReorganizationConfig:
     active_slaves: how many start active; 0: all. confirmations: reorganization epochs in a row that must want the same change
     of the degree of declustering. random_moves: moves per reorganization epoch of policy `random`. emptied_groups: most
     partition-groups that a slave which is about to rest yields in one reorganization epoch. chunk_bytes: largest message of a
-    state movement.
+    state movement. scaling: of units that store one stream each.
     """
 
     policy: Literal["none", "paper", "balanced", "random"] = "none"
@@ -350,6 +378,7 @@ class ReorganizationConfig:
     random_moves: int = 1
     emptied_groups: int = 16
     chunk_bytes: int = 1 << 20
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
 
     def __post_init__(self) -> None:
         check(self.epoch_us > 0, "reorganization: epoch must be positive")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, TupleBatch
-from swjoin.core.data_messages import Delivery
+from swjoin.core.data_messages import Delivery, Route
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import Bounds, JoinKind
@@ -81,8 +81,9 @@ class JoinWindows:
         """The open delivery has been joined: expire by its watermarks, then tune."""
         delivery, settles = self._delivery, self._settles
         assert delivery is not None, "no delivery is open"
-        self._forget_delivery()
         self.store.record_peak()
+        self._forget_probes(delivery)
+        self._forget_delivery()
         if settles:
             for group in delivery.groups.tolist():
                 self.unpin_payload(GroupId(group))
@@ -90,6 +91,14 @@ class JoinWindows:
             self.advance((delivery.left_time_us, delivery.right_time_us))
             self.expire(now=False)
         self.state.tune()
+
+    def _forget_probes(self, delivery: Delivery) -> None:
+        """Payload of tuples that have only probed: it is in the results that they have brought."""
+        assert self._first_refs is not None, "a delivery without references"
+        for stream, batch in enumerate((delivery.left, delivery.right)):
+            store = self.store.payload[stream]
+            if store is not None and batch.rows is not None and not delivery.routes[stream] & Route.STORE:
+                store.take_back(self._first_refs[stream], len(batch))
 
     def _forget_delivery(self) -> None:
         self._delivery, self._first_refs, self._settles = None, None, False

@@ -56,6 +56,13 @@ class Confirmation:
         self._count = 0
         return change
 
+    def plain_state(self) -> list[int]:
+        """Ready for JSON."""
+        return [self._change, self._count]
+
+    def restore(self, plain: list[int]) -> None:
+        self._change, self._count = plain
+
 
 def next_to_rest(loads: Sequence[SlaveLoad]) -> SlaveLoad:
     """The slave to be emptied: by least occupancy, then least state to move, then highest id."""

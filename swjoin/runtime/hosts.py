@@ -602,7 +602,7 @@ class MasterHost(Host):
             self.role = Master(self.job.config.fitted_to(slave_count), slave_count, dealer=dealer)
         else:
             config, count = instances.config_of_gateway, instances.slave_count
-            self.role = Master(config, count, instances.subclusters, dealer, instances.skewed_joins)
+            self.role = Master(config, count, instances.subclusters, dealer, instances.skewed_joins, instances.scaled_joins)
         if checkpointer is not None:
             checkpointer.restore(self.role, manifest, clock.now_us())
             for host in self.gateways:

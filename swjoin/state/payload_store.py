@@ -117,6 +117,13 @@ class _Pages:
         """How many further pages so many rows take."""
         return max(0, -(-(self.next_reference + rows) // PAGE_ROWS) - self._page_end)
 
+    def take_back(self, rows: int) -> None:
+        """Free the rows that were appended last."""
+        self.next_reference -= rows
+        end = max(self._first_page, -(-self.next_reference // PAGE_ROWS))
+        self._free += self._slots[end - self._first_page : self._page_end - self._first_page].tolist()
+        self._page_end = end
+
     def clear(self) -> None:
         """Free all pages; the next row starts a new one."""
         self.next_reference = self._page_end << PAGE_BITS
@@ -182,6 +189,11 @@ class _Tails:
         """No row is needed any more; the next one has this reference."""
         self._offsets, self._bytes = np.zeros(1, np.int64), np.empty(0, np.uint8)
         self._base, self._size, self._used = reference, 0, 0
+
+    def take_back(self, rows: int) -> None:
+        """Free the rows that were appended last."""
+        self._size -= rows
+        self._used = int(self._offsets[self._size])
 
     def append(self, offsets: I64, data: U8, live: int) -> None:
         n = len(offsets) - 1
@@ -327,6 +339,14 @@ class PayloadStore:
         if len(rows):
             self._epochs.append((self._pages.next_reference, newest_us))
         return first
+
+    def take_back(self, first: int, rows: int) -> None:
+        """Free the rows of one `append`, if no others have come since. first: as it has returned."""
+        if rows and first >= self._live and first + rows == self._pages.next_reference:
+            self._epochs.pop()
+            self._pages.take_back(rows)
+            if self._tails is not None:
+                self._tails.take_back(rows)
 
     def rows(self) -> Rows:
         """The arrays of all rows, for a predicate; valid until the next change."""

@@ -50,6 +50,9 @@ EVENTS = [
     RunEvent(17_100_000, 67, "key_copied", group=5, text="key 7", stage=0),
     RunEvent(17_200_000, 68, "key_dealt", group=5, text="key 7", stage=0),
     RunEvent(17_300_000, 69, "key_gathered", group=5, text="key 7", stage=0),
+    RunEvent(17_400_000, 70, "unit_opened", group=2, text="left, 2 to 3 units at 0.84 of their memory", stage=0),
+    RunEvent(17_500_000, 71, "unit_closing", group=7, text="right, 4 to 3 units at 0.26 of their memory", stage=0),
+    RunEvent(17_600_000, 72, "unit_closed", group=7, text="right", stage=0),
 ]
 LINES = """\
  8.250 s  epoch 32  occupancy: slave 0 0.61 supplier (412 ms joining), slave 1 0.00 consumer
@@ -72,6 +75,10 @@ LINES = """\
 17.100 s  epoch 67  stage 0: key 7 of partition-group 5 is hot, rows of one side are copied to all instances
 17.200 s  epoch 68  stage 0: key 7 of partition-group 5 is hot, rows of the other side are dealt to all instances
 17.300 s  epoch 69  stage 0: key 7 of partition-group 5 has cooled down, its rows are dealt no longer
+17.400 s  epoch 70  stage 0: unit 2 (left, 2 to 3 units at 0.84 of their memory) stores rows from now on
+17.500 s  epoch 71  stage 0: unit 7 (right, 4 to 3 units at 0.26 of their memory) stores no more rows, and is probed until its \
+own have expired
+17.600 s  epoch 72  stage 0: unit 7 (right) is empty, and probed no longer
 """
 END = """\
 moves          1, 251 KiB

@@ -48,6 +48,7 @@ from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery, GroupResults, MoveEnd, ResultChunk, Route, StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex, GroupId, QueryId, SlaveId
+from swjoin.routing.biclique import UnitTable
 from swjoin.routing.hot_keys import HotKey
 
 
@@ -188,7 +189,9 @@ def test_every_message_has_a_format_of_its_own() -> None:
         EpochPlan(),
         EpochPlan(8, hot_keys=((HotKey(1, -5, 0, (3, 4), -9, 1 << 62), HotKey(0, 1 << 62, 1, (0,))),)),
         EpochPlan(8, hot_keys=((),)),
+        EpochPlan(8, units=((UnitTable(1, (16, 0, 1), (1, 1, 1)), UnitTable(2, (), ())),)),
         EpochClosed(7, (-(1 << 62), 5)),
+        EpochClosed(7, (0, 5), (), ((1, 0, -(1 << 62), (5, -(1 << 62))), (1, 1, 1 << 62, ()))),
         EpochClosed(7, (0, 5), ((1, 0, -3, 5, 100, ((-7, 60), (8, 9))), (1, 1, 4, -9, 0, ()))),
         GroupMoved(5, 4096, 17),
         PrefillJoined(),

@@ -76,7 +76,7 @@ def test_every_option_about_the_join_is_a_key() -> None:
     command = next(a.choices["join"] for a in build_parser()._actions if isinstance(a.choices, dict))
     options = {a.dest for a in command._actions if a.option_strings}
     others = {"help", "ranks", "threads", "out", "format", "report", "pace"}  # of the command; pace is a key as it is
-    others |= {"agg", "group_by", "every"}  # of plans, which a query of a configuration is
+    others |= {"agg", "group_by", "every", "units"}  # of plans, which a query of a configuration is
     others |= {"verbose", "quiet", "log_json", "debug"}
     assert {*JOIN_KEYS, *OPTION_KEYS} == (options - others) | {"strategy"}  # of queries
     assert {name for command in COMMANDS for name in given(command)} == options - others

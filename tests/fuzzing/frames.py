@@ -61,6 +61,7 @@ from swjoin.core.ids import (
     SlaveId,
 )
 from swjoin.core.metric_columns import COLUMNS
+from swjoin.routing.biclique import UnitTable
 from swjoin.routing.hot_keys import HotKey
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 from tests.fuzzing.harness import Wrong, check_refusal
@@ -184,7 +185,9 @@ CONTROL: tuple[Any, ...] = (
     EpochWanted(3, True, False, (0, 64), (128, 0)),
     EpochPlan(7, (0, 1, 2), (2,), True, False, 4, True, True, ((5, 9, 0, 1),)),
     EpochPlan(8, hot_keys=((HotKey(1, -5, 0, (3, 4), -9, 9),),)),
+    EpochPlan(9, units=((UnitTable(1, (2, 0, 1), (1, 1, 1)),),)),
     EpochClosed(7, (-5, 5), ((1, 0, -3, 5, 100, ((-7, 60), (8, 9))),)),
+    EpochClosed(8, (-5, 5), (), ((1, 0, -3, (5, -6)),)),
     EpochDue(7),
     EventNoted((1, 2, "idle", -1, -1, -1, 0, 0, 0, 0.5, "left (gateway 1)", -1)),
     SplitWanted(1, 3, (5, -6)),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swjoin.core.batch import LEFT, RIGHT
-from swjoin.routing.biclique import Biclique
+from swjoin.routing.biclique import Biclique, UnitsInUse
 from swjoin.routing.matrix import MOST_LINES, Matrix
 from swjoin.routing.named import is_routing, kind_of, named
 
@@ -20,9 +20,10 @@ KEYS = st.lists(st.integers(0, 3), min_size=30, max_size=30)
 EPOCHS = st.lists(st.integers(0, 3), min_size=30, max_size=30)
 
 
-def _units_of(biclique: Biclique, port: int, ids: list[int], keys: list[int]) -> list[tuple[int, set[int]]]:
+def _units_of(in_use: Biclique | UnitsInUse, port: int, ids: list[int], keys: list[int]) -> list[tuple[int, set[int]]]:
     """Of each row: the unit that stores it, and those that it probes. A row that is twice at a unit fails."""
-    positions, units = biclique.copies(port, np.array(ids, np.uint64), np.array(keys, np.uint64))
+    biclique = in_use if isinstance(in_use, Biclique) else in_use.biclique
+    positions, units = in_use.copies(port, np.array(ids, np.uint64), np.array(keys, np.uint64))
     assert (np.diff(positions) >= 0).all()
     mine = range(biclique.left) if port == LEFT else range(biclique.left, biclique.count)
     found = []
@@ -36,8 +37,8 @@ def _units_of(biclique: Biclique, port: int, ids: list[int], keys: list[int]) ->
 
 
 @st.composite
-def bicliques(draw: st.DrawFn) -> Biclique:
-    left, right = draw(LINES), draw(LINES)
+def bicliques(draw: st.DrawFn, lines: st.SearchStrategy[int] = LINES) -> Biclique:
+    left, right = draw(lines), draw(lines)
     return Biclique(left, right, draw(st.integers(1, left)), draw(st.integers(1, right)))
 
 
@@ -56,6 +57,44 @@ def test_every_pair_meets_at_one_unit(
         if keys[i] == more[j] or not biclique.by_key:
             at_left, at_right = one[i] <= two[j], two[j] < one[i]
             assert (at_left and mine in to_left) + (at_right and theirs in to_right) == 1
+
+
+@st.composite
+def tables(draw: st.DrawFn, biclique: Biclique, epochs: int) -> list[UnitsInUse]:
+    """Of each epoch: any units store, one of each subgroup at least; those that have ever stored are probed, maybe others."""
+    found, ever = [], [0] * biclique.count
+    for _ in range(epochs):
+        weights = draw(st.lists(st.integers(0, 3), min_size=biclique.count, max_size=biclique.count))
+        for port in (LEFT, RIGHT):
+            for units in biclique.subgroups_of(port):
+                weights[units[0]] |= not any(weights[unit] for unit in units)
+        ever = [int(before or weight > 0) for before, weight in zip(ever, weights, strict=True)]
+        more = draw(st.lists(st.booleans(), min_size=biclique.count, max_size=biclique.count))
+        found.append(UnitsInUse(biclique, weights, [int(a or b) for a, b in zip(ever, more, strict=True)]))
+    return found
+
+
+@given(st.data(), IDS, IDS, KEYS, KEYS, EPOCHS, EPOCHS)
+def test_every_pair_meets_at_one_unit_while_others_come_into_use(
+    data: st.DataObject, ids: list[int], others: list[int], keys: list[int], more: list[int], one: list[int], two: list[int]
+) -> None:
+    """Rows of an epoch follow its table."""
+    biclique = data.draw(bicliques(st.integers(1, 5)))
+    in_use = data.draw(tables(biclique, 4))
+    of_left = [_units_of(in_use[one[i]], LEFT, [ids[i]], [keys[i]])[0] for i in range(len(ids))]
+    of_right = [_units_of(in_use[two[j]], RIGHT, [others[j]], [more[j]])[0] for j in range(len(others))]
+    for (i, (mine, to_right)), (j, (theirs, to_left)) in itertools.product(enumerate(of_left), enumerate(of_right)):
+        if keys[i] == more[j] or not biclique.by_key:
+            at_left, at_right = one[i] <= two[j], two[j] < one[i]
+            assert (at_left and mine in to_left) + (at_right and theirs in to_right) == 1
+
+
+def test_shares_follow_weights() -> None:
+    """Rows are stored in proportion; a unit of no weight stores none."""
+    of_left = _units_of(UnitsInUse(Biclique(4, 1), (3, 0, 1, 4, 1), (1,) * 5), LEFT, list(range(8_000)), [])
+    counts = np.bincount([store for store, _ in of_left], minlength=4)
+    assert counts[1] == 0
+    assert np.abs(counts - np.array([3_000, 0, 1_000, 4_000])).max() < 200
 
 
 @given(bicliques())

@@ -116,7 +116,7 @@ def test_usr1_is_passed_on_as_batch_systems_send_it(tmp_path: Path, monkeypatch:
     for sections, expected, code in (({}, "TERM", 128 + signal.SIGUSR1), ({"checkpoint": {"interval": "1s"}}, "USR1", 0)):
         traps = " ".join(f"trap 'echo {name} >{heard}; exit 0' {name};" for name in ("TERM", "USR1"))
         (tmp_path / "run").mkdir(exist_ok=True)
-        report = f'echo \'{{"complete": true}}\' >{tmp_path}/run/run.json'
+        report = f"echo '{{\"complete\": true}}' >{tmp_path}/run/run.json"
         _fake_mpirun(tmp_path, f"{report}; {traps} touch {tmp_path}/up; while :; do sleep 0.05; done", monkeypatch)
         (tmp_path / "up").unlink(missing_ok=True)
 
@@ -261,7 +261,7 @@ def test_an_mpirun_that_does_not_end_after_its_master(code: int, tmp_path: Path,
     monkeypatch.setattr(launch, "_LEFT_BEHIND_S", 0.5)
     (tmp_path / "master.py").write_text(_MASTER)
     (tmp_path / "run").mkdir()
-    report = f'echo \'{{"complete": true}}\' >{tmp_path}/run/run.json; '
+    report = f"echo '{{\"complete\": true}}' >{tmp_path}/run/run.json; "
     script = f'{sys.executable} {tmp_path}/master.py \'[{{"progress": 1}}, {{"left": {code}}}]\' 0; exec sleep 600'
     _fake_mpirun(tmp_path, script if code else report + script, monkeypatch)
     assert launch.launch_with_reason(_job(tmp_path), 4, quiet=True)[0] == code

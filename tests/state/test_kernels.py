@@ -107,7 +107,8 @@ def bits(value: int) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("layout", [RowLayout(5), RowLayout(3, True), RowLayout(0, True)])
 def test_payload_pages_are_used_again(layout: RowLayout) -> None:
-    """A window of rows slides over many pages; what is gathered is what was stored, and resident pages stay few."""
+    """A window of rows slides over many pages; what is gathered is what was stored, and resident pages stay few. Some rows are
+    taken back before others come, and some after, when it is too late."""
     store = PayloadStore(layout, 64 * PAGE_ROWS * max(1, layout.fixed_bytes))
     random = np.random.default_rng(8)
     kept: list[tuple[int, np.ndarray, list[bytes]]] = []
@@ -118,7 +119,16 @@ def test_payload_pages_are_used_again(layout: RowLayout) -> None:
         offsets = np.concatenate(([0], np.cumsum([len(t) for t in tails]))).astype(np.int64)
         var = np.frombuffer(b"".join(tails), np.uint8)
         rows = PayloadRows(fixed, offsets, var) if layout.has_var else PayloadRows(fixed)
-        kept.append((store.append(rows, step), fixed, tails))
+        first = store.append(rows, step)
+        if step % 3 == 1:  # of the rows that only probe
+            pages = store.page_count
+            store.take_back(first, n)
+            assert store.page_count <= pages
+            store.validate()
+            first = store.append(rows, step)
+        if step % 7 == 5:
+            store.take_back(kept[-1][0], len(kept[-1][1]))
+        kept.append((first, fixed, tails))
         kept = kept[-5:]
         store.expire(step - 4)
         store.validate()

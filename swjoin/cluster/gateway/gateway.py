@@ -86,6 +86,7 @@ from swjoin.core.data_messages import RunEvent
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.policy.epochs import next_exchange_us, slot_end_us, slots_ended, slots_to_skip, sub_group_of
 from swjoin.policy.placement import round_robin
+from swjoin.routing.biclique import UnitTable
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 from swjoin.routing.hot_keys import HotKey
 
@@ -473,6 +474,8 @@ class Gateway:
         else:
             for table in plan.hot_keys:
                 self.feeds.outlet.spread([HotKey(*hot) for hot in table])
+            for units in plan.units:
+                self.feeds.outlet.use([UnitTable(*table) for table in units])
         self._drain(now_us)
 
     def _make_room(self, slaves: list[SlaveId], rebase_us: int) -> dict[SlaveId, tuple[int, int]]:
@@ -548,8 +551,9 @@ class Gateway:
         made, and the gateway's part of the checkpoint is its remaining state."""
         plan = self._plan
         self.state.closed = plan.last or plan.halt
-        loads = () if self.feeds is None else self.feeds.outlet.key_loads()
-        self._effects.append(Send(MASTER, EpochClosed(self.epoch, self._needed_us, loads)))
+        outlet = None if self.feeds is None else self.feeds.outlet
+        loads = ((), ()) if outlet is None else (outlet.key_loads(), outlet.unit_loads())
+        self._effects.append(Send(MASTER, EpochClosed(self.epoch, self._needed_us, *loads)))
         if plan.checkpoint:
             self._effects.append(SavePart(plan.generation, self.snapshot()))
 

@@ -18,6 +18,7 @@ from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.key_spreading import KeySpreading, SkewedJoin
 from swjoin.cluster.master.phases import Phase, Phases
 from swjoin.cluster.master.split_dealer import SplitDealer
+from swjoin.cluster.master.unit_scaling import ScaledJoin, UnitScaling
 from swjoin.cluster.messages import (
     EpochClosed,
     EpochDue,
@@ -72,9 +73,11 @@ class Master:
         subclusters: Subclusters | None = None,
         dealer: SplitDealer | None = None,
         skewed: Sequence[SkewedJoin] = (),
+        scaled: Sequence[ScaledJoin] = (),
     ) -> None:
         """slave_count: of all stages together. subclusters: of a plan, whose instances all take part in every epoch. dealer: of
-        splits, where gateways read what they are dealt. skewed: joins whose hot keys are spread."""
+        splits, where gateways read what they are dealt. skewed: joins whose hot keys are spread. scaled: those whose units
+        are scaled."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
@@ -84,6 +87,7 @@ class Master:
         self.checkpoints = Checkpoints(config.checkpoint, slave_count, config.sink_count, config.gateway_count)
         self.dealer = dealer
         self.spreading = KeySpreading(skewed) if skewed else None
+        self.scaling = UnitScaling(scaled, config.reorganization.scaling) if scaled else None
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
         self._gateways = tuple(gateway_role(number) for number in range(config.gateway_count))
@@ -147,8 +151,11 @@ class Master:
             case LoadReport(occupancy_ratio, loads):
                 if not self.phases.in_prefill:
                     controller, slave = self._stage_of(slave_of(sender))
-                    controller.loads.sample(slave, occupancy_ratio, loads)
+                    if self.config.reorganization.policy != "none":
+                        controller.loads.sample(slave, occupancy_ratio, loads)
                     if loads is not None:
+                        if self.scaling is not None:
+                            self.scaling.reported(self.controllers.index(controller), loads)
                         ranks = self.subclusters.ranks
                         mine = ranks[self.controllers.index(controller)]
                         for other, of_other in zip(self.controllers, ranks, strict=True):
@@ -200,12 +207,20 @@ class Master:
         times_us = idle_times_us(list(self._wanted.values()))
         self._wanted.clear()
         plan = self._plan_epoch(now_us, exhausted=exhausted, everything=everything)
+        return [*effects, *self._to_gateways(replace(self._with_tables(plan, now_us), times_us=times_us))]
+
+    def _with_tables(self, plan: EpochPlan, now_us: int) -> EpochPlan:
+        """The plan with what changes in how rows are routed."""
         if self.spreading is not None:
             active, maps = [c.active for c in self.controllers], [c.map for c in self.controllers]
             plan = replace(plan, hot_keys=self.spreading.planned(active, maps))
             for kind, group, hot in self.spreading.take_notes():
                 self.controllers[hot.stage].note(now_us, kind, group=group, text=f"key {hot.key}", stage=hot.stage)
-        return [*effects, *self._to_gateways(replace(plan, times_us=times_us))]
+        if self.scaling is not None:
+            plan = replace(plan, units=self.scaling.planned(self.epoch))
+            for kind, stage, unit, text in self.scaling.take_notes():
+                self.controllers[stage].note(now_us, kind, group=unit, text=text, stage=stage)
+        return plan
 
     def _plan_epoch(self, now_us: int, *, exhausted: bool, everything: bool) -> EpochPlan:
         """The next distribution epoch, its phase and its plan."""
@@ -254,6 +269,8 @@ class Master:
         self._closed[gateway] = closed.needed_us
         if self.spreading is not None:
             self.spreading.closed(closed.key_loads)
+        if self.scaling is not None:
+            self.scaling.closed(closed.unit_loads)
         if len(self._closed) < len(self._gateways):
             return []
         needed_us = min(n[0] for n in self._closed.values()), min(n[1] for n in self._closed.values())
@@ -304,7 +321,8 @@ class Master:
         stages = {"more_stages": more} if more else {}
         splits = {} if self.dealer is None else {"splits": self.dealer.plain_state()}
         hot_keys = {} if self.spreading is None else {"hot_keys": self.spreading.plain_state()}
-        return Snapshot({"master": master, "controller": first, **stages, **splits, **hot_keys})
+        units = {} if self.scaling is None else {"units": self.scaling.plain_state()}
+        return Snapshot({"master": master, "controller": first, **stages, **splits, **hot_keys, **units})
 
     def restore(
         self,
@@ -331,6 +349,14 @@ class Master:
             raise UserError(f"routing {asked}: the run has {has}, which it keeps", remedy="leave it out")
         if self.spreading is not None:
             self.spreading.restore(plain["hot_keys"])
+        if (self.scaling is not None) != ("units" in plain):
+            has = "a number of units that follows their load" if "units" in plain else "all its units in use"
+            raise UserError(
+                f"reorganization: scaling.units {self.config.reorganization.scaling.units}: the run has {has}",
+                remedy="leave it as it was",
+            )
+        if self.scaling is not None:
+            self.scaling.restore(plain["units"])
 
     # ------------------------------------------------------------ after the run
 
@@ -343,6 +369,7 @@ class Master:
             "stages": [
                 {"moves": c.movement.finished_count, "declustering": c.resize_log}
                 | ({} if self.spreading is None else self.spreading.summary(stage))
+                | ({} if self.scaling is None else self.scaling.summary(stage))
                 for stage, c in enumerate(self.controllers)
             ],
         }

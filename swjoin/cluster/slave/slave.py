@@ -370,12 +370,17 @@ class Slave:
             self._reported_us = None if self._inactive else now_us
         self._awaiting = True
         report = self._report(self.occupancy_ratio)
-        if self._config.reorganization.policy not in POLICIES or self.in_prefill:
+        if not self._reports_loads or self.in_prefill:
             return report
         return [self._load_report(), *report]
 
     def _load_report(self) -> Send:
-        return Send(MASTER, LoadReport(self.occupancy_ratio, self._loads() if self._measures_loads else None))
+        loads = self._loads() if self._measures_loads or self._config.reorganization.scaling.units else None
+        return Send(MASTER, LoadReport(self.occupancy_ratio, loads))
+
+    @property
+    def _reports_loads(self) -> bool:
+        return self._config.reorganization.policy in POLICIES or self._config.reorganization.scaling.units > 0
 
     @property
     def _measures_loads(self) -> bool:
@@ -388,7 +393,10 @@ class Slave:
         cost_ns = self._cost_ns[groups].astype(np.int64)
         busy_us, self._busy_us = self._busy_us, 0
         self._cost_ns[:] = 0
-        return GroupLoads(busy_us, groups, cost_ns, tuples[groups] * self._state_tuple_bytes)
+        state_bytes = tuples[groups] * self._state_tuple_bytes
+        if self._config.reorganization.scaling.units and state_bytes.any():  # of what the limit holds for
+            state_bytes = state_bytes * self.join.window_bytes() // int(state_bytes.sum())
+        return GroupLoads(busy_us, groups, cost_ns, state_bytes)
 
     def _work_some(self, now_us: int) -> list[Effect]:
         """Do one piece of join work or of a state movement, in turns when both are due."""
@@ -498,7 +506,7 @@ class Slave:
             self.stage.peak_window_tuples = max(self.stage.peak_window_tuples, sum(self.join.window_tuples()))
             effects += [*self.stage.end(work.delivery), *self.stage.joined(ended=True)]
             effects += self.mover.order(work.delivery, now_us)
-            if self._config.reorganization.policy in POLICIES:
+            if self._reports_loads:
                 effects.append(self._load_report())
         if work.delivery.checkpoint:
             times_us = [work.delivery.left_time_us, work.delivery.right_time_us]

@@ -43,6 +43,7 @@ class _Transport(MpiTransport):
     def __init__(self, rank: MasterRank, channel: Channel, host: MasterHost) -> None:
         config = rank.job.config
         super().__init__(channel, (LoadReport,), rank.saved, rank.roles, partial(rank.start_measuring, channel))
+        self._receives.reverse()  # loads are few, and would be old after control messages, of which some always wait
         self._rank, self._host, self._nodes, self._rush = rank, host, config.nodes, config.measure.rush
         self._clock_us: int | None = None  # at which all clocks restart, once the messages that announce it have left
         if not config.measure.prefill_us:
