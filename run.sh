@@ -43,12 +43,13 @@ usage() {
 ./run.sh bench spark [WORKLOAD]  the join inside Spark against Spark's own
 ./run.sh bench api           what the Python API adds to the join module, and to taking the rows of the pairs
 ./run.sh bench small         the first result of an installation, the import, joins of small frames beside polars
-./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, on real ranks
+./run.sh bench adaptation    the pause of a move, a slowed slave, a changing rate, sub-groups, units, on real ranks
 ./run.sh bench live [session|sweep|delay]  a live session with deaths; the rate it sustains; delay over the distribution epoch
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
 ./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
 ./run.sh bench stages        a second join in a row, and four senders at one port, over one
+./run.sh bench bistream [memory|bandwidth|windows|speed]  BiStream's claims about its partitionings, on TPC-H data
 ./run.sh bench routings [band|hot|order]  routings of a join over others: a band by range, a hot key spread; epochs over a queue of tuples
 ./run.sh bench queries [overheads|views|delay|recovery]  what queries pay for ledgers, digests, merging and views; delays; recovery
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
@@ -278,7 +279,7 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | asof | bands | gateways | kinds | live | nexmark | observing | peers | plan | queries | routings | safety | simulation | sinks | small | spark | stages) shift ;;
+      adaptation | api | asof | bands | bistream | gateways | kinds | live | nexmark | observing | peers | plan | queries | routings | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac

@@ -1,14 +1,14 @@
-"""Cost and gain of adapting, on real MPI ranks: the pause of a move, a slowed slave, a changing rate, sub-groups.
+"""Cost and gain of adapting, on real MPI ranks: the pause of a move, a slowed slave, a changing rate, sub-groups, units.
 
-What: `pause`, `slowed_slave`, `changing_rate`, `sub_groups`; each runs whole commands, checks that all runs of a question have
-the same count and digest, prints a table and draws its figure.
+What: `pause`, `slowed_slave`, `changing_rate`, `sub_groups`, `units_in_use`; each runs whole commands, checks that all runs of
+a question have the same count and digest, prints a table and, but for the last, draws its figure.
 Why: moves must not stop the join, and must gain more than they cost.
 Stays out: speed at full load (`run.py`), prediction (`simulation.py`).
 
 Slow nodes are imitated (`nodes.speed`): four slaves with a twentieth of a core each leave two cores mostly idle, so the
 protocol is measured and not an overloaded machine.
 
-Usage: python -m benchmarks.adaptation [--out FOLDER] [--only pause|slowed|rate|sub-groups] [--tiny]
+Usage: python -m benchmarks.adaptation [--out FOLDER] [--only pause|slowed|rate|sub-groups|units] [--tiny]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import ROOT, parse
@@ -78,6 +79,16 @@ SLOTS = {
     "module": {"window": "256MB", "stream_buffer": "16MB"},
     "sink": {"kind": "count"},
 }
+UNITS = {
+    "pace": "realtime",
+    "cluster": {"routing": "random:4,4", "distribution_epoch": "200ms"},
+    "module": {"window": "15MB"},
+    "sink": {"kind": "count"},
+}
+UNITS_SQL = """SELECT l.v FROM l JOIN r ON abs(l.v - r.v) <= 5
+    AND r.ts BETWEEN l.ts - INTERVAL '{0}' MILLISECOND AND l.ts + INTERVAL '{0}' MILLISECOND"""
+UNITS_WINDOW_MS, UNITS_RATES = 5_000, ((0, 1), (8, 1), (14, 6), (22, 6), (26, 1), (40, 1))  # (s, multiple of the least rate)
+UNITS_RATE = 5_000  # the least, of either stream, tuples/s
 # With --tiny every question has these settings, too: a tenth of the time, and few tuples.
 SHORTER = 10
 TINY = {
@@ -292,10 +303,75 @@ def sub_groups(folder: Path, target: Path, tiny: bool) -> str:
     return "\n".join(lines)
 
 
+# ---------------------------------------------------------------- units in use
+
+
+def units_in_use(folder: Path, tiny: bool) -> str:
+    """A rate that rises to six times and falls again: with all units, and with one that stores at first. Gaps: between two
+    distribution epochs with results, of any slave; memory is back once the units that store no more are empty."""
+    inputs, faster = {}, SHORTER / 2 if tiny else 1.0
+    for seed, name in enumerate(("l", "r")):
+        random = np.random.default_rng(seed)
+        at_s = np.arange(0, UNITS_RATES[-1][0], 0.001)
+        rates = np.interp(at_s, [s for s, _ in UNITS_RATES], [multiple for _, multiple in UNITS_RATES]) * UNITS_RATE / faster
+        counts = random.poisson(rates * 0.001)
+        times = np.sort(np.repeat(at_s, counts) + random.random(counts.sum()) * 0.001) / faster
+        table = {
+            "v": random.integers(0, 1_000_000, len(times)),
+            "ts": pa.array((times * 1e6).astype(np.int64), pa.timestamp("us")),
+        }
+        path = folder / f"units-{name}.parquet"
+        pq.write_table(pa.table(table), path)
+        inputs[name] = {"path": str(path), "time": "ts"}
+    few = ["reorganization.scaling.units=1", f"reorganization.scaling.confirmations={1 if tiny else 3}"]
+    few += [f"reorganization.scaling.every={500 / faster:g}ms"]
+    settings = {"all units": [], "as many as are needed": few}
+    shorter = ["cluster.distribution_epoch=100ms", "module.window=4MB"] if tiny else []
+    window_ms = int(UNITS_WINDOW_MS / faster)
+    config = UNITS | {"queries": [{"sql": UNITS_SQL.format(window_ms)}], "inputs": inputs}
+    runs = {name: folder / f"units-{i}" for i, name in enumerate(settings)}
+    reports = {name: run(config, runs[name], 4, *settings[name], *shorter) for name in settings}
+    same_answer(reports)
+    epoch_s = reports["all units"]["config"]["cluster"]["distribution_epoch_us"] / 1e6
+    lines = [
+        "| | longest gap without results (t_d) | mean delay (ms) | units, left and right, at most | peak of windows (MB), all "
+        "slaves | slaves with windows | memory back after (windows) |",
+        "|---" * 7 + "|",
+    ]
+    for name, out in runs.items():
+        rows, stage = columns(out / "metrics" / "slaves.parquet"), reports[name]["stages"][0]
+        end_us = UNITS_RATES[-1][0] * 1e6 / faster
+        ends = np.unique(rows["epoch_end_us"][(rows["pairs"] > 0) & (rows["epoch_end_us"] < end_us)])
+        gap = float(np.diff(ends).max()) / 1e6 / epoch_s
+        peaks = [peak / 1e6 for peak in stage["peak_window_bytes"]]
+        units, back = "4, 4", ""
+        if "units" in stage:
+            changes = stage["units"]["changes"]
+            most = [max([1, *(c["to"] for c in changes if c["side"] == side)]) for side in ("left", "right")]
+            units, back = "{}, {}".format(*most), f"{emptied_s(out) * 1_000 / window_ms:.2f}"
+        delay_ms = reports[name]["delay_s"]["mean"] * 1e3
+        used = sum(peak > 0.01 for peak in peaks)
+        lines.append(f"| {name} | {gap:.2f} | {delay_ms:.0f} | {units} | {sum(peaks):.1f} | {used} | {back} |")
+    return "\n".join(lines)
+
+
+def emptied_s(out: Path) -> float:
+    """Longest time, on the run's clock, from when a unit stores no more until it is empty."""
+    events = columns(out / "metrics" / "events.parquet")
+    closing: dict[int, float] = {}
+    longest = 0.0
+    for kind, group, time_us in zip(events["kind"], events["group"], events["time_us"], strict=True):
+        if kind == "unit_closing":
+            closing[group] = time_us
+        elif kind == "unit_closed" and group in closing:
+            longest = max(longest, (time_us - closing.pop(group)) / 1e6)
+    return longest
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "adaptation", help="where runs and figures go")
-    parser.add_argument("--only", choices=["pause", "slowed", "rate", "sub-groups"])
+    parser.add_argument("--only", choices=["pause", "slowed", "rate", "sub-groups", "units"])
     args = parse(parser)
     subprocess.run(["rm", "-rf", str(args.out)], check=True)
     args.out.mkdir(parents=True)
@@ -307,6 +383,7 @@ def main() -> None:
         ),
         "rate": ("A sine-shaped rate", lambda: changing_rate(args.out, args.out, args.tiny)),
         "sub-groups": ("Sub-groups", lambda: sub_groups(args.out, args.out, args.tiny)),
+        "units": ("Units in use", lambda: units_in_use(args.out, args.tiny)),
     }
     for name, (title, measure) in parts.items():
         if args.only in (None, name):

@@ -54,7 +54,8 @@ RARELY = {
     "bench --tiny": r"(?s)every answer checked.*slave to collector.*## Curves",
     "bench small --tiny": r"(?s)first result.*import swjoin.*1,000 rows a side, [1-9].*polars",
     "bench spark --tiny": r"every answer right",
-    "bench adaptation --tiny": r"(?s)pause of a state movement.*slowed to a quarter.*sine-shaped.*### Sub-groups.*figures:",
+    "bench adaptation --tiny": r"(?s)pause of a state movement.*slowed to a quarter.*sine-shaped.*### Sub-groups"
+    r".*### Units in use.*figures:",
     "bench live session --tiny": r"\n\| [1-9]\d* \| [0-9a-f]{16} \|",
     "bench live sweep --tiny": r"\n\| 4,000 \|",
     "bench live delay --tiny": r"\n\| 100 \| \d",
@@ -84,6 +85,7 @@ INSTALLED["bench nexmark --tiny --peers flink --only q4 q5 q6 q13"] = (
 INSTALLED["bench nexmark --tiny --peers bytewax pathway --only q2 q5 q6"] = (
     r"(?s)Bytewax.*mean of 2 queries with the same rows.*bytewax, q6 is not.*Pathway.*mean of 2 queries.*pathway, q6 is not"
 )
+INSTALLED["bench bistream --tiny"] = r"(?s)Q5: .*claims 1-3, .*claims 23-26: holds.*claims 4-6: .*claims 7-14: "
 INSTALLED["wheel"] = r"Successfully built swjoin-.*\.whl"
 ELSEWHERE = {"clean"}  # a test of its own
 

@@ -352,4 +352,4 @@ def test_it_is_explained(swjoin: Any, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     said = " ".join(done.out.split())
     assert "At first 1 unit of each subgroup stores rows; more do when those are above 0.8 of their memory" in said
-    assert "by 3 checks in a row, one every 60 s of the streams' time" in said
+    assert "by 3 checks in a row, one every 1 min of the streams' time" in said
