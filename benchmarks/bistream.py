@@ -49,7 +49,7 @@ from swjoin.runtime.in_process import run_local
 
 SLAVES, UNITS = 4, (4, 16, 36, 64)
 LINES_OF_SCALE = 6_000_000  # of lineitem, about, at scale factor 1
-SPAN_S = 40  # of the times of the rows
+SPAN_S, EPOCH_ROWS = 40, 32_768  # of the times of the rows; of an epoch where speed is measured
 HOLDS, SHAPE, FAILS = "holds", "holds in shape", "does not hold"
 LINE = "l_orderkey AS o, l_extendedprice::DOUBLE AS price, l_discount::DOUBLE AS discount"
 SIDES = {  # of a query: left rows, which are repeated, and right ones
@@ -243,7 +243,8 @@ def speed(inputs: list[Input], folder: Path, repeat: int) -> None:
     for of in inputs:
 
         def once(name: str, of: Input) -> float:
-            report, _ = run(of, partitioning(name), 2_000, folder, nodes={"node_speed": 0.1})
+            epochs = max(1, of.rows // EPOCH_ROWS)  # so that rows count, and not epochs times units
+            report, _ = run(of, partitioning(name), 2_000, folder, epochs, nodes={"node_speed": 0.1})
             return float(of.rows / report["join_s"])
 
         found = turns({name: partial(once, name, of) for name in SETTINGS}, repeat)
