@@ -49,7 +49,7 @@ usage() {
 ./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
 ./run.sh bench stages        a second join in a row, and four senders at one port, over one
-./run.sh bench bistream [memory|bandwidth|windows|speed]  BiStream's claims about its partitionings, on TPC-H data
+./run.sh bench bistream [memory|bandwidth|windows|resident|speed]  BiStream's claims about its partitionings, on TPC-H data
 ./run.sh bench routings [band|hot|order]  routings of a join over others: a band by range, a hot key spread; epochs over a queue of tuples
 ./run.sh bench queries [overheads|views|delay|recovery]  what queries pay for ledgers, digests, merging and views; delays; recovery
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
