@@ -37,7 +37,7 @@ usage() {
 ./run.sh bench               speed: join module, commands, links, memory, start-up, kernels; a table per target, answers checked
 ./run.sh bench peers         the same streams joined by Flink, Spark, Bytewax, Pathway, DuckDB, Polars and a C++ program
 ./run.sh bench nexmark       Nexmark's queries beside DuckDB, or with --peers flink spark bytewax pathway beside those; the operator of aggregates alone
-./run.sh bench bands [ours|files]  joins by a band or a condition in the join module, beside C++ programs or not; files, beside DuckDB and Polars
+./run.sh bench bands [ours|files|flink]  joins by a band or a condition in the join module, beside C++ programs or not; files, beside DuckDB and Polars, or Flink
 ./run.sh bench asof          as-of joins beside polars, DuckDB and the inner join, and the rows that they keep
 ./run.sh bench kinds         what outer, semi and anti joins cost beside the inner one
 ./run.sh bench spark [WORKLOAD]  the join inside Spark against Spark's own

@@ -1,6 +1,7 @@
-"""A join by a band from two Parquet files to a count: swjoin beside DuckDB and Polars, which have the whole input at hand.
+"""A join by a band from two Parquet files to a count: swjoin beside DuckDB and Polars, which have the whole input at hand, and
+beside Flink.
 
-What: `measure`, which takes turns and prints rows per second and ratios; every count is checked.
+What: `measure`, which takes turns and prints rows per second and ratios, and `beside_flink`; every count is checked.
 Why: users run commands; a batch engine is the fastest way to the same pairs where nothing arrives over time.
 Stays out: the join module alone, C++ programs (`benchmarks.bands`).
 
@@ -22,7 +23,9 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from benchmarks import ROOT
 from benchmarks.peers import child
+from benchmarks.peers.run import environment
 from swjoin.core.batch import TupleBatch
 
 THREADS, LIMIT_S = 2, 60
@@ -55,13 +58,13 @@ print(json.dumps([time.perf_counter() - start, count]))
 
 
 def write(left: TupleBatch, right: TupleBatch, folder: Path) -> list[Path]:
-    """Both streams as Parquet: ts in microseconds, and the value v."""
+    """Both streams as Parquet: ts in microseconds, and the value v, for Flink also as key."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     paths = [folder / "left.parquet", folder / "right.parquet"]
     for path, batch in zip(paths, (left, right), strict=True):
-        pq.write_table(pa.table({"ts": batch.ts, "v": batch.key}), path)
+        pq.write_table(pa.table({"ts": batch.ts, "v": batch.key, "key": batch.key}), path)
     return paths
 
 
@@ -122,3 +125,56 @@ def measure(left: TupleBatch, right: TupleBatch, band: int, within: int, answer:
         over = "" if name == "swjoin" else f"; swjoin over it: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         rate, spread = rows / median(times) / 1e6, f"{rows / max(times) / 1e6:.2f} to {rows / min(times) / 1e6:.2f}"
         print(f"{name}: {rate:.2f} M rows/s ({spread}), {answer:,} pairs; answer right{over}", flush=True)
+
+
+# ---------------------------------------------------------------- Flink
+
+SQL_ROWS = 40_000  # of both streams that Flink's SQL gets: it compares every row with all of the window, on one task
+_WAYS: dict[str, tuple[str, ...]] = {
+    "cells, interval join": ("--api", "datastream"),
+    "sorted maps, right side to all": ("--api", "broadcast"),
+    "SQL, on one task": ("--api", "sql", "--watermark-every", "100"),
+}
+
+
+def beside_flink(left: TupleBatch, right: TupleBatch, band: int, within: int, answer: int, folder: Path, repeat: int) -> None:
+    """In ways that a user has: an interval join by cells of the value, left rows in three; sorted maps in a function, the right
+    side sent to all tasks; an SQL join without an equality, of the first rows. Best of its settings, reading raw longs; start-up
+    and warm-up are not counted. swjoin from Parquet to count, in one process, before each of them."""
+    paths, rows = write(left, right, folder), len(left) + len(right)
+    until_us = int(left.ts[min(len(left) - 1, SQL_ROWS // 2)])
+    for way, words in _WAYS.items():
+        ours = [_ours(paths, band, within, folder) for _ in range(repeat)]
+        if any(count != answer for _, count in ours):
+            raise SystemExit(f"swjoin: {ours}, expected {answer:,} pairs")
+        command = [str(environment("flink", ROOT / "runs" / "peers")), "-m", "benchmarks.peers.flink_join", *words]
+        command += ["--left", str(paths[0]), "--right", str(paths[1]), "--within-us", str(within), "--band", str(band)]
+        few = "SQL" in way
+        command += ["--repeat", str(repeat), *(("--until-us", str(until_us), "--heap", "4g", "--young", "2g") if few else ())]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1500, cwd=ROOT)
+        found = json.loads(done.stdout.splitlines()[-1])
+        wanted = pairs_before(left, right, band, within, until_us) if few else answer
+        if found["count"] != wanted:
+            raise SystemExit(f"Flink, {way}: {found['count']:,} pairs, expected {wanted:,}")
+        rates = [rows / seconds for seconds, _ in ours]
+        theirs = [found["tuples"] / seconds for seconds in found["seconds"]]
+        ratio = median(rates) / median(theirs)
+        shown = f"{median(theirs) / 1e6:.3f} M rows/s ({min(theirs) / 1e6:.3f} to {max(theirs) / 1e6:.3f})"
+        print(f"Flink {found['version']}, {way}: {shown}, {found['tuples']:,} rows; answer right; ", end="")
+        print(f"swjoin {median(rates) / 1e6:.2f} M rows/s, {ratio:.1f} times as fast", flush=True)
+
+
+def pairs_before(left: TupleBatch, right: TupleBatch, band: int, within: int, until_us: int) -> int:
+    """Pairs of rows before a time, by DuckDB's equality of cells."""
+    import duckdb
+    import pyarrow as pa
+
+    tables = [pa.table({"ts": b.ts[b.ts < until_us], "v": b.key[b.ts < until_us]}) for b in (left, right)]
+    connection = duckdb.connect()
+    for name, table in zip(("one", "other"), tables, strict=True):
+        connection.register(name, table)
+    cells = f"(SELECT *, unnest([v // {band + 1} - 1, v // {band + 1}, v // {band + 1} + 1]) AS c FROM one)"
+    near = f"abs(r.v - l.v) <= {band} AND abs(r.ts - l.ts) <= {within}"
+    text = f"SELECT count(*) FROM {cells} l JOIN (SELECT *, v // {band + 1} AS c FROM other) r ON l.c = r.c AND {near}"
+    (count,) = connection.execute(text).fetchone() or (0,)
+    return int(count)

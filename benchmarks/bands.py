@@ -1,13 +1,13 @@
 """Joins by a band or a condition, in the join module on one core: against an equality with as many partners, with wide bands.
 
-Usage: python -m benchmarks.bands [module|ours|files] [--repeat N] [--tiny]
+Usage: python -m benchmarks.bands [module|ours|files|flink] [--repeat N] [--tiny]
 Two streams of 100,000 tuples/s each with values uniform in [0, 10^7), 64-byte tuples, W = 10 s, 30 s: 6.0 M tuples. band:
 |left - right| <= 5, about one partner at arrival. wide: <= 500, 100 partners; also by blocks alone (decision 035). condition:
 left < right, of payload, which holds for few pairs; 1,000 tuples/s each, and every pair within the window is evaluated: three
-instructions. Beside the bands the C++ program of the peers, but not with `ours`: a hash join for the equality; a grid of values
-with prefetch, for equal values, too; and the red-black trees of the paper. files: band and wide from Parquet to count, beside
-DuckDB and Polars (`benchmarks.band_files`). All take turns; deliveries are prepared first (not timed). The answers come from
-sorting by value, that of the condition from all pairs.
+instructions. Beside the bands the C++ program of the peers, but not with `ours`: a hash join for the equality; a grid of
+values with prefetch, for equal values, too; and the red-black trees of the paper. files: band and wide from Parquet to count,
+beside DuckDB and Polars (`benchmarks.band_files`); flink: band, beside Flink in an environment of its own. All take turns;
+deliveries are prepared first (not timed). The answers come from sorting by value, that of the condition from all pairs.
 """
 
 from __future__ import annotations
@@ -218,8 +218,14 @@ def _run_program(command: list[str]) -> tuple[float, tuple[int, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("part", nargs="?", choices=["module", "ours", "files"], default="module")
+    parser.add_argument("part", nargs="?", choices=["module", "ours", "files", "flink"], default="module")
     args = parse(parser, repeat=1)
+    if args.part == "flink":
+        left, right = streams(VALUES, tiny=args.tiny)
+        with tempfile.TemporaryDirectory(prefix="bands-") as folder:
+            count, _ = expected(left, right, NARROW)
+            band_files.beside_flink(left, right, NARROW, WINDOW_US, count, Path(folder), args.repeat)
+        return
     if args.part == "files":
         for name, band in (("band", NARROW), ("wide", WIDE)):
             print(f"{name}:")

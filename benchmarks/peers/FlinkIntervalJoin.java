@@ -6,7 +6,9 @@ import java.nio.LongBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.Arrays;
+import java.util.TreeMap;
 import org.apache.flink.api.common.JobExecutionResult;
 import org.apache.flink.api.common.JobID;
 import org.apache.flink.api.common.accumulators.LongCounter;
@@ -31,6 +33,7 @@ import org.apache.flink.runtime.minicluster.MiniCluster;
 import org.apache.flink.runtime.minicluster.MiniClusterConfiguration;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.flink.streaming.api.functions.co.CoProcessFunction;
 import org.apache.flink.streaming.api.functions.co.ProcessJoinFunction;
 import org.apache.flink.streaming.api.functions.sink.legacy.RichSinkFunction;
 import org.apache.flink.streaming.api.functions.source.legacy.RichParallelSourceFunction;
@@ -50,7 +53,11 @@ import org.apache.flink.util.Collector;
  * runs ahead and the state holds what the window asks for. A run is timed from submission to its end on a running
  * cluster. Not here: checkpoints, restarts, payloads, output of the pairs.
  *
- * <p>Arguments: left right within runs api(datastream|sql) parallelism sourceParallelism watermarkEvery.
+ * <p>A band has keys at most so far apart: by datastream its keys are cells of the band's width and a half more, with the left
+ * tuples in three of them; by broadcast every task has all right tuples and its part of the left ones, in maps sorted by value,
+ * as a user would write it without an equality; by sql it is a condition without one, which runs on one task.
+ *
+ * <p>Arguments: left right within runs api(datastream|sql|broadcast) parallelism sourceParallelism watermarkEvery band.
  */
 public final class FlinkIntervalJoin {
     static final String PAIRS = "pairs";
@@ -275,6 +282,84 @@ public final class FlinkIntervalJoin {
         }
     }
 
+    /** Counts pairs of a band whose keys lie in one cell; left tuples are in three, so each pair is found once. */
+    static final class CountBand extends ProcessJoinFunction<Long[], Long[], Long> {
+        private final LongCounter pairs = new LongCounter();
+        private final long band;
+
+        CountBand(long band) {
+            this.band = band;
+        }
+
+        @Override
+        public void open(OpenContext context) {
+            getRuntimeContext().addAccumulator(PAIRS, pairs);
+        }
+
+        @Override
+        public void processElement(Long[] left, Long[] right, Context context, Collector<Long> out) {
+            if (Math.abs(left[1] - right[1]) <= band) {
+                pairs.add(1L);
+            }
+        }
+    }
+
+    /** Both sides' tuples of the window, by value and then in the order of time; what the watermark has passed goes. */
+    static final class SortedMaps extends CoProcessFunction<Event, Event, Long> {
+        private final LongCounter pairs = new LongCounter();
+        private final long within;
+        private final long band;
+        private transient TreeMap<Long, ArrayDeque<Long>>[] held;
+        private transient ArrayDeque<long[]>[] order;
+
+        SortedMaps(long within, long band) {
+            this.within = within;
+            this.band = band;
+        }
+
+        @Override
+        @SuppressWarnings("unchecked")
+        public void open(OpenContext context) {
+            getRuntimeContext().addAccumulator(PAIRS, pairs);
+            held = new TreeMap[] {new TreeMap<Long, ArrayDeque<Long>>(), new TreeMap<Long, ArrayDeque<Long>>()};
+            order = new ArrayDeque[] {new ArrayDeque<long[]>(), new ArrayDeque<long[]>()};
+        }
+
+        @Override
+        public void processElement1(Event left, Context context, Collector<Long> out) {
+            join(0, left, context.timerService().currentWatermark());
+        }
+
+        @Override
+        public void processElement2(Event right, Context context, Collector<Long> out) {
+            join(1, right, context.timerService().currentWatermark());
+        }
+
+        private void join(int side, Event event, long watermark) {
+            for (int i = 0; i < 2; i++) {
+                while (!order[i].isEmpty() && order[i].peekFirst()[0] + within < watermark) {
+                    long key = order[i].pollFirst()[1];
+                    ArrayDeque<Long> times = held[i].get(key);
+                    times.pollFirst();
+                    if (times.isEmpty()) {
+                        held[i].remove(key);
+                    }
+                }
+            }
+            long found = 0;
+            for (ArrayDeque<Long> times : held[1 - side].subMap(event.key - band, true, event.key + band, true).values()) {
+                for (long ts : times) {
+                    if (Math.abs(ts - event.ts) <= within) {
+                        found++;
+                    }
+                }
+            }
+            pairs.add(found);
+            held[side].computeIfAbsent(event.key, key -> new ArrayDeque<>()).addLast(event.ts);
+            order[side].addLast(new long[] {event.ts, event.key});
+        }
+    }
+
     /** Takes the join's (empty) output. */
     static final class Nothing extends RichSinkFunction<Long> {
         @Override
@@ -290,7 +375,38 @@ public final class FlinkIntervalJoin {
         return env.getStreamGraph().getJobGraph();
     }
 
-    static JobGraph sql(StreamExecutionEnvironment env, DataStream<Event> left, DataStream<Event> right, long within) {
+    static JobGraph cells(StreamExecutionEnvironment env, DataStream<Event> left, DataStream<Event> right, long within, long band) {
+        long width = band + 1;
+        DataStream<Long[]> lefts =
+                left.<Long[]>flatMap(
+                                (event, out) -> {
+                                    long cell = Math.floorDiv(event.key, width);
+                                    for (long near = cell - 1; near <= cell + 1; near++) {
+                                        out.collect(new Long[] {near, event.key});
+                                    }
+                                })
+                        .returns(Types.OBJECT_ARRAY(Types.LONG));
+        DataStream<Long[]> rights =
+                right.map(event -> new Long[] {Math.floorDiv(event.key, width), event.key}).returns(Types.OBJECT_ARRAY(Types.LONG));
+        lefts.keyBy(pair -> pair[0], Types.LONG)
+                .intervalJoin(rights.keyBy(pair -> pair[0], Types.LONG))
+                .between(Duration.ofMillis(-within), Duration.ofMillis(within))
+                .process(new CountBand(band), Types.LONG)
+                .addSink(new Nothing());
+        return env.getStreamGraph().getJobGraph();
+    }
+
+    static JobGraph broadcast(
+            StreamExecutionEnvironment env, DataStream<Event> left, DataStream<Event> right, long within, long band) {
+        left.rebalance()
+                .connect(right.broadcast())
+                .process(new SortedMaps(within, band), Types.LONG)
+                .addSink(new Nothing());
+        return env.getStreamGraph().getJobGraph();
+    }
+
+    static JobGraph sql(
+            StreamExecutionEnvironment env, DataStream<Event> left, DataStream<Event> right, long within, long band) {
         StreamTableEnvironment tables = StreamTableEnvironment.create(env);
         int index = 0;
         for (DataStream<Event> side : Arrays.asList(left, right)) {
@@ -309,9 +425,10 @@ public final class FlinkIntervalJoin {
                 String.format(
                         "INTERVAL '%d %02d:%02d:%02d.%03d' DAY TO SECOND(3)",
                         span.toDaysPart(), span.toHoursPart(), span.toMinutesPart(), span.toSecondsPart(), span.toMillisPart());
+        String keys = band == 0 ? "l.k = r.k" : "r.k BETWEEN l.k - " + band + " AND l.k + " + band;
         Table pairs =
                 tables.sqlQuery(
-                        "SELECT l.k FROM l JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts - " + bound + " AND l.ts + " + bound);
+                        "SELECT l.k FROM l JOIN r ON " + keys + " AND r.ts BETWEEN l.ts - " + bound + " AND l.ts + " + bound);
         tables.toDataStream(pairs).addSink(new CountRows());
         return env.getStreamGraph().getJobGraph();
     }
@@ -319,7 +436,8 @@ public final class FlinkIntervalJoin {
     public static void main(String[] args) throws Exception {
         long within = Long.parseLong(args[2]);
         int runs = Integer.parseInt(args[3]);
-        boolean sql = args[4].equals("sql");
+        String api = args[4];
+        long band = Long.parseLong(args[8]);
         int parallelism = Integer.parseInt(args[5]);
         Configuration settings = new Configuration();
         settings.set(StateBackendOptions.STATE_BACKEND, "hashmap");
@@ -354,7 +472,14 @@ public final class FlinkIntervalJoin {
                 // the same parallelism, so that source and filters are one chain
                 DataStream<Event> left = source.filter(event -> !event.right).setParallelism(sources);
                 DataStream<Event> right = source.filter(event -> event.right).setParallelism(sources);
-                JobGraph job = sql ? sql(env, left, right, within) : dataStream(env, left, right, within);
+                JobGraph job;
+                if (api.equals("sql")) {
+                    job = sql(env, left, right, within, band);
+                } else if (api.equals("broadcast")) {
+                    job = broadcast(env, left, right, within, band);
+                } else {
+                    job = band == 0 ? dataStream(env, left, right, within) : cells(env, left, right, within, band);
+                }
                 System.gc();
                 long cpu = system.getProcessCpuTime();
                 long start = System.nanoTime();

@@ -29,10 +29,11 @@ PACKAGES = ("util", "lang", "time", "nio")
 OPEN = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in PACKAGES]
 
 
-def write_raw(parquet: Path, raw: Path) -> int:
-    """The (ts, key) of a Parquet file as little-endian longs; the number of rows."""
+def write_raw(parquet: Path, raw: Path, until_us: int) -> int:
+    """The (ts, key) of a Parquet file, of rows before a time, as little-endian longs; the number of rows."""
     table = pq.read_table(parquet, columns=["ts", "key"])
     rows = np.stack([table["ts"].to_numpy(), table["key"].to_numpy()], axis=1)
+    rows = rows[rows[:, 0] < until_us]
     rows.astype("<i8").tofile(raw)
     return len(rows)
 
@@ -50,7 +51,9 @@ def main() -> None:
     parser.add_argument("--right", type=Path, required=True)
     parser.add_argument("--within-us", type=int, required=True)
     parser.add_argument("--repeat", type=int, default=3, help="measured runs, after one more that warms up")
-    parser.add_argument("--api", choices=["datastream", "sql"], default="datastream")
+    parser.add_argument("--api", choices=["datastream", "sql", "broadcast"], default="datastream")
+    parser.add_argument("--band", type=int, default=0, help="keys at most so far apart; see FlinkIntervalJoin.java")
+    parser.add_argument("--until-us", type=int, default=1 << 62, help="only rows before this time")
     parser.add_argument("--parallelism", type=int, default=2)
     parser.add_argument("--sources", type=int, default=2, help="parallelism of the source")
     parser.add_argument("--watermark-every", type=int, default=1000, help="tuples between two watermarks")
@@ -61,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="flink-join-") as name:
         folder = Path(name)
         raws = [folder / "left", folder / "right"]
-        tuples = sum(write_raw(path, raw) for path, raw in zip((args.left, args.right), raws, strict=True))
+        tuples = sum(write_raw(path, raw, args.until_us) for path, raw in zip((args.left, args.right), raws, strict=True))
         child.run(["javac", "-nowarn", "-cp", jars(), "-d", name, str(SOURCE)], 120)
         java = [
             "java",
@@ -73,6 +76,7 @@ def main() -> None:
         ]
         java += [f"-Djava.io.tmpdir={name}", *OPEN, "-cp", f"{jars()}:{name}", SOURCE.stem]
         job = [*map(str, raws), args.within_us, args.repeat + 1, args.api, args.parallelism, args.sources, args.watermark_every]
+        job.append(args.band)
         out = child.run([*java, *map(str, job)], args.timeout_s)
     seconds, counts = [], set()
     for line in out.splitlines():
@@ -83,7 +87,12 @@ def main() -> None:
             counts.add(int(pairs))
     if len(seconds) != args.repeat + 1 or len(counts) != 1:
         raise SystemExit(f"runs {len(seconds)}, counts {counts}: expected {args.repeat + 1} runs of one count")
-    api = "DataStream interval join" if args.api == "datastream" else "SQL interval join"
+    names = {
+        "datastream": "DataStream interval join",
+        "sql": "SQL interval join",
+        "broadcast": "sorted maps, right side to all",
+    }
+    api = names[args.api] + (f", band {args.band}" if args.band else "")
     configuration = (
         f"{api}, one JVM (heap {args.heap}, young {args.young}, parallel collector), "
         f"parallelism {args.parallelism}, heap state backend, object reuse, "
