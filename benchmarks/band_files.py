@@ -139,8 +139,8 @@ _WAYS: dict[str, tuple[str, ...]] = {
 
 def beside_flink(left: TupleBatch, right: TupleBatch, band: int, within: int, answer: int, folder: Path, repeat: int) -> None:
     """In ways that a user has: an interval join by cells of the value, left rows in three; sorted maps in a function, the right
-    side sent to all tasks; an SQL join without an equality, of the first rows. Best of its settings, reading raw longs; start-up
-    and warm-up are not counted. swjoin from Parquet to count, in one process, before each of them."""
+    side sent to all tasks; an SQL join without an equality, of the first rows. Best of its settings, reading raw longs;
+    start-up and warm-up are not counted. swjoin from Parquet to count, in one process, before each of them."""
     paths, rows = write(left, right, folder), len(left) + len(right)
     until_us = int(left.ts[min(len(left) - 1, SQL_ROWS // 2)])
     for way, words in _WAYS.items():

@@ -21,7 +21,17 @@ from swjoin.cluster.gateway.intake import LateRowError
 from swjoin.config.arguments import CLUSTER_PARTITIONS, JOIN_PARTITIONS, duration_us, one_of, size_bytes
 from swjoin.config.job import Job
 from swjoin.config.options import Strategy
-from swjoin.config.run import ClusterConfig, ModuleConfig, QueryConfig, RunConfig, SinkConfig, TimeConfig
+from swjoin.config.run import (
+    ClusterConfig,
+    ModuleConfig,
+    QueryConfig,
+    ReorganizationConfig,
+    RunConfig,
+    ScalingConfig,
+    SinkConfig,
+    TimeConfig,
+)
+from swjoin.core.errors import UserError
 from swjoin.core.ledger import Proof
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.run_report import ledger_of
@@ -42,7 +52,8 @@ class Planned(NamedTuple):
 
 
 def settings_of(options: Mapping[str, Any]) -> RunConfig:
-    """The configuration, without inputs, of late, memory, max_out_of_order, ranks, routing, and of strategy if there is one."""
+    """The configuration, without inputs, of late, memory, max_out_of_order, ranks, routing, units, and of strategy if there
+    is one."""
     late, memory, bound = options["late"], options["memory"], options["max_out_of_order"]
     one_of(late, ("error", "drop"), "late")
     strategy = options.get("strategy") or ClusterConfig.strategy
@@ -50,11 +61,15 @@ def settings_of(options: Mapping[str, Any]) -> RunConfig:
     on_ranks = options["ranks"] is not None
     routing = ClusterConfig.routing if options["routing"] is None else options["routing"]
     placed: dict[str, Any] = {"strategy": strategy, "routing": routing}
+    units = 0 if options["units"] is None else options["units"]
+    if not isinstance(units, int) or isinstance(units, bool):
+        raise UserError(f"units: {units!r} is no number of units")
     sort = bound is None and (late == "drop" or on_ranks)  # otherwise only if need be
     return RunConfig(
         queries=(QueryConfig(0, 0),),
         time=TimeConfig("event", 0 if bound is None else duration_us(bound, "max_out_of_order"), late, sort=sort),
         cluster=ClusterConfig(partition_count=CLUSTER_PARTITIONS if on_ranks else JOIN_PARTITIONS, **placed),
+        reorganization=ReorganizationConfig(scaling=ScalingConfig(units=units)),
         module=ModuleConfig() if memory is None else ModuleConfig(window_bytes=size_bytes(memory, "memory")),
     )
 

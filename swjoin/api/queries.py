@@ -47,7 +47,8 @@ def sql(query: str, /, **given: Any) -> Any:
     "error" or "drop". memory: limit of the window state of a thread or rank, such as "4GB". threads: in this process (default:
     one per core but one, at most four). ranks: start so many MPI ranks on this machine instead, at least 3. strategy: which of
     them play which stage: "query", "subquery" or "operator" (docs/queries.md). routing: how rows of joins find their partners,
-    such as "range" or "matrix:2,3" (docs/queries.md#routings; default: by the condition). progress: as of `swjoin.join`.
+    such as "range" or "matrix:2,3" (docs/queries.md#routings; default: by the condition). units, progress: as of
+    `swjoin.join`.
     returns: "arrow", "pandas" or "polars"; "same": what the first table is. out: a file for the rows, .parquet, .csv or
     .csv.gz; returns its `Proof`.
 

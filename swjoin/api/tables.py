@@ -74,7 +74,8 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     how: "inner"; "left", "right", "full": also the rows of that side, or of both, that match nothing; "semi", "anti": the left
     rows that match something, that match nothing. where: what else must hold of a pair, such as "left_price < right_price".
     Without on it alone decides, such as "abs(left_v - right_v) <= 5" (docs/semantics.md). routing: how rows find partners, such
-    as "range" or "matrix:2,3" (docs/queries.md#routings); the rows are the same.
+    as "range" or "matrix:2,3" (docs/queries.md#routings); the rows are the same. units: with routing "random" or "contrand",
+    how many units of each subgroup store at first; others do when memory needs them (default: all, always).
 
     left, right: Arrow tables, record batches or readers, pandas, polars, anything with `__arrow_c_stream__`, or paths of files
     or directories (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC). They are held in memory; in any row order. on: the join

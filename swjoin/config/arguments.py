@@ -112,8 +112,8 @@ def names_no_keys(options: Mapping[str, Any]) -> bool:
 
 
 def runs_as_plan(options: Mapping[str, Any]) -> bool:
-    """Whether a join is run as a plan: without join columns, or with another routing than by their hash."""
-    return names_no_keys(options) or is_placed(options["routing"])
+    """Whether a join is run as a plan: without join columns, or with another routing than by their hash, or with units."""
+    return names_no_keys(options) or is_placed(options["routing"]) or options["units"] is not None
 
 
 def key_columns(options: Mapping[str, Any], side: int) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ class CountOptions(EngineOptions, total=False):
     threads: int | None
     ranks: int | None
     routing: str | None
+    units: int | None
     progress: bool | None
 
 
@@ -119,6 +120,7 @@ class SqlOptions(TimesOfTables, total=False):
     ranks: int | None
     strategy: Strategy | None
     routing: str | None
+    units: int | None
     progress: bool | None
     returns: Literal["arrow", "same", "pandas", "polars"]
     out: str | os.PathLike[str] | None

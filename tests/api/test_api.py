@@ -846,7 +846,9 @@ ENGINE = {
     "late": "error", "memory": None,
 }  # fmt: skip
 OUTPUT: dict[str, Any] = {"columns": None, "ids": False}
-TABLES: dict[str, Any] = {name: None for name in ("threads", "ranks", "routing", "csv", "left_csv", "right_csv", "progress")}
+TABLES: dict[str, Any] = {
+    name: None for name in ("threads", "ranks", "routing", "units", "csv", "left_csv", "right_csv", "progress")
+}
 SIGNATURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "join": (swjoin.join, {**ENGINE, **OUTPUT, **TABLES, "returns": "arrow", "out": None}),
     "count": (swjoin.count, {**ENGINE, **TABLES}),

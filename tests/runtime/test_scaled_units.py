@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import swjoin as api
 from swjoin.cluster.exchange import Outlet
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.master import Master
@@ -330,6 +331,27 @@ def test_a_run_keeps_what_it_has() -> None:
         scaled.restore(every.snapshot().plain, 0)
     with pytest.raises(UserError, match="the run has a number of units that follows their load; leave it as it was"):
         every.restore(scaled.snapshot().plain, 0)
+
+
+def test_from_python(tmp_path: Path, monkeypatch: Monkey) -> None:
+    monkeypatch.undo()
+    files = _files(tmp_path, 150_000)
+    options: dict[str, Any] = {"left_time": "ts", "right_time": "ts", "within": "5s", "threads": 4, "memory": "12MB"}
+    options |= {"where": "abs(left_v - right_v) <= 50", "routing": "random:4,4"}
+    few = api.count(*files, **options, units=1)
+    assert (few.count, few.digest) == ((every := api.count(*files, **options)).count, every.digest)
+    with pytest.raises(UserError, match="units 5: no subgroup has more than 4 units; write fewer"):
+        api.count(*files, **options, units=5)
+    with pytest.raises(UserError, match="units needs routing random or contrand"):
+        api.count(*files, **{**options, "routing": None, "where": None, "on": "v"}, units=1)
+    with pytest.raises(UserError, match="units: 'two' is no number of units"):
+        api.count(*files, **options, units="two")  # type: ignore[arg-type]
+    pairs = "SELECT l.v, l.ts FROM l JOIN r ON abs(l.v - r.v) <= 50 AND r.ts BETWEEN l.ts AND l.ts + INTERVAL '1' SECOND"
+    sql = f"SELECT count(*) AS n, window_end FROM TUMBLE(({pairs}), ts, INTERVAL '1' HOUR) GROUP BY window_end"
+    tables = {"tables": dict(zip("lr", files, strict=True)), "time": "ts", "threads": 2, "routing": "random:2,2"}
+    counted = {api.sql(sql, **tables, units=units)["n"][0].as_py() for units in (None, 1)}
+    assert len(counted) == 1
+    assert counted.pop() > 1_000
 
 
 def test_it_is_explained(swjoin: Any, tmp_path: Path) -> None:
