@@ -3,7 +3,13 @@ files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,9 +34,12 @@ from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.plan.logical import LogicalPlan, Node, Result, Spread, Union
 from swjoin.policy.scaling import SubgroupScaling
 from swjoin.routing.biclique import UnitTable
+from tests.conftest import ROOT
+from tests.support.limits import PROCESS_S
 from tests.support.plan_shapes import join, shape_config, source
 from tests.support.planted import texts
 from tests.tools.plan_oracle import Row
+from tests.tools.processes import ranks_of
 from tests.tools.random_plans import PlanScenario, simulate
 
 Monkey = pytest.MonkeyPatch
@@ -273,28 +282,31 @@ def test_the_command(within: str, memory: str, routing: str, swjoin: Any, tmp_pa
     assert "units" not in every["stages"][0]
 
 
-@pytest.mark.mpi
-@pytest.mark.drawn
-@pytest.mark.parametrize("gateways", [1, 2])
-def test_a_configuration_on_ranks(gateways: int, swjoin: Any, tmp_path: Path, monkeypatch: Monkey) -> None:
-    """Read by one gateway or two, with checkpoints. Events tell of the units."""
-    monkeypatch.undo()
-    left, right = _files(tmp_path, 150_000)
+def _configured(folder: Path, rows: int, **more: Any) -> dict[str, Any]:
+    left, right = _files(folder, rows)
     sql = """SELECT l.v FROM l JOIN r ON abs(l.v - r.v) <= 50
         AND r.ts BETWEEN l.ts - INTERVAL '10' SECOND AND l.ts + INTERVAL '10' SECOND"""
     plain: dict[str, Any] = {
         "queries": [{"sql": sql}],
         "inputs": {name: {"path": str(path), "time": "ts"} for name, path in (("l", left), ("r", right))},
-        "cluster": {"routing": "random:4,4", "distribution_epoch": "200ms", "gateways": gateways},
-        "module": {"window": "8MB"},
-        "reorganization": {"scaling": {"units": 1, "confirmations": 1, "low": 0.05, "target": 0.2, "high": 0.25}},
-        "checkpoint": {"epochs": 50},
+        "cluster": {"routing": "random:4,4", "distribution_epoch": "200ms"},
         "sink": {"kind": "count"},
     }
+    (folder / "all.yaml").write_text(json.dumps(plain))
+    plain["module"] = {"window": "8MB"}
+    plain["reorganization"] = {"scaling": {"units": 1, "confirmations": 1, "low": 0.12, "target": 0.2, "high": 0.25}}
+    return plain | more
+
+
+@pytest.mark.mpi
+@pytest.mark.drawn
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_a_configuration_on_ranks(gateways: int, swjoin: Any, tmp_path: Path, monkeypatch: Monkey) -> None:
+    """Read by one gateway or two. Events tell of the units."""
+    monkeypatch.undo()
+    plain = _configured(tmp_path, 150_000)
+    plain["cluster"]["gateways"] = gateways
     (tmp_path / "few.yaml").write_text(json.dumps(plain))
-    (tmp_path / "all.yaml").write_text(
-        json.dumps({k: v for k, v in plain.items() if k in ("queries", "inputs", "cluster", "sink")})
-    )
     runs = {name: tmp_path / f"run-{name}" for name in ("few", "all")}
     for name, run in runs.items():
         done = swjoin("run", tmp_path / f"{name}.yaml", "--out", run, "-n", 5 + gateways)
@@ -305,6 +317,46 @@ def test_a_configuration_on_ranks(gateways: int, swjoin: Any, tmp_path: Path, mo
     done = swjoin("events", runs["few"], "--kind", "unit_opened", "unit_closing", "unit_closed")
     assert done.code == 0
     assert all(any(word in line for line in done.out.splitlines()) for word in ("stores rows from now on", "is empty"))
+
+
+@pytest.mark.mpi
+@pytest.mark.drawn
+@pytest.mark.parametrize("whole", [False, True])
+def test_killed_ranks(whole: bool, swjoin: Any, tmp_path: Path, monkeypatch: Monkey) -> None:
+    """One of them, and the others go on; or all, and the run is resumed on fewer. Units have come into use by then."""
+    monkeypatch.undo()
+    plain = _configured(tmp_path, 300_000, checkpoint={"epochs": 10})
+    plain["module"] = {"window": "32MB"}  # fewer slaves have to do
+    plain["reorganization"]["scaling"] |= {"low": 0.02, "target": 0.05, "high": 0.08}
+    (tmp_path / "few.yaml").write_text(json.dumps(plain))
+    wanted, run = _report_of(swjoin, tmp_path / "all.yaml", tmp_path / "all"), tmp_path / "run"
+    command = [sys.executable, "-m", "swjoin", "run", tmp_path / "few.yaml", "--out", run, "-n", "6"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    until_s = time.monotonic() + PROCESS_S
+    while process.poll() is None and not (run / "checkpoints" / "checkpoint-000012.json").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+    ranks = ranks_of(process.pid)
+    assert ranks, "the run has ended by then"
+    for rank in ranks.values() if whole else [ranks[max(ranks)]]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+    said, _ = process.communicate(timeout=PROCESS_S)
+    if whole:
+        outcome = swjoin("run", "--resume", run, "-n", "4")
+        assert outcome.code == 0, f"{said}{outcome.err}"
+    report = json.loads((run / "run.json").read_text())
+    assert report["complete"], said
+    assert report["results"] | {"matches": None} == wanted["results"] | {"matches": None}
+    assert report["ledger"]["balanced"]
+    assert max(_changes(report)) > 0 > min(_changes(report))
+
+
+def _report_of(swjoin: Any, config: Path, out: Path) -> dict[str, Any]:
+    done = swjoin("run", config, "--out", out, "--threads", 3)
+    assert done.code == 0, done.err
+    report: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return report
 
 
 @pytest.mark.parametrize(
