@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swjoin.core.band_keys import BandKeys
-from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Pairs, RowLayout, TupleBatch, check_layout
+from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, Bool, Pairs, RowLayout, TupleBatch, check_layout
 from swjoin.core.data_messages import Delivery, GroupResults, Route, StateChunk
 from swjoin.core.ids import BEGIN_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, JoinKind
@@ -321,6 +321,18 @@ class WindowJoinOperator:
     def tuples_by_group(self, partition_count: int) -> I64:
         """Window tuples of every partition-group, both streams: int64 (partition_count,)."""
         return self.state.tuples_by_group(partition_count)
+
+    def bytes_by_unit(self, stores_left: Bool) -> I64:
+        """Bytes in use of every partition-group, where each stores one stream alone: int64 (groups,). stores_left: which store
+        left tuples, bool (groups,). Blocks and directories in proportion to tuples, payload likewise, of each stream apart."""
+        tuples = self.tuples_by_group(len(stores_left)).astype(np.float64)
+        payload = [0 if store is None else store.nbytes for store in self.payload]
+        found = tuples * ((self.window_bytes() - sum(payload)) / max(1.0, tuples.sum()))
+        for nbytes, stores in zip(payload, (stores_left, ~stores_left), strict=True):
+            held = tuples * stores
+            found += held * (nbytes / max(1.0, held.sum()))
+        whole: I64 = found.astype(np.int64)
+        return whole
 
     def window_bytes(self) -> int:
         """Bytes in use: blocks, pages of payload, mini-partition-groups, directories."""

@@ -282,6 +282,25 @@ def test_the_command(within: str, memory: str, routing: str, swjoin: Any, tmp_pa
     assert "units" not in every["stages"][0]
 
 
+def test_a_side_of_few_wide_rows_gets_its_units(swjoin: Any, tmp_path: Path, monkeypatch: Monkey) -> None:
+    """The bytes of a slave are those of its left and of its right unit, whatever the number of rows of either."""
+    monkeypatch.undo()
+    random, files = np.random.default_rng(3), []
+    for name, rows, size in (("narrow", 60_000, 0), ("wide", 1_200, 20_000)):
+        times = np.sort(random.integers(0, 30_000_000, rows))
+        table = {"k": random.integers(0, 60_000, rows), "ts": pa.array(times, pa.timestamp("us"))}
+        text = {"text": [random.bytes(size // 2).hex() for _ in range(rows)]} if size else {}
+        files.append(tmp_path / f"{name}.parquet")
+        pq.write_table(pa.table(table | text), files[-1])
+    words = ("join", *files, "--left-time", "ts", "--right-time", "ts", "--within", "10s", "--on", "k", "-o", "count")
+    words = (*words, "--epoch", "200ms", "--threads", 4, "--routing", "random:4,4")
+    out = tmp_path / "report.json"
+    every, few = (_report(swjoin, out, *words, "--memory", "10MB", *more) for more in ((), ("--units", 1)))
+    assert few["results"] == every["results"]
+    changes = few["stages"][0]["units"]["changes"]
+    assert {change["side"] for change in changes if change["to"] > change["from"]} == {"right"}
+
+
 def _configured(folder: Path, rows: int, **more: Any) -> dict[str, Any]:
     left, right = _files(folder, rows)
     sql = """SELECT l.v FROM l JOIN r ON abs(l.v - r.v) <= 50

@@ -142,6 +142,29 @@ def test_payload_pages_are_used_again(layout: RowLayout) -> None:
     assert store._pages._never_used <= 8
 
 
+def test_bytes_of_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a slave, also above 2^32; payload is that of the unit's own stream."""
+    join = make(Bounds(-10_000, 10_000), materialise=False)
+    keys = list(range(600))
+    left, right = stream(keys, keys, None), stream(keys[:200], keys[:200], None)
+    drive(join, delivery(0, left, right, (0, 0), 2, (Route.STORE, Route.STORE)))
+    tuples, stores_left = join.tuples_by_group(2), np.array([True, False])
+    assert tuples.all()
+    for nbytes in (join.window_bytes(), 40_000_000_000):
+        monkeypatch.setattr(type(join), "window_bytes", lambda self, nbytes=nbytes: nbytes)
+        found = join.bytes_by_unit(stores_left)
+        assert np.abs(found - nbytes * tuples / tuples.sum()).max() <= 1
+
+    class Payload:
+        def __init__(self, nbytes: int) -> None:
+            self.nbytes = nbytes
+
+    monkeypatch.setattr(type(join), "payload", (Payload(1_000_000), Payload(30_000_000_000)))
+    found = join.bytes_by_unit(stores_left)
+    rest = 40_000_000_000 - 30_001_000_000
+    assert np.abs(found - rest * tuples / tuples.sum() - np.array([1_000_000, 30_000_000_000])).max() <= 1
+
+
 def test_full_payload_is_one_line() -> None:
     store = PayloadStore(RowLayout(8), 1)
     with pytest.raises(RunFailed, match=r"raise --memory"):

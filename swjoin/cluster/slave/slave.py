@@ -70,7 +70,7 @@ from swjoin.expressions.vm import Program
 from swjoin.operators.configured_join import join_of_run
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
-from swjoin.operators.window_join import Matching
+from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
 from swjoin.policy.reorganization import POLICIES
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
@@ -394,8 +394,9 @@ class Slave:
         busy_us, self._busy_us = self._busy_us, 0
         self._cost_ns[:] = 0
         state_bytes = tuples[groups] * self._state_tuple_bytes
-        if self._config.reorganization.scaling.units and state_bytes.any():  # of what the limit holds for
-            state_bytes = state_bytes * self.join.window_bytes() // int(state_bytes.sum())
+        stores_left = None if self.stage is None else self.stage.stores_left
+        if stores_left is not None and isinstance(self.join, WindowJoinOperator):  # of what the limit holds for
+            state_bytes = self.join.bytes_by_unit(stores_left)[groups]
         return GroupLoads(busy_us, groups, cost_ns, state_bytes)
 
     def _work_some(self, now_us: int) -> list[Effect]:

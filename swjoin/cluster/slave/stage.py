@@ -81,6 +81,11 @@ class StageInstance:
         return self.outlet.ledger
 
     @property
+    def stores_left(self) -> Bool | None:
+        """As of `Units`: which partition-groups store left tuples; None where all store both streams."""
+        return self._units.stores_left
+
+    @property
     def of_rows(self) -> bool:
         """Whether its rows go to the sinks, and are no pairs."""
         return self.is_last and self._instances.of_rows

@@ -34,7 +34,7 @@ class Units:
     as they come. layouts: of the rows that the join stores."""
 
     def __init__(self, stores_left: Bool | None, layouts: Layouts) -> None:
-        self._stores_left, self._layouts = stores_left, layouts
+        self.stores_left, self._layouts = stores_left, layouts
         self._next: deque[Delivery] = deque()
         self._right: list[Grouped] = []  # of the open epoch
         self._times_us = BEGIN_OF_TIME_US, BEGIN_OF_TIME_US
@@ -58,7 +58,7 @@ class Units:
     def parts(self, delivery: Delivery) -> list[Delivery]:
         """The deliveries in whose place this one is joined, one or more. Right tuples wait for the end of their epoch, which
         the last one ends."""
-        if self._stores_left is None:
+        if self.stores_left is None:
             return [delivery]
         self._right.append(Grouped.of(delivery, RIGHT))
         found = self._of_side(delivery, LEFT, Grouped.of(delivery, LEFT))
@@ -72,8 +72,8 @@ class Units:
         return found
 
     def _of_side(self, delivery: Delivery, side: int, rows: Grouped) -> list[Delivery]:
-        assert self._stores_left is not None, "places that store both streams"
-        of_left = self._stores_left[rows.groups]
+        assert self.stores_left is not None, "places that store both streams"
+        of_left = self.stores_left[rows.groups]
         parts = [(_where(rows, of_left), LEFT), (_where(rows, ~of_left), RIGHT)]
         return [self._part(delivery, side, part, stores) for part, stores in parts if len(part.tuples)]
 
@@ -96,9 +96,9 @@ class Units:
 
     def stored(self, delivery: Delivery) -> Delivery:
         """Without the tuples that only probe."""
-        if self._stores_left is None:
+        if self.stores_left is None:
             return delivery
-        of_left = self._stores_left[delivery.groups]
+        of_left = self.stores_left[delivery.groups]
         left, right = _where(Grouped.of(delivery, LEFT), of_left), _where(Grouped.of(delivery, RIGHT), ~of_left)
         groups, counts = on_common_groups([left, right])
         of_sides = replace(delivery, groups=groups, left_counts=counts[LEFT], right_counts=counts[RIGHT])
