@@ -88,7 +88,7 @@ def _epoch(
 ) -> UnitTable | None:
     """One gateway has sent left rows of these newest times by unit, and a right one of time 5 to its first unit."""
     loads = GroupLoads(0, np.arange(5), np.zeros(5, np.int64), np.array(stored))
-    scaling.reported(0, loads)
+    scaling.reported(0, range(7), loads)
     scaling.closed([(0, LEFT, watermarks[LEFT], left), (0, RIGHT, watermarks[RIGHT], (5, BEGIN_OF_TIME_US))])
     found = scaling.planned(epoch)
     return found[0][0] if found else None
@@ -146,3 +146,13 @@ def test_a_restored_table_goes_on() -> None:
     assert again.planned(2)[0][0] == UnitTable(0, (1, 1, 1, 1, 0), (1, 1, 1, 1, 0))
     saved, before = again.plain_state()[0], scaling.plain_state()[0]
     assert {**saved, "checked": 1, "rules": before["rules"]} == before
+
+
+def test_what_is_not_reported_is_empty() -> None:
+    """Of units that are at the slave; what another one has, or what moves, stays as it was told."""
+    nothing = BEGIN_OF_TIME_US
+    scaling = _scaling()
+    scaling.planned(0)
+    _epoch(scaling, 1, [700, 300, 200, 500, 0], (7, nothing, nothing), (0, 0))
+    scaling.reported(0, [1, 3, 9], GroupLoads(0, np.array([3]), np.zeros(1, np.int64), np.array([400])))
+    assert scaling.plain_state()[0]["stored_bytes"] == [700, 0, 200, 400, 0]

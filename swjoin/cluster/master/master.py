@@ -148,19 +148,9 @@ class Master:
 
     def _receive(self, sender: RoleId, message: Message, now_us: int) -> list[Effect]:
         match message:
-            case LoadReport(occupancy_ratio, loads):
+            case LoadReport():
                 if not self.phases.in_prefill:
-                    controller, slave = self._stage_of(slave_of(sender))
-                    if self.config.reorganization.policy != "none":
-                        controller.loads.sample(slave, occupancy_ratio, loads)
-                    if loads is not None:
-                        if self.scaling is not None:
-                            self.scaling.reported(self.controllers.index(controller), loads)
-                        ranks = self.subclusters.ranks
-                        mine = ranks[self.controllers.index(controller)]
-                        for other, of_other in zip(self.controllers, ranks, strict=True):
-                            if other is not controller and of_other == mine:
-                                other.loads.worked_elsewhere(slave, loads.busy_us)
+                    self._take_load(slave_of(sender), message)
                 return []
             case EpochWanted():
                 return self._want(sender, message, now_us)
@@ -183,6 +173,21 @@ class Master:
                 return self._start_measuring() if len(self._prefilled) == len(self._gateways) else []
             case _:
                 raise UnexpectedEventError("master", Received(sender, message))
+
+    def _take_load(self, of: SlaveId, report: LoadReport) -> None:
+        controller, slave = self._stage_of(of)
+        stage, loads = self.controllers.index(controller), report.loads
+        if self.config.reorganization.policy != "none":
+            controller.loads.sample(slave, report.occupancy_ratio, loads)
+        if loads is None:
+            return
+        if self.scaling is not None:
+            owned = [group for group in controller.map.groups_of(slave).tolist() if not controller.movement.has(group)]
+            self.scaling.reported(stage, owned, loads)
+        ranks = self.subclusters.ranks
+        for other, of_other in zip(self.controllers, ranks, strict=True):
+            if other is not controller and of_other == ranks[stage]:
+                other.loads.worked_elsewhere(slave, loads.busy_us)
 
     def _to_gateways(self, message: Message) -> list[Effect]:
         return [Send(gateway, message) for gateway in self._gateways]

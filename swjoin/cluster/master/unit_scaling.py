@@ -117,11 +117,12 @@ class UnitScaling:
                 of.newest_us[unit] = max(of.newest_us[unit], time_us)
             of.reached_us = max(of.reached_us, *newest_us)
 
-    def reported(self, stage: int, loads: GroupLoads) -> None:
-        """What units of a slave hold."""
+    def reported(self, stage: int, owned: Iterable[int], loads: GroupLoads) -> None:
+        """What units of a slave hold. owned: its partition-groups that do not move; those without loads hold nothing."""
         of = self._joins.get(stage)
         if of is not None:
-            for unit, nbytes in zip(loads.groups.tolist(), loads.state_bytes.tolist(), strict=True):
+            found = dict.fromkeys(owned, 0) | dict(zip(loads.groups.tolist(), loads.state_bytes.tolist(), strict=True))
+            for unit, nbytes in found.items():
                 if unit < len(of.stored_bytes):
                     of.stored_bytes[unit] = nbytes
 
