@@ -12,7 +12,7 @@ same with y subgroups of each relation. Q5 and Q7 are (region x nation x supplie
 lineitem by suppkey, the small side repeated until both have as many rows, and so, as keys, times and ids alone are stored,
 bytes; Band is lineitem with itself, |L1.orderkey - L2.orderkey| <= 1, of L1 by truck with a quantity above 48, and L2 without
 instructions for shipping. Tables are dbgen's (`tpchgen-cli`, in an environment of its own). Runs are in this process, on 4
-slaves; all answers of a query must be alike.
+slaves; all answers of a query must be alike, and have as many pairs as DuckDB finds.
 
 Usage: python -m benchmarks.bistream [memory | bandwidth | windows | resident | speed] [--rows N] [--repeat N] [--tiny]
 rows: of lineitem that are read.
@@ -37,9 +37,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import ROOT, parse
+from benchmarks.bands import expected
 from benchmarks.nexmark import ranged
 from benchmarks.peers.run import environment
 from benchmarks.run import turns
+from benchmarks.workloads import from_columns
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
@@ -69,7 +71,7 @@ SIDES = {  # of a query: left rows, which are repeated, and right ones
         "SELECT l_orderkey AS o, l_partkey AS part FROM lineitem WHERE l_shipinstruct = 'NONE'",
     ),
 }
-CONDITIONS = {"Q5": "a.k = b.k", "Q7": "a.k = b.k", "Band": "abs(a.o - b.o) <= 1"}
+CONDITIONS = {"Q5": "a.k = b.k", "Q7": "a.k = b.k", "Band": "b.o BETWEEN a.o - 1 AND a.o + 1"}
 
 
 def partitioning(name: str) -> str:
@@ -132,9 +134,19 @@ def run(
         Job(config_from_plain(plain), None, True, where, None, "bench", plan=plan_to_plain(query.plan)), False, SLAVES
     )
     answer = report["results"]["count"], report["results"]["digest"]
+    if window_ms not in of.answers and answer[0] != (wanted := pairs_of(of, window_ms)):
+        raise SystemExit(f"{of.query} by {routing}: {answer[0]:,} pairs, not {wanted:,}")
     if of.answers.setdefault(window_ms, answer) != answer or not report["ledger"]["balanced"]:
         raise SystemExit(f"{of.query} by {routing}: {answer}, not {of.answers[window_ms]}")
     return report, where
+
+
+def pairs_of(of: Input, window_ms: int) -> int:
+    """How many pairs there are, by DuckDB."""
+    a, b = (f"read_parquet('{of.streams[name].path}')" for name in "ab")
+    near = f"b.ts BETWEEN a.ts - INTERVAL '{window_ms}' MILLISECOND AND a.ts + INTERVAL '{window_ms}' MILLISECOND"
+    (count,) = duckdb.execute(f"SELECT count(*) FROM {a} a JOIN {b} b ON {CONDITIONS[of.query]} AND {near}").fetchone() or (0,)
+    return int(count)
 
 
 def verdict(claims: str, found: str, *, holds: bool, shape: bool) -> None:
@@ -257,6 +269,11 @@ def resident(folder: Path, rows: int) -> None:
     command = [sys.executable, "-m", "swjoin", "run", str(folder / "resident.yaml"), "-n", "4", "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1200, cwd=ROOT)
     report = json.loads((out / "run.json").read_text())
+    sides = [pq.read_table(inputs[name]["path"]) for name in "ab"]
+    one, other = (from_columns(side["v"].to_numpy(), side["ts"].cast(pa.int64()).to_numpy()) for side in sides)
+    wanted, _ = expected(one, other, 5, 2_000_000 * SPAN_S)
+    if report["results"]["count"] != wanted or not report["ledger"]["balanced"]:
+        raise SystemExit(f"resident: {report['results']['count']:,} pairs, not {wanted:,}")
     held = report["stages"][0]["peak_window_tuples"]
     found = [report["peak_rss_bytes"][rank] for rank, of in report["ranks"].items() if of["role"].startswith("slave")]
     ratio = max(nbytes / (64 * tuples) for nbytes, tuples in zip(found, held, strict=True))

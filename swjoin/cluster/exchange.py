@@ -35,7 +35,7 @@ from swjoin.policy.skew import KeySample
 from swjoin.routing.biclique import Biclique, UnitsInUse, UnitTable
 from swjoin.routing.hash_partition import HashPartition
 from swjoin.routing.hot_keys import HotKey, SpreadKeys
-from swjoin.routing.matrix import Matrix
+from swjoin.routing.named import Places
 
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 _LEAST_RUN = 1_024  # rows of a part that any instance may take
@@ -43,7 +43,7 @@ PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
 _NOTHING = TupleBatch.empty()
 EPOCHS_AHEAD = 2  # epochs that a sender may begin beyond the last one that its receiver has ended
 
-Places: TypeAlias = Matrix | Biclique | UnitsInUse
+PlacesInUse: TypeAlias = Places | UnitsInUse
 Moved = tuple[int, int, int, int]  # move, partition-group, supplier, consumer
 
 
@@ -120,7 +120,7 @@ class KeyedEdge:
         spread = self.edge.spread
         return None if spread is None else spread.places
 
-    def keyed(self, rows: TupleBatch, places: Places | None) -> Keyed:
+    def keyed(self, rows: TupleBatch, places: PlacesInUse | None) -> Keyed:
         """rows: with the sender's columns. places: in use."""
         rows = rows_after(rows, self.edge.id, self.steps)
         if self.keys is None:
@@ -139,7 +139,7 @@ class KeyedEdge:
             return self._spread(whole, _NOTHING, places)
         return self._spread(whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid)), places)
 
-    def _spread(self, rows: TupleBatch, null_keys: TupleBatch, places: Places | None) -> Keyed:
+    def _spread(self, rows: TupleBatch, null_keys: TupleBatch, places: PlacesInUse | None) -> Keyed:
         """With the copies of rows that go to several places."""
         if places is None:
             return Keyed(rows, null_keys)
@@ -200,7 +200,7 @@ class _Sending:
     newest_us: int = BEGIN_OF_TIME_US  # of the rows that were sampled
     watermark_us: int = BEGIN_OF_TIME_US
     hot_keys: SpreadKeys | None = None
-    places: Places | None = None  # of the receiver, in use
+    places: PlacesInUse | None = None  # of the receiver
     newest_by_unit_us: I64 | None = None  # in this epoch, int64 (units of the port,), where their number follows their load
 
 

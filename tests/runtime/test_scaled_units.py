@@ -246,8 +246,8 @@ def _files(folder: Path, rows: int) -> tuple[Path, Path]:
     return paths
 
 
-ARGUMENTS = ("--left-time", "ts", "--right-time", "ts", "-o", "count", "--epoch", "200ms", "--where")
-ARGUMENTS = (*ARGUMENTS, "abs(left.v - right.v) <= 50", "--routing")
+TIMES = ("--left-time", "ts", "--right-time", "ts", "-o", "count", "--epoch", "200ms")
+ARGUMENTS = (*TIMES, "--where", "abs(left.v - right.v) <= 50", "--routing")
 
 
 def _report(swjoin: Any, path: Path, *words: object) -> dict[str, Any]:

@@ -67,12 +67,12 @@ class _Join:
         self.reached_us = BEGIN_OF_TIME_US  # of all rows so far
         self.checked: int | None = None  # number of the interval of the last check
         self.changes: list[dict[str, Any]] = []
-        limits = Limits(config.low, config.target, config.high, join.capacity_bytes)
+        self.limits = Limits(config.low, config.target, config.high, join.capacity_bytes)
         self.subgroups: list[_Subgroup] = []
         for port, name in enumerate(STREAM_NAMES):
             found = join.units.subgroups_of(port)
             for number, units in enumerate(found):
-                rule = SubgroupScaling(limits, len(units), config.confirmations, shrinks=not join.unbounded)
+                rule = SubgroupScaling(self.limits, len(units), config.confirmations, shrinks=not join.unbounded)
                 self.subgroups.append(_Subgroup(port, units, rule, f"{name} {number}" if len(found) > 1 else name))
                 for unit in units[: config.units]:
                     self.stores[unit] = True
@@ -162,7 +162,7 @@ class UnitScaling:
             stored, units = sum(of.stored_bytes[unit] for unit in subgroup.units), of.storing(subgroup)
             draining = any(not of.stores[unit] and of.probed(unit) for unit in subgroup.units)
             wanted = subgroup.scaling.wanted_units(stored, units, draining=draining, filling=filling)
-            load = stored / (units * of.join.capacity_bytes)
+            load = of.limits.load(stored, units)
             for i, unit in enumerate(subgroup.units):
                 stores, stored_before = i < wanted, of.stores[unit]
                 of.stores[unit] = stores
