@@ -142,10 +142,13 @@ def run(
 
 
 def pairs_of(of: Input, window_ms: int) -> int:
-    """How many pairs there are, by DuckDB."""
+    """How many pairs there are, by DuckDB, for which a band is an equality with one of three values."""
     a, b = (f"read_parquet('{of.streams[name].path}')" for name in "ab")
     near = f"b.ts BETWEEN a.ts - INTERVAL '{window_ms}' MILLISECOND AND a.ts + INTERVAL '{window_ms}' MILLISECOND"
-    (count,) = duckdb.execute(f"SELECT count(*) FROM {a} a JOIN {b} b ON {CONDITIONS[of.query]} AND {near}").fetchone() or (0,)
+    condition = CONDITIONS[of.query]
+    if of.query == "Band":
+        a, condition = f"(SELECT *, unnest([o - 1, o, o + 1]) AS near FROM {a})", "a.near = b.o"
+    (count,) = duckdb.execute(f"SELECT count(*) FROM {a} a JOIN {b} b ON {condition} AND {near}").fetchone() or (0,)
     return int(count)
 
 
