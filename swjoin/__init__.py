@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from swjoin.api.fluent import col, cumulate, expr, hop, lit, row_count, rows, session, stream, tumble
     from swjoin.api.proofs import proof
     from swjoin.api.queries import sql
+    from swjoin.api.rdf import rdf
     from swjoin.api.runs import Run, run
     from swjoin.api.streaming import WindowJoin
     from swjoin.api.tables import count, join
@@ -36,6 +37,7 @@ __all__ = [
     "join",
     "lit",
     "proof",
+    "rdf",
     "row_count",
     "rows",
     "run",
@@ -53,6 +55,7 @@ _HOMES = {
     "count": "swjoin.api.tables",
     "join": "swjoin.api.tables",
     "proof": "swjoin.api.proofs",
+    "rdf": "swjoin.api.rdf",
     "run": "swjoin.api.runs",
     "sql": "swjoin.api.queries",
     **dict.fromkeys(

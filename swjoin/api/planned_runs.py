@@ -1,7 +1,7 @@
 """Runs of plans from Python: what `swjoin.sql` and joins without join columns have in common.
 
 What: `settings_of`, options as a configuration; `stored`, an input as paths; `Planned`, the configuration of inputs and a plan;
-`answered`, its rows and their proof.
+`answered`, its rows and their proof; `report_of`, the report of its run.
 Why: tables in memory are written to a temporary folder, from which threads or ranks read them, as from any files.
 Stays out: queries (`api.queries`), joins (`api.tables`), runs (`runtime`).
 """
@@ -97,12 +97,22 @@ def answered(
 
     nowhere: Written = folder / _ROWS, "parquet"
     target, kind = nowhere if written is None else written
-    sink = SinkConfig("count" if counted else kind, ids=False)
-    config, outputs = dataclasses.replace(planned.config, sink=sink), (None if counted else target, False, None)
-    job = Job(config, *outputs, folder / "report.json", planned.command, spelling="arguments", plan=planned.plan)
-    found = _run(job, options)
+    found = report_of(planned, options, (None, "count") if counted else (target, kind), folder)
     proof = Proof(found["results"]["count"], found["results"]["digest"], ledger_of(found), tuple(found["warnings"]))
     return (pq.read_table(target) if written is None and not counted else None), proof
+
+
+def report_of(
+    planned: Planned,
+    options: Mapping[str, Any],
+    output: tuple[Path | None, Literal["parquet", "csv", "count"]],
+    folder: Path,
+) -> dict[str, Any]:
+    """Run a plan; its report. output: the file of its rows, and its kind. The rest as `answered`."""
+    target, kind = output
+    config = dataclasses.replace(planned.config, sink=SinkConfig(kind, ids=False))
+    job = Job(config, target, False, None, folder / "report.json", planned.command, spelling="arguments", plan=planned.plan)
+    return _run(job, options)
 
 
 def _run(job: Job, options: Mapping[str, Any]) -> dict[str, Any]:

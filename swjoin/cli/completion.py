@@ -13,7 +13,7 @@ from swjoin.cli.main import build_parser
 from swjoin.core.errors import UserError, how_to_install
 
 _FILES = {"FILE", "LEFT", "RIGHT", "OUT", "CONFIG.yaml", "EXPERIMENT.yaml", "REPORT.json", "F", "NAME|FILE", "COSTS.yaml"}
-_FILES |= {"FILE.html", "CONFIG.yaml|DIR", "DIR|EXPERIMENT.yaml", "ADDRESS|PORT|DIR"}
+_FILES |= {"FILE.html", "CONFIG.yaml|DIR", "DIR|EXPERIMENT.yaml", "ADDRESS|PORT|DIR", "GRAPH.json"}
 _FOLDERS = {"DIR", "D", "FOLDER"}
 
 

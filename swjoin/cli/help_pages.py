@@ -36,6 +36,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "output": "-o --format --report",
         "execution": "-n --threads --gateways --sinks --strategy --routing --units --memory --epoch --partitions",
     },
+    "rdf": {
+        "streams and graphs": "--stream --static --malformed",
+        "output": "-o --format --report",
+        "execution": "-n --threads --gateways --sinks --strategy --memory --epoch --partitions",
+    },
     "run": {"configuration": "--set --resume", "execution": _RANKS, "output and monitoring": "--out --dashboard"},
     "serve": {
         "configuration": "--set --resume --listen",
@@ -69,6 +74,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "number of slaves for a rate": "--target-rate --target-delay --most-slaves",
         "output": "--json",
     },
+    "place": {"placement": "-k --policy --objective --imbalance", "counts": "--history", "output": "--json"},
     "explain": {"run": "-n --threads --gateways --sinks --set", "output": "--json"},
     "init": {"columns of the inputs": "--on --left-time --right-time --time-unit --assume-timezone", "matching": "--within"},
     "doctor": {"checks": "-n --hostfile --dir --limit", "output": "--json"},
@@ -86,6 +92,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"swjoin query {_PAID} \\\n      --table t=trips.csv:started --table p=payments.csv:paid -o paid.parquet",
         "swjoin query 'SELECT user, km * 0.62 AS miles FROM t WHERE km >= 3' --table t=trips.csv:started -o - > long.csv",
         "swjoin query paid.sql --table t=trips.csv:started --table p=payments.csv:paid -n 4 -o count --report report.json",
+    ),
+    "rdf": (
+        "swjoin rdf likes.rq --stream http://example.org/posts=posts.txt --stream http://example.org/likes=likes.txt \\\n"
+        "      --static http://example.org/people=people.ttl -o likes.parquet",
+        "swjoin rdf likes.rq --stream http://example.org/posts=posts.txt --stream http://example.org/likes=likes.txt \\\n"
+        "      --static http://example.org/people=people.ttl -n 4 -o count --report report.json",
     ),
     "run": (
         "swjoin run mpi_configs/local.yaml",
@@ -124,6 +136,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan": (
         "swjoin plan mpi_configs/local.yaml -n 6",
         "swjoin plan mpi_configs/local.yaml --target-rate 100000 --target-delay 1s",
+    ),
+    "place": (
+        "swjoin place traffic.json -k 2",
+        "swjoin place traffic.json -k 2 --history monday.json tuesday.json --json > placement.json",
     ),
     "explain": (
         "swjoin explain mpi_configs/local.yaml -n 6",

@@ -1,6 +1,6 @@
 """`swjoin join`: two files or directories.
 
-What: `join_config`, `run_join`; `shared_settings` and `start_with_outputs`, which other commands share.
+What: `join_config`, `run_join`; `shared_settings`, `start_with_outputs` and `copied`, which other commands share.
 Why: settings for speed rather than the paper's.
 Stays out: starting the job (`cli.run`).
 """
@@ -215,11 +215,12 @@ def _to_standard_output(args: argparse.Namespace, job: Job, ranks: int | None) -
                 if failure:
                     _LOG.error("%s", failure)
         if code == 0:
-            _copy(target, sys.stdout.buffer)
+            copied(target, sys.stdout.buffer)
     return code
 
 
-def _copy(target: Path, out: BinaryIO) -> None:
+def copied(target: Path, out: BinaryIO) -> None:
+    """A file of results to standard output."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -49,6 +49,7 @@ def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
     _add_join(commands.add_parser("join", help="join two files or directories (Parquet, CSV, Arrow IPC)"))
     _add_run(commands.add_parser("run", help="run a cluster as configured in a YAML file"))
     _add_query(commands.add_parser("query", help="run an SQL query over files (joins within bounds of time, filters, unions)"))
+    _add_rdf(commands.add_parser("rdf", help="run a query over RDF streams in files (SPARQL with windows)"))
     _add_serve(commands.add_parser("serve", help="join live streams, and give the results to whoever asks, over Arrow Flight"))
     _add_push(commands.add_parser("push", help="push a file's rows into a live run"))
     _add_tail(commands.add_parser("tail", help="follow the results of a live run"))
@@ -72,6 +73,7 @@ def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
     _add_plan(
         commands.add_parser("plan", help="foretell a run: memory of each rank, network, delay, saturation; ranks for a rate")
     )
+    _add_place(commands.add_parser("place", help="put the tasks of a graph on machines, by what they send each other"))
     _add_explain(commands.add_parser("explain", help="say in words and a diagram what a configuration or a plan will do"))
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
     _add_calibrate(commands.add_parser("calibrate", help="measure this machine's costs for simulate"))
@@ -207,6 +209,32 @@ def _add_query(p: argparse.ArgumentParser) -> None:
     )
     _add_routing(p)
     _add_execution(p)
+
+
+def _add_rdf(p: argparse.ArgumentParser) -> None:
+    p.description = "Run a query over RDF streams in files, in one process or on MPI ranks (docs/rdf.md)."
+    p.add_argument("query", metavar="QUERY.rq", help="a file that holds the query, or the query")
+    p.add_argument(
+        "--stream",
+        dest="streams",
+        metavar="IRI=PATH",
+        action="append",
+        help="a stream: Parquet or CSV with columns ts, s, p, o, or lines `ts <s> <p> <o> .` (.txt); .gz of each",
+    )
+    p.add_argument(
+        "--static", metavar="IRI=PATH", action="append", help="a static graph: as a stream, or .nt, .nq, .ttl, .trig; no times"
+    )
+    p.add_argument(
+        "--malformed",
+        choices=["error", "drop", "side"],
+        default="drop",
+        help="lines that are no triples: end the run, leave them out, or write them beside the answer (default: drop)",
+    )
+    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
+    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance; windows of ALL need one")
+    p.add_argument("--strategy", choices=["subquery", "query", "operator"], help="as of swjoin query")
+    _add_execution(p)
+    p.set_defaults(max_out_of_order="0us", sort=False, late="error", units=None, routing=None)
 
 
 def _add_disorder(p: argparse.ArgumentParser, inputs: str) -> None:
@@ -439,6 +467,38 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
+def _add_place(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "Place tasks on machines such that the fullest has hardly more work than the mean and, within that, as little as can "
+        "be goes over the network (docs/placement.md)."
+    )
+    p.add_argument("graph", metavar="GRAPH.json", help="tasks, and the tuples and bytes from each to each; or GRAPH.json.gz")
+    p.add_argument("-k", dest="machines", metavar="K", type=int, required=True, help="number of machines")
+    p.add_argument(
+        "--history",
+        metavar="FILE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="earlier graphs, whose counts and work decide, in sum; those of GRAPH.json are then for the printed figures alone",
+    )
+    p.add_argument(
+        "--policy",
+        choices=["network", "round_robin"],
+        default="network",
+        help="network: the least traffic (default); round_robin: id modulo K",
+    )
+    p.add_argument("--objective", choices=["bytes", "tuples"], default="bytes", help="what is to be little (default bytes)")
+    p.add_argument(
+        "--imbalance",
+        metavar="R",
+        type=positive,
+        default=1.03,
+        help="how much work the fullest machine may have, over the mean (default 1.03)",
+    )
+    p.add_argument("--json", action="store_true", help="print JSON, with the machine of each task, instead of a table")
+
+
 def _add_explain(p: argparse.ArgumentParser) -> None:
     p.description = (
         "What goes where: sources, stages and edges, time, keys, epochs, memory, overload, crashes, results. Reads no data."
@@ -642,7 +702,7 @@ def _run_command(args: argparse.Namespace) -> int:
         module = importlib.import_module(f"swjoin.cli.{_MODULES.get(command, command)}")
         return int(getattr(module, f"run_{command}")(args))
     except SwjoinError as error:
-        text = error.text("options" if args.command in ("join", "query", "push", "init") else "keys")
+        text = error.text("options" if args.command in ("join", "query", "rdf", "push", "init") else "keys")
         if text or args.debug:
             logging.getLogger(__name__).error("%s", " ".join(text.split()), exc_info=args.debug)
         return error.exit_code

@@ -37,6 +37,7 @@ _DEFAULTS = {
     "how": "inner",
     "match": "all",
     "late": "error",
+    "malformed": "drop",
     "ids": False,
     "returns": "arrow",
     "window_memory": "4GB",
@@ -121,6 +122,20 @@ class SqlOptions(TimesOfTables, total=False):
     strategy: Strategy | None
     routing: str | None
     units: int | None
+    progress: bool | None
+    returns: Literal["arrow", "same", "pandas", "polars"]
+    out: str | os.PathLike[str] | None
+
+
+class RdfOptions(TypedDict, total=False):
+    """Options of `swjoin.rdf`, besides its query and streams."""
+
+    static: Mapping[str, Any] | None
+    malformed: Literal["error", "drop"]
+    memory: str | None
+    threads: int | None
+    ranks: int | None
+    strategy: Strategy | None
     progress: bool | None
     returns: Literal["arrow", "same", "pandas", "polars"]
     out: str | os.PathLike[str] | None

@@ -30,6 +30,7 @@ from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
+from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Spread, Union, join_columns
 from swjoin.plan.lookups import Lookup, equality
 
@@ -47,7 +48,7 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
     others their table, and `found` has the row's id as l, and no r."""
     (result,) = (node for node in plan.nodes if isinstance(node, Result))
     found = dict(sources)
-    if any(isinstance(node, Aggregate) for node in plan.nodes):
+    if any(isinstance(node, Aggregate | LiveGroups) for node in plan.nodes):
         _define_exact(db)
     for number, node in enumerate(plan.ordered):
         if node.name == result.input and isinstance(node, IntervalJoin) and not result.of_values:
@@ -71,6 +72,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _aligned_windows(plan, node, found[node.input])
         elif isinstance(node, Views):
             columns, rows = _views(plan, node, found[node.input])
+        elif isinstance(node, LiveGroups):
+            columns, rows = _live_groups(plan, node, found[node.input])
         elif isinstance(node, Lookup):
             columns, rows = _lookup(plan, node, found)
         elif isinstance(node, Copies):
@@ -85,7 +88,7 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             continue
         db.execute(f"CREATE TABLE node{number} AS SELECT row_number() OVER () AS rid, * FROM ({rows})")
         found[node.name] = NodeTable(f"node{number}", columns)
-        if isinstance(node, Aggregate) and any(map(_orders_by_ids, plan.nodes)):
+        if isinstance(node, LiveGroups) or (isinstance(node, Aggregate) and any(map(_orders_by_ids, plan.nodes))):
             _set_ids(db, plan, node, found[node.name])
     db.execute(f"CREATE VIEW found AS SELECT id AS l, {NONE} AS r FROM {found[result.input].table}")
     return found[result.input]
@@ -300,11 +303,11 @@ def _orders_by_ids(node: Node) -> bool:
     return isinstance(node, Ranked | TupleWindows) or picks
 
 
-def _set_ids(db: Any, plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> None:
-    """Give an aggregate's rows the ids that they have in a run: by them is ordered what is equal."""
+def _set_ids(db: Any, plan: LogicalPlan, node: Aggregate | LiveGroups, rows: NodeTable) -> None:
+    """Give a node's rows the ids that they have in a run: by them is ordered what is equal."""
     import pyarrow as pa
 
-    names = [*node.key, node.start]
+    names = [*node.key, node.start if isinstance(node, Aggregate) else node.as_of]
     columns = ", ".join(rows.columns[name] for name in names)
     found = db.sql(f"SELECT rid, {columns} FROM {rows.table}").to_arrow_table().combine_chunks()
     types = [type_named(plan.schema(node.name).types[name]) for name in names]
@@ -387,6 +390,49 @@ def _views(plan: LogicalPlan, node: Views, rows: NodeTable) -> tuple[dict[str, s
     shown = "".join(f", {value} AS {made[name]}" for name, value in zip([*names, node.as_of], values, strict=True))
     views = f"SELECT *, unnest({numbers}) AS k FROM (SELECT *, {ends})"
     return made, f"SELECT union_id(k, id) AS id, k * {every} AS ts{shown} FROM ({views})"
+
+
+def _live_groups(plan: LogicalPlan, node: LiveGroups, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of groups of rows that are alive, and a query of their rows."""
+    types, keys = plan.schema(node.input).types, [rows.columns[name] for name in node.key]
+    groups = "".join(f"{key} AS g{i}, " for i, key in enumerate(keys))
+    lives = f"SELECT *, {groups}{rows.columns[node.born]} AS born, least({rows.columns[node.dead]}, {LAST_TIME_US}) AS dead"
+    lives = f"SELECT * FROM ({lives} FROM {rows.table}) WHERE born < dead"
+    names = [f"g{i}" for i in range(len(keys))]
+    mine = "".join(f"{name}, " for name in names)
+    deaths = f"SELECT {mine}dead AS us FROM lives WHERE dead < {LAST_TIME_US}"
+    events = f"SELECT {mine}born AS us FROM lives UNION {deaths}"
+    instants = "SELECT * FROM events"
+    if node.mode == "boundaries":
+        last = " AND ".join(["true", *(f"events.{name} IS NOT DISTINCT FROM lives.{name}" for name in names)])
+        until = f"if(dead < {LAST_TIME_US}, dead, (SELECT max(us) FROM events WHERE {last}) + {node.every_us})"
+        instants = f"SELECT DISTINCT {mine}unnest(range(born, {until}, {node.every_us})) AS us FROM lives"
+    of_group = " AND ".join(["true", *(f"i.{name} IS NOT DISTINCT FROM l.{name}" for name in names)])
+    alive = f"FROM instants AS i LEFT JOIN lives AS l ON {of_group} AND l.born <= i.us AND i.us < l.dead"
+    grouped = ", ".join([*(f"i.{name}" for name in names), "i.us"])
+    calls = [_of_living(call, types, rows.columns) for call in node.calls]
+    shown = [*node.key, node.as_of, *(call.name for call in node.calls)]
+    made = {name: f"c{i}" for i, name in enumerate(shown)}
+    values = [*(f"i.{name}" for name in names), "i.us", *calls]
+    selected = ", ".join(f"{value} AS {name}" for value, name in zip(values, made.values(), strict=True))
+    births = " HAVING count(l.born) > 0 AND count(l.born) FILTER (WHERE l.born < i.us) = 0" if node.mode == "births" else ""
+    tables = f"WITH lives AS ({lives}), events AS ({events}), instants AS ({instants})"
+    return made, f"{tables} SELECT hash({grouped}) AS id, i.us AS ts, {selected} {alive} GROUP BY {grouped}{births}"
+
+
+def _of_living(call: AggregateCall, types: Mapping[str, str], columns: Mapping[str, str]) -> str:
+    """A call in DuckDB's SQL. NaN is neither the least nor the greatest value if there is another."""
+    if call.column is None:
+        return "count(l.born)"
+    column, kind = f"l.{columns[call.column]}", types[call.column]
+    if kind == "double":
+        column = f"({column} + 0.0)"  # -0.0 is 0.0
+    found = _called(call, kind, column, "", "", "")
+    return (
+        f"coalesce(max({column}) FILTER (WHERE NOT isnan({column})), {found})"
+        if (call.function, kind) == ("max", "double")
+        else found
+    )
 
 
 def _repeated(

@@ -21,6 +21,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.core.key_encoder import KeyEncoder
+from swjoin.core.life_columns import LifeColumns
 from swjoin.core.pair_columns import PairColumn, PairColumns
 from swjoin.core.row_codec import RowCodec, StreamCodec, returned, storage
 from swjoin.expressions.compiler import compile_text, resolve
@@ -30,6 +31,7 @@ from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, PreAggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
 from swjoin.plan.kept_rows import Keyed, kept_columns_of
+from swjoin.plan.live_groups import LiveGroups, live_columns_of
 from swjoin.plan.logical import (
     Copies,
     Filter,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from swjoin.state.pre_aggregation import PreAggregation
 
 _Types = list[tuple[str, Any]]
+_Keyed: TypeAlias = AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | LifeColumns
 BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
 StaticTables: TypeAlias = Callable[[str, tuple[str, ...]], tuple[Columns | None, int]]  # columns of a source; number of rows
 
@@ -69,7 +72,7 @@ class StageColumns:
     codecs: tuple[StreamCodec, StreamCodec]
     keys: tuple[_Types, _Types]
     produced: PairColumns
-    keyed: AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | None = None
+    keyed: _Keyed | None = None
 
     def new_keys(self) -> KeyEncoder | GroupKeys:
         """An encoder of the stage's keys, or groups, with a dictionary of its own."""
@@ -355,9 +358,11 @@ def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str
     if not stage.joins:
         nothing = StreamCodec((), (), None)
         node, types = stage.node, stage.schemas[0].types
-        found: AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | None = None
+        found: _Keyed | None = None
         if isinstance(node, Aggregate):
             found = aggregate_columns_of(node, types, stage.schema.types)
+        elif isinstance(node, LiveGroups):
+            found = live_columns_of(node, types)
         elif isinstance(node, Keyed):
             found = kept_columns_of(node, types, needed[node.name])
         return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()), found)

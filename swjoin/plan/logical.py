@@ -1,8 +1,8 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
 What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Spread`, `Copies`, `Union`, `Result`; `LogicalPlan`, of these, of
-`Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `Lookup`s (`plan.lookups`) and `MapBatches`
-(`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
+`Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `LiveGroups` (`plan.live_groups`), `Lookup`s
+(`plan.lookups`) and `MapBatches` (`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
@@ -32,6 +32,7 @@ from swjoin.core.kept_columns import OrderKey
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views, kept_types
+from swjoin.plan.live_groups import LiveGroups, live_types
 from swjoin.plan.lookups import Lookup, lookup_columns
 from swjoin.plan.map_batches import MapBatches, keeps_time, mapped_columns
 from swjoin.routing.biclique import Biclique
@@ -510,7 +511,7 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
-        case Aggregate() | Ranked() | Sessions() | TupleWindows() | AlignedWindows() | Views():
+        case Aggregate() | Ranked() | Sessions() | TupleWindows() | AlignedWindows() | Views() | LiveGroups():
             return _keyed_schema(node, inputs[0])
         case Lookup():
             return _lookup_schema(node, *inputs)
@@ -578,8 +579,13 @@ def _copied_schema(node: Copies, schema: Schema) -> Schema:
 
 
 def _keyed_schema(node: Keyed, schema: Schema) -> Schema:
-    types_of = aggregate_types if isinstance(node, Aggregate) else kept_types
-    columns = tuple(Column(*column) for column in types_of(node, schema.types, schema.time))  # type: ignore[arg-type]
+    if isinstance(node, Aggregate):
+        found = aggregate_types(node, schema.types, schema.time)
+    elif isinstance(node, LiveGroups):
+        found = live_types(node, schema.types, schema.time)
+    else:
+        found = kept_types(node, schema.types, schema.time)
+    columns = tuple(Column(*column) for column in found)
     if isinstance(node, Ranked) and not node.start and node.ts_after_us == 0 and node.windows.size_us == 1:
         return Schema(columns, schema.time)  # a row's window is its time
     time = {"start": node.start, "end": node.end}.get(node.output_time, "")

@@ -15,6 +15,7 @@ from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
+from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Spread, Union
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
@@ -31,6 +32,7 @@ _KINDS: dict[str, type[Node]] = {
     "tuple_windows": TupleWindows,
     "aligned_windows": AlignedWindows,
     "views": Views,
+    "live_groups": LiveGroups,
     "lookup": Lookup,
     "spread": Spread,
     "copies": Copies,

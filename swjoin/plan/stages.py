@@ -25,6 +25,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
 from swjoin.plan.aggregates import Aggregate, PreAggregate, is_pre_aggregated
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows, Views
+from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
     Copies,
     Filter,
@@ -384,6 +385,9 @@ def describe_stage(stage: Stage) -> str:
             rule = f"that of its input{less}"
         elif isinstance(stage.node, Views):
             time, window, rule = "the time", "view", "none before the end of its input"
+        elif isinstance(stage.node, LiveGroups):
+            rule = "none before the end of its input" if stage.node.may_wait else "that of its input"
+            return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: the instant; watermark: {rule}"
         return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: {time} of its {window}; watermark: {rule}"
     if stage.gathers:
         what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"

@@ -16,6 +16,7 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, Views
+from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import IntervalJoin, Node, Source
 from swjoin.plan.lookups import Lookup
 
@@ -63,7 +64,8 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
         if inputs[0] in (BEGIN_OF_TIME_US, END_OF_TIME_US):
             return inputs[0]
         return max(node.windows.first_after(inputs[0]) + node.ts_after_us, BEGIN_OF_TIME_US)
-    if isinstance(node, Views):  # one that has nothing new comes out with the next that has
+    waits = isinstance(node, LiveGroups) and node.may_wait
+    if isinstance(node, Views) or waits:  # one that has nothing new comes out with the next that has
         return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US
     if isinstance(node, Sessions):  # those that are open end later
         return _shifted(inputs[0], 1 + node.ts_after_us)
@@ -80,10 +82,12 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
 def needed_below(node: Node, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
-    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, for sessions, which may be of any length, for windows that
-    begin with a group's first row, and for what has results of all rows; END_OF_TIME_US for a stage without state.
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, for sessions and lives, which may be of any length, for
+    windows that begin with a group's first row, and for what has results of all rows; END_OF_TIME_US for a stage without state.
     """
-    if isinstance(node, Sessions | Repeated) or (isinstance(node, Aggregate) and node.running):
+    if isinstance(node, LiveGroups) and node.longest_us:
+        return _shifted(inputs[0], -node.longest_us), END_OF_TIME_US
+    if isinstance(node, Sessions | Repeated | LiveGroups) or (isinstance(node, Aggregate) and node.running):
         return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US, END_OF_TIME_US
     if isinstance(node, Aggregate | Ranked) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
         return max(node.windows.first_after(inputs[0]), BEGIN_OF_TIME_US), END_OF_TIME_US

@@ -1,7 +1,7 @@
 """Sums of doubles without an error but the last rounding, of any number of groups, in any order of the values.
 
 What: `ExactSums`: slots, each the sum of the values added to it; `add`, `combine`, `values`, `clear`,
-`export`, `restore`.
+`export`, `restore`; `new_slots`, for other kernels.
 Why: the sum of floats in the order of their arrival depends on that order, so on ranks, moves and crashes. Here a sum is an
 integer, a multiple of the least double, that is rounded once, half to even, when it is read (as Python's fsum does): the same
 whatever the order, and values that have been added can be taken away again, as windows slide.
@@ -308,6 +308,13 @@ class ExactSums:
         other = ExactSums()
         other._slots = whole
         self.combine(slots, other, np.arange(len(slots)))
+
+
+def new_slots(count: int) -> Slots:
+    """Slots that are 0.0, for kernels, with a free row for each."""
+    slots = _empty(count, count)
+    slots.free[:] = np.arange(count)
+    return slots
 
 
 def _empty(slots: int, rows: int) -> Slots:

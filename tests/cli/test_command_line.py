@@ -253,6 +253,7 @@ def test_what_is_no_stream_on_standard_input_is_refused(data: bytes, monkeypatch
         ["generate", "-o", "out", "--duration", "1s", "--rate"],
         ["plan", "local.yaml", "--target-rate"],
         ["doctor", "--limit"],
+        ["place", "graph.json", "-k", "2", "--imbalance"],
     ],
 )
 def test_amounts_are_positive_and_finite(words: list[str], number: str, swjoin: Any) -> None:

@@ -39,6 +39,8 @@ EMPTY = {
     "simulate ''": ["simulate", "", "--slaves", "2"],
     "simulate --out ''": ["simulate", "config.yaml", "--slaves", "2", "--out", ""],
     "plan ''": ["plan", ""],
+    "place ''": ["place", "", "-k", "2"],
+    "place --history ''": ["place", "graph.json", "-k", "2", "--history", ""],
     "explain ''": ["explain", ""],
     "init ''": ["init", ""],
     "report ''": ["report", ""],

@@ -39,6 +39,29 @@ FILES = {
     "paid.sql": (
         "SELECT t.user, p.eur FROM t JOIN p\nON t.user = p.user AND p.paid BETWEEN t.started AND t.started + INTERVAL 1 HOUR\n"
     ),
+    **dict.fromkeys(
+        ("traffic.json", "monday.json", "tuesday.json"),
+        '{"tasks": [{"id": 1, "work": 5}, {"id": 2, "work": 5}, {"id": 3, "work": 9}], '
+        '"edges": [[1, 2, 5, 320], [2, 3, 1, 64]]}',
+    ),
+    "likes.rq": (
+        "PREFIX ex: <http://example.org/>\n"
+        "SELECT ?author ?fan ?post WHERE {\n"
+        "  STREAM ex:posts [RANGE 1m] { ?author ex:wrote ?post }\n"
+        "  STREAM ex:likes [RANGE 10s] { ?fan ex:likes ?post }\n"
+        "  ?fan ex:knows ?author .\n"
+        "}\n"
+    ),
+    "posts.txt": (
+        "0 <http://example.org/ann> <http://example.org/wrote> <http://example.org/post1> .\n"
+        "2000000 <http://example.org/ben> <http://example.org/wrote> <http://example.org/post2> .\n"
+    ),
+    "likes.txt": (
+        "1500000 <http://example.org/ben> <http://example.org/likes> <http://example.org/post1> .\n"
+        "3000000 <http://example.org/cid> <http://example.org/likes> <http://example.org/post2> .\n"
+        "9000000 <http://example.org/cid> <http://example.org/likes> <http://example.org/post1> .\n"
+    ),
+    "people.ttl": ("@prefix ex: <http://example.org/> .\nex:ben ex:knows ex:ann .\nex:cid ex:knows ex:ben .\n"),
     "live.yaml": (
         "join: {on: user, left_time: started, right_time: paid, within: 1h}\n"
         "left: {flight: {}, schema: 'user: int64, started: timestamp[us], km: double'}\n"

@@ -14,7 +14,9 @@ from swjoin.core.kept_columns import OrderKey
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
-from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, OutputTime, Result, Schema, Source, Union
+from swjoin.plan.live_groups import LiveGroups
+from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Node, OutputTime, Project, Result, Schema, Source, Union
+from tests.tools.plan_expressions import born_at, dead_at
 from tests.tools.plan_oracle import Row
 
 COLUMNS = (Column("k", "int64"), Column("v", "int64"), Column("ts", "timestamp[us]"))
@@ -78,14 +80,14 @@ def plan(name: str) -> LogicalPlan:
 @st.composite
 def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, int]] | None = None) -> LogicalPlan:
     """Plans of 1 to 3 sources and 1 to 3 joins, unions, aggregates, top-n, sessions, windows of tuples or aligned to data,
-    and views; all that no node reads is a result."""
+    views, and groups of rows that are alive; all that no node reads is a result."""
     bounds = within or st.tuples(st.integers(-3, 3), st.integers(-3, 3)).map(lambda b: (min(b), max(b)))
     nodes: list[Node] = [source(f"s{i}") for i in range(draw(st.integers(1, 3)))]
     schemas: dict[str, Schema] = {node.name: Schema(COLUMNS, "ts") for node in nodes}
     for i in range(draw(st.integers(1, 3))):
         name, names = f"n{i}", sorted(schemas)
         left = draw(st.sampled_from(names))
-        choice = draw(st.integers(0, 12))
+        choice = draw(st.integers(0, 13))
         if choice == 5:
             time_of = draw(st.sampled_from(("last", "end")))
             node: Node = Sessions(name, left, ("k",), draw(st.integers(1, 4)), f"start{i}", f"end{i}", time_of)
@@ -97,6 +99,15 @@ def random_plans(draw: Callable[..., Any], within: st.SearchStrategy[tuple[int, 
             node = AlignedWindows(name, left, ("k",), size, slide, f"start{i}", f"end{i}", time_of)
         elif choice == 12 and left.startswith("s"):
             node = Views(name, left, ("k",), draw(st.integers(1, 3)), f"as_of{i}")
+        elif choice == 13 and left.startswith("s"):
+            unit, later, life = draw(st.integers(1, 3)), draw(st.integers(0, 2)), draw(st.integers(0, 4))
+            dies = draw(st.sampled_from((born_at, dead_at)))
+            lives = ("born", born_at("ts", later, unit)), ("dead", dies("ts", later + life, unit))
+            nodes.append(Project(f"p{i}", left, (*((c.name, f'"{c.name}"') for c in COLUMNS), *lives)))
+            longest = later + life + unit if dies is born_at and draw(st.booleans()) else 0
+            mode = draw(st.sampled_from(("changes", "boundaries", "births")))
+            calls = () if mode == "births" else (AggregateCall("v", "count"),)
+            node = LiveGroups(name, f"p{i}", ("k",), "born", "dead", calls, f"as_of{i}", unit, mode, longest)
         elif choice == 6:
             windows = TimeWindows(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 2)))
             time_of, most = draw(st.sampled_from(("last", "start", "end"))), draw(st.integers(1, 2))

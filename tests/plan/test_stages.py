@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError
-from swjoin.plan.aggregates import Aggregate, PreAggregate
+from swjoin.plan.aggregates import Aggregate, AggregateCall, PreAggregate
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, UnionInput
+from swjoin.plan.live_groups import LiveGroups
+from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Project, Result, Schema, UnionInput
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate, cut, describe_edge, describe_stage
-from tests.plan.plans import PLANS, plan, random_plans, random_rows, source
+from tests.plan.plans import COLUMNS, PLANS, plan, random_plans, random_rows, source
 from tests.tools.plan_oracle import (
     Answer,
     Row,
@@ -25,6 +27,8 @@ from tests.tools.plan_oracle import (
     aligned_window_rows,
     evaluate,
     join_rows,
+    live_rows,
+    projected_rows,
     ranked_rows,
     session_rows,
     tuple_window_rows,
@@ -42,6 +46,9 @@ def run(stages: StagePlan, sources: Mapping[str, Sequence[Row]], instance_count:
         for step in edge.steps:
             if isinstance(step, PreAggregate):
                 continue  # groups are as good as their rows
+            if isinstance(step, Project):  # of a source
+                rows = projected_rows(step, Schema(COLUMNS, "ts"), rows)
+                continue
             assert isinstance(step, UnionInput)
             rows = union_rows(step.index, rows)
         return rows
@@ -74,6 +81,8 @@ def played(stage: Stage, left: list[Row], right: list[Row]) -> list[Row]:
         return aligned_window_rows(stage.node, stage.schemas[LEFT], left)
     if isinstance(stage.node, Views):
         return view_rows(stage.node, stage.schemas[LEFT], left)
+    if isinstance(stage.node, LiveGroups):
+        return live_rows(stage.node, stage.schemas[LEFT], left)
     return left if stage.gathers else join_rows(stage.join, stage.schemas, left, right)
 
 
@@ -166,6 +175,28 @@ def test_description() -> None:
         assert "; keys k = v; " in line
         assert line.endswith(f"watermark: {watermark}")
         assert time in line
+
+
+def test_description_of_groups_that_live() -> None:
+    columns = (Column("k", "int64"), Column("b", "int64"), Column("d", "int64"), Column("ts", "timestamp[us]"))
+    calls = (AggregateCall("n", "count"), AggregateCall("m", "count", "b", distinct=True))
+    head = "stage 0 g: count, count distinct of rows that are alive by k, "
+    tail = "; time of a row: the instant; watermark: that of its input"
+    node = LiveGroups("g", "a", ("k",), "b", "d", calls)
+    for found, line in (
+        (node, f"{head}at births and deaths{tail}"),
+        (replace(node, mode="boundaries", every_us=5_000_000, longest_us=9), f"{head}every 5s{tail}"),
+        (
+            replace(node, mode="boundaries", every_us=5_000_000),
+            f"{head}every 5s; time of a row: the instant; watermark: none before the end of its input",
+        ),
+        (
+            replace(node, key=(), calls=(), mode="births"),
+            f"stage 0 g: groups of rows that are alive by instant, as the first row is born{tail}",
+        ),
+    ):
+        (stage,) = cut(LogicalPlan((source("a", columns), found, Result("out", "g")))).stages
+        assert describe_stage(stage) == line
 
 
 # ---------------------------------------------------------------- instances

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -16,10 +17,12 @@ from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, WindowTime
 from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows, Views
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, OutputTime, Union
+from swjoin.plan.live_groups import LiveGroups
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, OutputTime, Project, Result, Union
 from swjoin.plan.watermarks import join_shifts, needed_below, watermark_out
-from tests.plan.plans import OUTPUT_TIMES, join, plan, random_plans, random_rows, watermark_after
-from tests.tools.plan_oracle import Rule, emitted, evaluate
+from tests.plan.plans import OUTPUT_TIMES, join, plan, random_plans, random_rows, source, watermark_after
+from tests.tools.plan_expressions import born_at, dead_at
+from tests.tools.plan_oracle import Row, Rule, emitted, evaluate
 
 SMALL = range(-4, 5)
 
@@ -102,6 +105,11 @@ def views_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
     return inputs[0] if isinstance(node, Views) else watermark_out(node, inputs)
 
 
+def instants_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
+    found = watermark_out(node, inputs)
+    return found + 1 if isinstance(node, LiveGroups) and abs(found) < END_OF_TIME_US else found
+
+
 def rows_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
     found = watermark_out(node, inputs)
     return found + 1 if isinstance(node, TupleWindows) and abs(found) < END_OF_TIME_US else found
@@ -110,6 +118,7 @@ def rows_that_have_passed(node: Node, inputs: Sequence[int]) -> int:
 WRONG_RULES = [
     *(least_inputs, union_by_maximum, one_later, pairs_alone, windows_that_have_ended),
     *(windows_that_begin, rows_that_have_passed, views_that_have_passed),
+    instants_that_have_passed,
 ]
 
 
@@ -210,6 +219,35 @@ def test_windows_of_tuples_promise_what_their_input_does(partial: bool) -> None:
         assert needed_below(node, [watermark_us])[0] in (BEGIN_OF_TIME_US, watermark_us)
     assert needed_below(node, [5]) == (BEGIN_OF_TIME_US, END_OF_TIME_US)
     assert WHOLE.origin_us <= LAST_TIME_US < WHOLE.origin_us + WHOLE.size_us
+
+
+@pytest.mark.parametrize("mode", ["changes", "boundaries", "births"])
+def test_groups_that_live_promise_what_their_input_does(mode: Literal["changes", "boundaries", "births"]) -> None:
+    """A row to come is born at the watermark or later; of a life of 7 us a row of 3 us is needed until 10 us have passed."""
+    bounded = LiveGroups("g", "a", ("k",), "born", "dead", (), "as_of", 2, mode, 7)
+    endless = LiveGroups("g", "a", ("k",), "born", "dead", (), "as_of", 2, mode)
+    for watermark_us in range(-4, 5):
+        assert watermark_out(bounded, [watermark_us]) == watermark_us
+        assert needed_below(bounded, [watermark_us]) == (watermark_us - 7, END_OF_TIME_US)
+        assert watermark_out(endless, [watermark_us]) == (BEGIN_OF_TIME_US if mode == "boundaries" else watermark_us)
+        assert needed_below(endless, [watermark_us]) == (BEGIN_OF_TIME_US, END_OF_TIME_US)
+    for end in (BEGIN_OF_TIME_US, END_OF_TIME_US):
+        for node in (bounded, endless):
+            assert (watermark_out(node, [end]), needed_below(node, [end])) == (end, (end, END_OF_TIME_US))
+
+
+def test_boundaries_of_a_row_that_never_dies_wait_for_the_next_birth_or_death() -> None:
+    lives = Project("l", "a", (("k", '"k"'), ("born", born_at("ts", 0, 1)), ("dead", dead_at("ts", 2, 1))))
+    node = LiveGroups("g", "l", ("k",), "born", "dead", (), "as_of", 1, "boundaries")
+    logical = LogicalPlan((source("a"), lives, node, Result("out", "g")))
+    sources = {"a": [Row(i, ts, (0, i, ts)) for i, ts in enumerate((2, 6))]}  # the first one never dies
+    rows = evaluate(logical, sources)
+    out, promised = emitted(logical, rows, {"a": {0}}, {"a": 6}, watermark_out)
+    assert [row.ts for row in rows["g"]] == [2, 3, 4, 5, 6, 7, 8]
+    assert [row.ts for row in rows["g"] if row.id in out["g"]] == [2]
+    assert (promised["l"], promised["g"]) == (6, BEGIN_OF_TIME_US)
+    bounded = LogicalPlan((source("a"), lives, replace(node, longest_us=9), Result("out", "g")))
+    assert emitted(bounded, rows, {"a": {0}}, {"a": 6}, watermark_out)[1]["g"] == 6
 
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 3), (0, 0), (0, 4), (-4, 0)])

@@ -30,7 +30,9 @@ def test_every_package_is_listed() -> None:
 
 
 def test_extras_have_names_to_rely_on() -> None:
-    assert {"mpi", "verify", "spark", "plots", "flights", "kafka", "dashboard", "completion", "docs", "dev"} == set(extras())
+    for_development = {"docs", "dev"}
+    names = {"mpi", "verify", "spark", "plots", "flights", "kafka", "dashboard", "completion", "placement", "rdf"}
+    assert names | for_development == set(extras())
 
 
 def test_what_is_locked_fits_what_is_asked_for() -> None:
@@ -42,7 +44,7 @@ def test_what_is_locked_fits_what_is_asked_for() -> None:
     locked = {canonicalize_name(name): version for name, version in pinned}
     wanted = [
         *lines("options", "install_requires"),
-        *(r for e in ("mpi", "verify", "spark", "plots", "flights", "dashboard", "dev") for r in extras()[e]),
+        *(r for e in ("mpi", "verify", "spark", "plots", "flights", "dashboard", "placement", "dev") for r in extras()[e]),
     ]
     for text in wanted:
         requirement = Requirement(text)

@@ -1,7 +1,7 @@
 """Conditions and computed columns of random plans: each as SQL text and as a function in Python.
 
-What: `draw_condition`, `draw_value`, `band_key`, `function_of`; `merged_values`, a function of a batch, and `merged`, the same
-of a value.
+What: `draw_condition`, `draw_value`, `band_key`, `born_at`, `dead_at`, `function_of`; `merged_values`, a function of a batch,
+and `merged`, the same of a value.
 Why: the oracle of plans has its own meaning of every expression that a random plan has.
 Stays out: what SQL functions mean in general (`tests.expressions.test_expressions`, against DuckDB).
 """
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from swjoin.core.ids import LAST_TIME_US
 from swjoin.plan.logical import Schema
 
 _Function = Callable[[Any], Any]
@@ -80,6 +81,16 @@ def one_key(column: str) -> str:
     return f'CAST(CASE WHEN "{column}" IS NULL THEN 0 ELSE 0 END AS BIGINT)'
 
 
+def born_at(column: str, after_us: int, unit_us: int) -> str:
+    """A birth, a multiple of a time: from a row's time on, a timestamp, so much later."""
+    return f'((epoch_us("{column}") + {after_us + unit_us - 1}) // {unit_us}) * {unit_us}'
+
+
+def dead_at(column: str, after_us: int, unit_us: int) -> str:
+    """A death likewise; rows of some times never die."""
+    return f'CASE WHEN epoch_us("{column}") % 5 = 2 THEN {LAST_TIME_US} ELSE {born_at(column, after_us, unit_us)} END'
+
+
 def function_of(text: str) -> tuple[str, _Function]:
     """The column that an expression drawn here reads, and its value as a function of the column's."""
     found = re.search('"([^"]*)"', text)
@@ -88,6 +99,10 @@ def function_of(text: str) -> tuple[str, _Function]:
     if of_band := re.fullmatch(r'2 \* \("{}" % 100 \+ (\d+)\) \+ (\d)', form):
         more, copy = map(int, of_band.groups())
         return found[1], _known(lambda v: 2 * (int(math.fmod(v, 100)) + more) + copy)
+    if of_life := re.search(r'epoch_us\("{}"\) \+ (-?\d+)\) // (\d+)', form):
+        more, unit = map(int, of_life.groups())
+        for_ever = form.startswith("CASE")
+        return found[1], lambda v: LAST_TIME_US if for_ever and math.fmod(v, 5) == 2 else int((v + more) / unit) * unit
     if text == one_key(found[1]):
         return found[1], lambda value: 0
     if form == '"{}"':

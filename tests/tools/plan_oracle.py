@@ -11,6 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from swjoin.core.ids import END_OF_TIME_US, LAST_TIME_US
@@ -18,6 +19,7 @@ from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views
+from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
     Copies,
     Filter,
@@ -287,6 +289,61 @@ def view_rows(node: Views, schema: Schema, rows: Sequence[Row]) -> list[Row]:
     return out
 
 
+def live_rows(node: LiveGroups, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows of groups of rows that are alive. parents: the instant, and the time by which the row is out."""
+    names, out = list(schema.types), []
+    at = names.index(node.born), names.index(node.dead)
+    for mine in _by_key(node.key, schema, rows):
+        lives = [(row.values[at[0]], row.values[at[1]], row) for row in mine if row.values[at[0]] < row.values[at[1]]]
+        ends = [dead for _, dead, _ in lives if dead < LAST_TIME_US]
+        times = sorted({*(born for born, _, _ in lives), *ends})
+        for_ever = min((born for born, dead, _ in lives if dead >= LAST_TIME_US), default=END_OF_TIME_US)
+        if node.mode == "boundaries" and times:
+            instants = [us for us in range(times[0], times[-1] + 1) if us % node.every_us == 0]
+        else:
+            instants = times
+        for us in instants:
+            alive = [row for born, dead, row in lives if born <= us < dead]
+            before = [row for born, dead, row in lives if born < us < dead]
+            if (node.mode == "boundaries" and not alive) or (node.mode == "births" and (before or not alive)):
+                continue
+            until = us if us <= for_ever or node.mode != "boundaries" else next(time for time in times if time >= us)
+            key = [mine[0].values[names.index(name)] for name in node.key]
+            results = [_of_living(call, names, alive) for call in node.calls]
+            out.append(Row(row_hash([words_of(v) for v in (*key, us)]), us, (*key, us, *results), (us, until + 1)))
+    return out
+
+
+def _of_living(call: AggregateCall, names: Sequence[str], rows: Sequence[Row]) -> Any:
+    """A call of rows, whose doubles may be any: sums are rounded once, 0.0 is -0.0, NaN is less than all for max, and greater
+    than all for min."""
+    if call.column is None:
+        return len(rows)
+    values = [value for row in rows if (value := row.values[names.index(call.column)]) is not None]
+    values = [value + 0.0 if isinstance(value, float) else value for value in values]
+    if call.distinct:
+        nothing = [value for value in values if value != value][:1]
+        values = [*{value for value in values if value == value}, *nothing]
+    if call.function == "count" or not values:
+        return len(values) if call.function == "count" else None
+    if call.function == "sum":
+        return exact_sum(values) if isinstance(values[0], float) else sum(values)
+    known = [value for value in values if value == value]
+    return {"min": min, "max": max}[call.function](known) if known else math.nan
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """The sum of doubles, rounded once."""
+    if any(map(math.isnan, values)) or {math.inf, -math.inf} <= set(values):
+        return math.nan
+    found = [value for value in values if math.isinf(value)]
+    total = sum(map(Fraction, () if found else values), Fraction(0))
+    try:
+        return found[0] if found else float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
+
+
 def _by_key(key: Sequence[str], schema: Schema, rows: Sequence[Row]) -> list[list[Row]]:
     names = list(schema.types)
     groups: dict[tuple[Any, ...], list[Row]] = {}
@@ -429,6 +486,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = aligned_window_rows(node, plan.schema(node.input), found[node.input])
             case Views():
                 found[node.name] = view_rows(node, plan.schema(node.input), found[node.input])
+            case LiveGroups():
+                found[node.name] = live_rows(node, plan.schema(node.input), found[node.input])
             case Spread():  # any two rows meet
                 found[node.name] = found[node.input]
             case Copies():

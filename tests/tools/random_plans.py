@@ -41,6 +41,7 @@ from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows, Views
+from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
     Column,
     Copies,
@@ -62,7 +63,7 @@ from swjoin.runtime.open import plan_output
 from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
-from tests.tools.plan_expressions import band_key, draw_condition, draw_value, one_key
+from tests.tools.plan_expressions import band_key, born_at, dead_at, draw_condition, draw_value, one_key
 from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
 from tests.tools.random_freezes import draw_freezes
 
@@ -71,6 +72,7 @@ MOST_RANKS = 8  # with instances
 SEEDS_OF_BUGS = 1_000  # plans below have no windows of groups: tests of planted bugs count on what they have
 SEEDS_WITHOUT_FUNCTIONS = range(20_000, 40_000)  # and no places; likewise, tests of aggregates and of rows that are kept
 SEEDS_OF_VIEWS = 50_000  # plans below have no views, and no units that store one stream each
+SEEDS_OF_LIVES = 60_000  # plans below have no rows that live
 _FUNCTIONS = "tests.tools.plan_expressions"
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
@@ -130,6 +132,9 @@ class PlanScenario:
         units = np.random.default_rng([seed, 35])
         if seed >= SEEDS_OF_VIEWS and units.random() < 0.15 and all(node.name != "meeting" for node in plan.nodes):
             plan = _draw_spread(units, plan, span, of_units=True)
+        lives = np.random.default_rng([seed, 37])
+        if seed >= SEEDS_OF_LIVES and lives.random() < 0.15:
+            plan = _draw_lives(lives, plan, span)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         plan = _fitted(plan, config.cluster.partition_count)
@@ -407,6 +412,46 @@ def _draw_views(random: np.random.Generator, plan: LogicalPlan, span: int) -> Lo
     if random.random() < 0.3:
         nodes.append(Filter("hv", last, '"n" between 2 and 60 or "n" is null'))
         last = "hv"
+    return _reaching(nodes, last)
+
+
+def _draw_lives(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """With groups of rows that are alive, of the rows of the result if a column has their time, or of a source alone; now and
+    then filtered, or counted by windows of time."""
+    endless = any(isinstance(node, TupleWindows) and node.partial for node in plan.nodes)  # rows without a time
+    schema = plan.schema(_last(plan.nodes))
+    timed = schema.types.get(str(schema.time)) == "timestamp[us]"
+    nodes, last = [node for node in plan.ordered if not isinstance(node, Result)], _last(plan.nodes)
+    if not timed or endless or random.random() < 0.4:
+        last = next(node.name for node in nodes if isinstance(node, Source) and node.time is not None)
+    schema = plan.schema(last)
+    mode = str(random.choice(["changes", "changes", "boundaries", "births"]))
+    unit = max(1, int(span // random.choice([5, 20]))) if mode == "boundaries" else 1
+    later, life = int(random.choice([0, 0, span // 10])), int(random.choice([0, 1, span // 20, span // 3, 2 * span]))
+    dies = bool(random.random() < 0.7)
+    time = str(schema.time)
+    born, dead = born_at(time, later, unit), (born_at if dies else dead_at)(time, later + life, unit)
+    shown = tuple((name, f'"{name}"') for name in schema.types)
+    nodes.append(Project("lives", last, (*shown, ("born", born), ("dead", dead))))
+    key = tuple(n for n in schema.types if n.strip("_").split("_")[-1] in ("k", "s") and random.random() < 0.5)
+    numbers = [n for n, kind in schema.columns if kind in ("int64", "double")]
+    calls = [AggregateCall("n", "count")]
+    for i in range(int(random.integers(0, 4)) if numbers else 0):
+        function = str(random.choice(["count", "sum", "min", "max"]))
+        distinct = function in ("count", "sum") and bool(random.random() < 0.4)
+        calls.append(AggregateCall(f"f{i}", function, str(random.choice(numbers)), distinct=distinct))
+    longest = later + life + 3 * unit if dies and random.random() < 0.7 else 0
+    drawn = tuple(calls) if mode != "births" else ()
+    nodes.append(LiveGroups("alive", "lives", key, "born", "dead", drawn, "as_of", unit, mode, longest))  # type: ignore[arg-type]
+    last = "alive"
+    if mode != "births" and random.random() < 0.3:
+        nodes.append(Filter("ha", last, '"n" between 2 and 60 or "n" is null'))
+        last = "ha"
+    if random.random() < 0.3:
+        size = max(1, span // 3)
+        windows, calls = TimeWindows(size, size), [AggregateCall("m", "count")]
+        nodes.append(Aggregate("counted", last, key, windows, tuple(calls), "cstart", "cend"))
+        last = "counted"
     return _reaching(nodes, last)
 
 

@@ -12,17 +12,20 @@ from swjoin.config.run import RunConfig
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
+from swjoin.core.life_columns import LifeColumns
 from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.configured_join import join_of_run
 from swjoin.operators.gathering import Gathering
 from swjoin.operators.group_windows import AlignedWindows, TupleWindows, Views
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.keyed_operator import Limits
+from swjoin.operators.live_groups import LiveGroups, Rule
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.sessions import Sessions
 from swjoin.operators.window_join import Matching
-from swjoin.plan import aggregates, kept_rows
+from swjoin.plan import aggregates, kept_rows, live_groups
+from swjoin.state.life_kernel import BIRTHS, BOUNDARIES, CHANGES
 
 
 def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: bool) -> JoinOperator:
@@ -49,6 +52,9 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
         return AlignedWindows((node.size_us, node.slide_us), columns, keys, limits, name, at_start=at_start)
     if isinstance(node, kept_rows.Views) and isinstance(columns, RepeatedColumns):
         return Views(node.every_us, columns, keys, limits, name)
+    if isinstance(node, live_groups.LiveGroups) and isinstance(columns, LifeColumns):
+        mode = {"changes": CHANGES, "boundaries": BOUNDARIES, "births": BIRTHS}[node.mode]
+        return LiveGroups(Rule(mode, node.every_us, node.longest_us), columns, keys, limits, name)
     assert isinstance(node, kept_rows.Sessions), f"{name}: a stage without an operator"
     assert isinstance(columns, SessionColumns), f"{name}: sessions without their columns"
     return Sessions(node.gap_us, columns, keys, limits, name)

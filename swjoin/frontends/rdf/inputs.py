@@ -1,0 +1,378 @@
+"""The door of a query over RDF streams: triples are read, encoded and matched; what goes on are mappings of codes.
+
+What: `Graphs`, the triples of streams and static graphs, by codes; `Input`, the mappings of one pattern; `read_graphs`,
+`matched`; `table_of`, an input as an Arrow table.
+Why: all patterns of a stream are matched where its triples come in, so slaves never see text, and a mapping is a row of
+integers (CQELS Cloud, section 4).
+Stays out: reading files (`frontends.rdf.triples`), terms (`frontends.rdf.dictionary`), joins (`frontends.rdf.planner`).
+
+With windows of TRIPLES lives are compared by places in the common order, (time, stream, row, input), in which the deaths of
+other windows have places, too: a boundary comes after all triples of its time, the end of a RANGE before them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from swjoin.core.batch import I64, Bool
+from swjoin.core.errors import UserError
+from swjoin.core.ids import LAST_TIME_US
+from swjoin.core.lives import Lives
+from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var
+from swjoin.frontends.rdf.dictionary import TermDictionary
+from swjoin.frontends.rdf.expressions import NAIVE, NUMERIC, TIME, Variable
+from swjoin.frontends.rdf.term_values import TermValues
+from swjoin.frontends.rdf.triples import MalformedPolicy, MalformedTriples, TripleBatch, read_triples
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LOG = logging.getLogger(__name__)
+Paths: TypeAlias = str | tuple[str, ...]
+_ZONE = r"(Z|[+-]\d\d:\d\d)$"
+_EXACT = 1 << 53  # integers up to here are doubles
+
+
+@dataclass(frozen=True)
+class Triples:
+    """int64 (n,) each; ts in order, microseconds; empty of a static graph."""
+
+    ts: I64
+    terms: tuple[I64, I64, I64]
+
+
+@dataclass
+class Graphs:
+    """streams, static: triples by IRI. counts: triples that were read, by IRI. malformed: lines that were not, likewise.
+    values: of all terms, once all have codes; many queries need none."""
+
+    dictionary: TermDictionary
+    streams: dict[str, Triples] = field(default_factory=dict)
+    static: dict[str, Triples] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    malformed: dict[str, MalformedTriples] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> TermValues:
+        return TermValues(self.dictionary)
+
+
+@dataclass
+class Input:
+    """The mappings of a pattern. name: of its table. codes: by variable, int64 (n,). ts: of the triples; lives: as times;
+    None: of a static pattern. places: the same lives as places, where some window needs them. reach_us: the longest time from
+    a mapping's to a partner's."""
+
+    name: str
+    pattern: Pattern
+    codes: dict[str, I64]
+    count: int
+    ts: I64 | None = None
+    lives: Lives | None = None
+    places: Lives | None = None
+    reach_us: int = 0
+
+    @property
+    def static(self) -> bool:
+        return self.ts is None
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_graphs(query: RdfQuery, streams: Mapping[str, Paths], static: Mapping[str, Paths], policy: MalformedPolicy) -> Graphs:
+    """The triples of the streams and graphs that a query reads. UserError for one that is not given, and for files that cannot
+    be read."""
+    graphs = Graphs(TermDictionary())
+    named = {p.graph for p in query.patterns if p.block is None and p.graph is not None}
+    everywhere = any(p.block is None and p.graph is None for p in query.patterns)
+    _check_known("stream", "STREAM", query.streams, streams)
+    _check_known("static", "GRAPH", sorted(named), static)
+    if everywhere and not static:
+        raise UserError("the query has triples outside of STREAM, and no static graph", remedy="give --static IRI=PATH")
+    for iri in set(streams) - set(query.streams):
+        _LOG.warning("--stream %s: the query does not name it", iri)
+    for number, iri in enumerate(query.streams):
+        graphs.streams[iri] = _in_order(_read(graphs, iri, streams[iri], policy, number, times=True))
+    for number, iri in enumerate(static, len(query.streams)):
+        if everywhere or iri in named:
+            graphs.static[iri] = _distinct(_read(graphs, iri, static[iri], policy, number, times=False))
+        else:
+            _LOG.warning("--static %s: the query does not name it", iri)
+    return graphs
+
+
+def _check_known(option: str, clause: str, wanted: Sequence[str], given: Mapping[str, Paths]) -> None:
+    for iri in wanted:
+        if iri not in given:
+            known = f"; given are {', '.join(given)}" if given else ""
+            raise UserError(f"{clause} <{iri}>: no such --{option}{known}", remedy=f"give --{option} {iri}=PATH")
+
+
+def _read(graphs: Graphs, iri: str, paths: Paths, policy: MalformedPolicy, scope: int, *, times: bool) -> Triples:
+    graphs.malformed[iri] = malformed = MalformedTriples(policy)
+    found = read_triples(paths, graphs.dictionary, times=times, malformed=malformed, scope=scope)
+    batches: list[TripleBatch] = list(found)
+    columns = [np.concatenate([np.empty(0, np.int64), *(getattr(b, name) for b in batches)]) for name in ("s", "p", "o")]
+    ts = np.concatenate([np.empty(0, np.int64), *(b.ts for b in batches if b.ts is not None)])
+    graphs.counts[iri] = len(columns[0])
+    return Triples(ts, (columns[0], columns[1], columns[2]))
+
+
+def _in_order(triples: Triples) -> Triples:
+    if len(triples.ts) < 2 or (triples.ts[1:] >= triples.ts[:-1]).all():
+        return triples
+    by = np.argsort(triples.ts, kind="stable")
+    s, p, o = (codes[by] for codes in triples.terms)
+    return Triples(triples.ts[by], (s, p, o))
+
+
+def _distinct(triples: Triples) -> Triples:
+    """A graph is a set."""
+    s, p, o = triples.terms
+    by = np.lexsort((o, p, s))
+    first = np.ones(len(by), np.bool_)
+    first[1:] = np.logical_or.reduce([codes[by[1:]] != codes[by[:-1]] for codes in triples.terms])
+    kept = np.sort(by[first])
+    return Triples(triples.ts, (s[kept], p[kept], o[kept]))
+
+
+# ---------------------------------------------------------------- matching
+
+
+def matched(query: RdfQuery, graphs: Graphs) -> list[Input]:
+    """The mappings of every pattern, in the order of the text; those that never live are left out."""
+    union = None
+    inputs = []
+    rows_of: list[I64] = []
+    for number, pattern in enumerate(query.patterns):
+        if pattern.block is not None:
+            triples = graphs.streams[pattern.block.iri]
+        elif pattern.graph is not None:
+            triples = graphs.static[pattern.graph]
+        else:
+            union = _union(graphs) if union is None else union
+            triples = union
+        rows = _rows(pattern, triples, graphs.dictionary)
+        found = Input(f"input{number}", pattern, {}, len(rows))
+        if pattern.block is not None:
+            found.ts = triples.ts[rows]
+            found.lives = pattern.block.window.lives(found.ts)
+            if pattern.block.window.kind == "triples":
+                found.lives = Lives(found.ts, _counted_deaths(found.ts, pattern.block.window.count))
+        for term, codes in zip(pattern.terms, triples.terms, strict=True):
+            if isinstance(term, Var):
+                found.codes[term.name] = codes[rows]
+        inputs.append(found)
+        rows_of.append(rows)
+    if any(p.block is not None and p.block.window.kind == "triples" for p in query.patterns):
+        _place(inputs, rows_of, query.streams)
+    for found in inputs:
+        _keep_alive(found)
+    _reach(inputs)
+    return inputs
+
+
+def _union(graphs: Graphs) -> Triples:
+    parts = list(graphs.static.values())
+    s, p, o = (np.concatenate([part.terms[i] for part in parts]) for i in range(3))
+    return _distinct(Triples(np.empty(0, np.int64), (s, p, o)))
+
+
+def _rows(pattern: Pattern, triples: Triples, dictionary: TermDictionary) -> I64:
+    """Positions of the triples that fit."""
+    fits: Bool | None = None
+    seen: dict[str, I64] = {}
+    for term, codes in zip(pattern.terms, triples.terms, strict=True):
+        if isinstance(term, Const):
+            code = dictionary.code_of(term.text)
+            test = codes == (-1 if code is None else code)
+        elif term.name in seen:
+            test = codes == seen[term.name]
+        else:
+            seen[term.name] = codes
+            continue
+        fits = test if fits is None else fits & test
+    return np.arange(len(triples.terms[0])) if fits is None else np.flatnonzero(fits)
+
+
+def _counted_deaths(ts: I64, count: int) -> I64:
+    """The time of the mapping that so many come before."""
+    dead = np.full(len(ts), LAST_TIME_US, np.int64)
+    dead[: max(0, len(ts) - count)] = ts[count:]
+    return dead
+
+
+def _place(inputs: Sequence[Input], rows_of: Sequence[I64], streams: Sequence[str]) -> None:
+    """Lives as places in the common order. A point is (time, 0 before, 1 at, 2 after the triples of that time, stream, row,
+    input)."""
+    points: list[I64] = []
+    for number, (found, rows) in enumerate(zip(inputs, rows_of, strict=True)):
+        if found.ts is None or found.lives is None or found.pattern.block is None:
+            continue
+        window, n = found.pattern.block.window, len(rows)
+        own = np.stack([found.ts, np.ones(n, np.int64), np.full(n, streams.index(found.pattern.block.iri)), rows])
+        own = np.concatenate([own, np.full((1, n), number)])
+        ends = np.zeros((5, n), np.int64)
+        ends[0] = found.lives.dead
+        if window.kind == "slide":
+            own = np.zeros((5, n), np.int64)
+            own[0], own[1], ends[1] = found.lives.born, 2, 2
+        elif window.kind == "triples":
+            ends[:, : max(0, n - window.count)] = own[:, window.count :]
+        points += [own, ends]
+    every = np.concatenate(points, axis=1)
+    by = np.lexsort(every[::-1])
+    ordered = every[:, by]
+    new = np.zeros(len(by), np.int64)
+    new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    places = np.empty(len(by), np.int64)
+    places[by] = np.cumsum(new)
+    at = 0
+    for found in inputs:
+        if not found.static:
+            n = found.count
+            found.places = Lives(places[at : at + n], places[at + n : at + 2 * n])
+            at += 2 * n
+
+
+def _keep_alive(found: Input) -> None:
+    """Without the mappings that never live."""
+    lives = found.lives if found.places is None else found.places
+    if found.ts is None or found.lives is None or lives is None:
+        return
+    alive = np.flatnonzero(lives.born < lives.dead)
+    if len(alive) == found.count:
+        return
+    found.ts, found.count = found.ts[alive], len(alive)
+    found.lives = Lives(found.lives.born[alive], found.lives.dead[alive])
+    if found.places is not None:
+        found.places = Lives(found.places.born[alive], found.places.dead[alive])
+    found.codes = {name: codes[alive] for name, codes in found.codes.items()}
+
+
+def _reach(inputs: Sequence[Input]) -> None:
+    """No partners lie further apart than all triples."""
+    timed = [found for found in inputs if found.ts is not None and found.count]
+    if not timed:
+        return
+    firsts, lasts = ([int(found.ts[at]) for found in timed if found.ts is not None] for at in (0, -1))
+    span = max(lasts) - min(firsts)
+    for found in timed:
+        assert found.ts is not None
+        assert found.lives is not None
+        exclusive = 0 if found.places is not None else 1
+        longest = int(np.minimum(found.lives.dead - found.ts, span + 1).max())
+        found.reach_us = max(0, min(span, longest - exclusive))
+
+
+# ---------------------------------------------------------------- tables
+
+
+def variable_of(name: str, column: str, found: Input, values: TermValues) -> Variable:
+    """What is known of a variable from its mappings."""
+    there = np.zeros(len(values), np.bool_)
+    there[found.codes[name]] = True
+    codes = np.flatnonzero(there)
+    kinds = values.kind[codes]
+    numbers = codes[kinds == NUMERIC]
+    clash = ""
+    if len(numbers):
+        by = numbers[np.argsort(values.number[numbers], kind="stable")]
+        same = np.flatnonzero(values.number[by[1:]] == values.number[by[:-1]])
+        if len(same):
+            clash = " and ".join(values.dictionary.text_of(int(code)) for code in by[same[0] : same[0] + 2])
+    found_kinds = set(kinds.tolist())
+    if TIME in found_kinds:
+        found_kinds |= {NAIVE}
+    integers = bool(len(numbers)) and bool(values.is_integer[numbers].all() and (values.rank[numbers] == 0).all())
+    return Variable(column, frozenset(found_kinds), integers, clash)
+
+
+def table_of(found: Input, columns: Mapping[str, str], facets: Mapping[str, Sequence[str]], graphs: Graphs) -> pa.Table:
+    """An input as a table: `ts`, `born`, `dead`, `place` and `until` where it has them, codes, facets. columns: of its
+    variables, by name. facets: that are read of each."""
+    import pyarrow as pa
+
+    made: dict[str, pa.Array] = {}
+    if found.ts is not None and found.lives is not None:
+        made["ts"] = pa.array(found.ts).view(pa.timestamp("us"))
+        made["born"], made["dead"] = pa.array(found.lives.born), pa.array(found.lives.dead)
+    if found.places is not None:
+        made["place"], made["until"] = pa.array(found.places.born), pa.array(found.places.dead)
+    for name, codes in found.codes.items():
+        made[columns[name]] = pa.array(codes)
+        for facet in facets.get(name, ()):
+            made[f"{columns[name]}_{facet}"] = facet_of(facet, codes, graphs.values, name)
+    if not made:
+        made["one"] = pa.array(np.zeros(found.count, np.int64))
+    return pa.table(made)
+
+
+def facet_of(facet: str, codes: I64, values: TermValues, name: str) -> pa.Array:
+    """A facet of terms (`frontends.rdf.expressions`). name: of the variable, for messages."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = values.kind[codes]
+    if facet == "kind":
+        naive = (kinds == TIME) & _naive(codes, values)
+        return pa.array(np.where(naive, NAIVE, kinds).astype(np.int64))
+    if facet == "num":
+        return _numbers(codes, values, name)
+    if facet == "rank":
+        return pa.array(values.rank[codes].astype(np.int64), mask=kinds != NUMERIC)
+    if facet == "truth":
+        return pa.array(values.truth[codes], mask=kinds != 5)
+    if facet in ("time", "naive"):
+        wanted = (kinds == TIME) & (_naive(codes, values) == (facet == "naive"))
+        return pa.array(values.time_us[codes], mask=~wanted)
+    if facet == "ord":
+        return pa.array(values.order[codes])
+    at = pa.array(codes)
+    if facet == "lang":
+        return values.language.take(at).cast(pa.string())
+    if facet == "datatype":
+        return values.datatype.take(at).cast(pa.string())
+    texts = values.text.take(at).cast(pa.string())
+    if facet == "str":
+        return texts
+    if facet == "tagged":
+        both = pc.binary_join_element_wise(texts, values.language.take(at).cast(pa.string()), "@")
+        return pc.if_else(pa.array(kinds == 3), both, pa.scalar(None, pa.string()))
+    mine = {"simple": kinds == 2, "string": (kinds == 2) | (kinds == 3), "iri": kinds == 0}[facet]
+    return pc.if_else(pa.array(mine), texts, pa.scalar(None, pa.string()))
+
+
+def _naive(codes: I64, values: TermValues) -> Bool:
+    """Which dateTimes have no zone."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = values.text.take(pa.array(codes))
+    found: Bool = pc.invert(pc.match_substring_regex(texts, _ZONE)).fill_null(False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(codes: I64, values: TermValues, name: str) -> pa.Array:
+    """int64 where all numbers are integers, otherwise doubles. UserError for an integer among doubles that is none."""
+    import pyarrow as pa
+
+    numeric = values.kind[codes] == NUMERIC
+    whole = values.is_integer[codes] & (values.rank[codes] == 0)
+    if numeric.any() and whole[numeric].all():
+        return pa.array(np.where(numeric, values.integer[codes], 0), mask=~numeric)
+    numbers = values.number[codes]
+    coarse = np.flatnonzero(numeric & (values.rank[codes] < 2) & (np.abs(numbers) > _EXACT) & (numbers == np.floor(numbers)))
+    if len(coarse):
+        text = values.dictionary.text_of(int(codes[coarse[0]]))
+        raise UserError(
+            f"?{name}: {text} is too large for arithmetic beside decimals or doubles", remedy="keep integers below 2^53"
+        )
+    return pa.array(np.where(numeric, numbers, 0.0), mask=~numeric)

@@ -1,0 +1,525 @@
+"""From a query over RDF streams and its mappings to a logical plan.
+
+What: `plan_rdf(query, graphs) -> Planned`: tables of mappings, a plan over them, and how its columns become terms.
+Why: a mapping is a row of codes with a life, so a pattern is a table, compatible mappings are equal codes, and lives that
+overlap are bounds of time and a comparison. The rest is what any query has: joins, lookups, filters.
+Stays out: matching (`frontends.rdf.inputs`), expressions (`frontends.rdf.expressions`), running the plan, answers
+(`frontends.rdf.answers`).
+
+Patterns are joined two at a time (`cascade`), those that share a variable with what is joined first. The rows of a join are
+born at the later birth and die at the earlier death of both; their time is the later one of the triples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from swjoin.core.errors import UserError
+from swjoin.core.ids import LAST_TIME_US
+from swjoin.frontends.rdf.algebra import AggregateOf, Call, Const, Expr, RdfQuery, Term, Var, variables_of
+from swjoin.frontends.rdf.expressions import NUMERIC, Compiler, Form, Value, Variable, number, sql_text
+from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, matched, table_of, variable_of
+from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.plan.aggregates import AggregateCall
+from swjoin.plan.live_groups import LifeMode, LiveGroups
+from swjoin.plan.logical import Filter, LogicalPlan, Node, Project, Result
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COLUMN = re.compile(r'"(v\d+(?:_\w+)?)"')
+_BORN = "born"
+_WHOLE_KEY = "all"  # of rows that are one group
+
+
+class Shown(NamedTuple):
+    """A column of the answer. form: of its value. columns: of the plan's rows: codes; numbers and ranks; texts and languages;
+    truth values; IRIs; places in the order of terms."""
+
+    name: str
+    form: Form
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """inputs: the mappings of every pattern. tables: of these, by the names of the plan's sources. shown: the answer's columns,
+    beside `born`. template: of CONSTRUCT, of positions in shown and constants; None: rows are solutions. text: the joins as
+    SQL."""
+
+    plan: LogicalPlan
+    inputs: tuple[Input, ...]
+    tables: dict[str, pa.Table]
+    shown: tuple[Shown, ...]
+    template: tuple[tuple[int | str, int | str, int | str], ...] | None
+    text: str
+
+
+@dataclass
+class _Relation:
+    """What is joined so far. name: in the SQL text. variables: that it has. columns: of its rows, beside times and lives.
+    reach_us: longest time to a partner. plain: whether bounds of time alone say that lives overlap. static: of no stream."""
+
+    name: str
+    variables: set[str]
+    columns: set[str]
+    reach_us: int
+    plain: bool
+    static: bool
+
+
+def plan_rdf(query: RdfQuery, graphs: Graphs) -> Planned:
+    """UserError for what is not supported."""
+    constants = _constants(query)
+    for text in constants:
+        graphs.dictionary.add(text)
+    inputs = matched(query, graphs)
+    return _Planner(query, graphs, inputs).planned()
+
+
+def _constants(query: RdfQuery) -> list[str]:
+    found: list[str] = []
+
+    def walk(expr: Expr) -> None:
+        if isinstance(expr, Const):
+            found.append(expr.text)
+        elif isinstance(expr, Call):
+            for arg in expr.args:
+                walk(arg)
+
+    for expr in (*query.filters, *(e for _, e in query.binds), *query.having, *(e for _, e in query.outputs)):
+        walk(expr)
+    for call in query.aggregates:
+        walk(call.of or Var("*"))
+    for triple in query.template or []:
+        for term in triple:
+            walk(term)
+    return found
+
+
+@dataclass
+class _Planner:
+    query: RdfQuery
+    graphs: Graphs
+    inputs: list[Input]
+    order: list[Input] = field(default_factory=list)
+    home: dict[str, Input] = field(default_factory=dict)  # of each variable: the first input that has it
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+
+    def planned(self) -> Planned:
+        self.order = _ordered(self.inputs)
+        for found in self.order:
+            for name in found.codes:
+                self.home.setdefault(name, found)
+        read = _read_by_expressions(self.query)
+        variables = {
+            name: variable_of(name, f"v{i}", found, self.graphs.values) if name in read and found.count else Variable(f"v{i}")
+            for i, (name, found) in enumerate(self.home.items())
+        }
+        self.compiler = Compiler(variables, self._constant)
+        for name, expr in self.query.binds:
+            self.compiler.computed[name] = self.compiler.value(expr)
+        filters = [self.compiler.condition(expr) for expr in self.query.filters]
+        last = self._last()
+        text = self._joins(filters, last.columns)
+        self.tables = self._tables()
+        plan = self._plan(text, last)
+        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template, text)
+
+    def _constant(self, text: str) -> Value:
+        """A constant as columns would have it."""
+        import numpy as np
+
+        code = self.graphs.dictionary.code_of(text)
+        assert code is not None, "constants have codes"
+        codes = np.array([code])
+
+        def facet(which: str) -> str | None:
+            found = facet_of(which, codes, self.graphs.values, text)[0].as_py()
+            if found is None:
+                return None
+            if isinstance(found, bool):
+                return "TRUE" if found else "FALSE"
+            if isinstance(found, str):
+                return sql_text(found)
+            if isinstance(found, float):
+                return f"CAST('{found!r}' AS DOUBLE)"
+            return f"CAST({found} AS BIGINT)"
+
+        kind = facet_of("kind", codes, self.graphs.values, text)[0].as_py()
+        rank = facet_of("rank", codes, self.graphs.values, text)[0].as_py()
+        return Value("term", facet, str(code), frozenset({kind}), integers=kind == NUMERIC and rank == 0)
+
+    def _tables(self) -> dict[str, pa.Table]:
+        names = {name: known.column for name, known in self.compiler.variables.items()}
+        needed = {name: sorted(facets) for name, facets in self.compiler.needed.items()}
+        made = {}
+        for found in self.inputs:
+            mine = {name: facets for name, facets in needed.items() if self.home[name] is found}
+            made[found.name] = table_of(found, names, mine, self.graphs)
+        return made
+
+    # ------------------------------------------------------------ joins, as SQL
+
+    def _joins(self, filters: Sequence[str], wanted: Iterable[str]) -> str:
+        """Joins and filters. wanted: columns that are needed behind them."""
+        waiting = [(text, set(_COLUMN.findall(text))) for text in filters]
+        needed_later = set(wanted)
+        parts: list[str] = []
+        relation = self._input(self.order[0])
+        relation = self._filtered(relation, waiting, parts)
+        for i, found in enumerate(self.order[1:], 1):
+            right = self._filtered(self._input(found), waiting, parts)
+            later = {self._column(name) for other in self.order[i + 1 :] for name in other.codes}
+            keep = needed_later | later | {name for _, reads in waiting for name in reads}
+            relation = self._joined(relation, right, keep, f"j{i}", parts)
+            relation = self._filtered(relation, waiting, parts)
+        assert not waiting, "a filter of a variable that no pattern binds"
+        placed = ["place", "until"] if self.inputs[0].places is not None or any(f.places for f in self.inputs) else []
+        names = ", ".join(f'"{name}"' for name in ("ts", "born", "dead", *placed, *sorted(needed_later)))
+        return f"{'WITH ' if parts else ''}{', '.join(parts)} SELECT {names} FROM {relation.name}".strip()
+
+    def _column(self, name: str) -> str:
+        return self.compiler.variables[name].column
+
+    def _input(self, found: Input) -> _Relation:
+        columns = {self._column(name) for name in found.codes}
+        for name in found.codes:
+            if self.home[name] is found:
+                columns |= {f"{self._column(name)}_{facet}" for facet in self.compiler.needed.get(name, ())}
+        block = found.pattern.block
+        plain = found.places is None and block is not None and block.window.kind in ("range", "all")
+        return _Relation(found.name, set(found.codes), columns, found.reach_us, plain or found.static, found.static)
+
+    def _filtered(self, relation: _Relation, waiting: list[tuple[str, set[str]]], parts: list[str]) -> _Relation:
+        """With the filters whose columns are there."""
+        mine = [text for text, reads in waiting if reads <= relation.columns and (reads or not relation.static)]
+        if not mine:
+            return relation
+        waiting[:] = [(text, reads) for text, reads in waiting if text not in mine]
+        name = f"f{len(parts)}"
+        condition = " AND ".join(f"({text})" for text in mine)
+        parts.append(f"{name} AS (SELECT * FROM {relation.name} WHERE {condition})")
+        return _Relation(name, relation.variables, relation.columns, relation.reach_us, relation.plain, relation.static)
+
+    def _joined(self, left: _Relation, right: _Relation, keep: set[str], name: str, parts: list[str]) -> _Relation:
+        shared = sorted(self._column(v) for v in left.variables & right.variables)
+        tests = [f'a."{column}" = b."{column}"' for column in shared]
+        columns = (left.columns | right.columns) & keep
+        items = [f'{"a" if column in left.columns else "b"}."{column}" AS "{column}"' for column in sorted(columns)]
+        placed = any(found.places is not None for found in self.inputs)
+        plain = True
+        if right.static:
+            lives = ["born", "dead", *(["place", "until"] if placed else [])]
+            times = [f'a."{column}" AS "{column}"' for column in ("ts", *lives)]
+            plain = left.plain
+        else:
+            low, high = (f"INTERVAL '{us}' MICROSECOND" for us in (right.reach_us, left.reach_us))
+            tests.append(f'b."ts" BETWEEN a."ts" - {low} AND a."ts" + {high}')
+            of_two = not left.name.startswith("j")
+            if not (left.plain and right.plain and of_two):
+                born, dead = ("place", "until") if placed else ("born", "dead")
+                tests += [f'a."{born}" < b."{dead}"', f'b."{born}" < a."{dead}"']
+            times = ['GREATEST(a."ts", b."ts") AS "ts"']
+            for born, dead in (("born", "dead"), *([("place", "until")] if placed else [])):
+                times.append(f'GREATEST(a."{born}", b."{born}") AS "{born}"')
+                times.append(f'LEAST(a."{dead}", b."{dead}") AS "{dead}"')
+            plain = left.plain and right.plain
+        join = f"JOIN {right.name} b ON {' AND '.join(tests)}" if tests else f"CROSS JOIN {right.name} b"
+        parts.append(f"{name} AS (SELECT {', '.join([*times, *items])} FROM {left.name} a {join})")
+        reach = left.reach_us if right.static else max(left.reach_us, right.reach_us)
+        return _Relation(name, left.variables | right.variables, columns, reach, plain, False)
+
+    # ------------------------------------------------------------ the answer
+
+    def _last(self) -> _Last:
+        query = self.query
+        if query.grouped:
+            return _Groups(self).last()
+        names = query.shown
+        template = None
+        if query.template is not None:
+            names = _template_variables(query.template)
+            template = tuple(_template(triple, names) for triple in query.template)
+        last = _Last(template=template)
+        for i, name in enumerate(names):
+            self._show(last, name, self.compiler.value(Var(name)), i)
+        last.distinct = query.distinct
+        return last
+
+    def _show(self, last: _Last, name: str, value: Value, number_of: int) -> None:
+        """A column of the answer. The columns of its value are computed behind the joins."""
+        texts = columns_of(value)
+        columns = []
+        for suffix, text in texts:
+            column = f"o{number_of}_{suffix}"
+            last.computed.append((column, text))
+            last.columns |= set(_COLUMN.findall(text))
+            columns.append(column)
+        last.shown.append(Shown(name, value.form, tuple(columns)))
+
+    def _plan(self, text: str, last: _Last) -> LogicalPlan:
+        tables = {found.name: self._described(found) for found in self.inputs}
+        plan = plan_query(text, tables).plan
+        nodes: list[Node] = [node for node in plan.nodes if not isinstance(node, Result)]
+        result = next(node for node in plan.nodes if isinstance(node, Result))
+        top = result.input
+
+        def add(node: Node) -> None:
+            nonlocal top
+            nodes.append(node)
+            top = node.name
+
+        add(Project("terms", top, (("ts", '"ts"'), ("from", '"born"'), ("dead", self._dead(last)), *last.computed)))
+        if last.calls is None and last.distinct:
+            key = tuple(column for column, _ in last.computed)
+            longest = self._longest_us()
+            add(
+                LiveGroups("distinct", top, key, "from", "dead", as_of=_BORN, mode="births", longest_us=longest and longest + 1)
+            )
+        elif last.calls is not None:
+            add(self._groups(top, last))
+            if last.having:
+                add(Filter("having", top, " AND ".join(f"({text})" for text in last.having)))
+        born = _BORN if last.distinct or last.calls is not None else "from"
+        names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
+        add(Project("answer", top, (*(last.outputs or names), (_BORN, f'"{born}"'))))
+        return LogicalPlan((*nodes, Result("result", top, True)))
+
+    def _described(self, found: Input) -> Table:
+        schema = self.tables[found.name].schema
+        return Table(tuple((f.name, str(f.type)) for f in schema), None if found.static else "ts")
+
+    def _longest_us(self) -> int:
+        """Of the lives of results; 0 if one may live for ever."""
+        longest = 0
+        for found in self.inputs:
+            if found.lives is None or found.ts is None or not found.count:
+                continue
+            if int(found.lives.dead.max()) >= LAST_TIME_US:
+                return 0
+            longest = max(longest, int((found.lives.dead - found.ts).max()))
+        return longest
+
+    def _dead(self, last: _Last) -> str:
+        """Deaths of results. One that dies at its birth, as places tell, has been there, so it is a row of DISTINCT."""
+        placed = any(found.places is not None for found in self.inputs)
+        return 'GREATEST("dead", "born" + 1)' if placed and last.distinct else '"dead"'
+
+    def _groups(self, below: str, last: _Last) -> LiveGroups:
+        slides = {f.pattern.block.window.slide_us for f in self.inputs if f.pattern.block is not None}
+        every = slides.pop() if len(slides) == 1 else 0
+        calls = tuple(last.calls or ())
+        kind: LifeMode = "boundaries" if every else "changes"
+        return LiveGroups(
+            "groups", below, tuple(last.keys), "from", "dead", calls, _BORN, every, kind, longest_us=self._longest_us()
+        )
+
+
+@dataclass
+class _Last:
+    """What is behind the joins. columns: of their rows that are read. computed: columns of each row, as SQL. keys, calls: of
+    groups; None: rows are no groups. having, outputs: over their columns. shown: columns of the answer."""
+
+    columns: set[str] = field(default_factory=set)
+    computed: list[tuple[str, str]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    calls: list[AggregateCall] | None = None
+    having: list[str] = field(default_factory=list)
+    outputs: list[tuple[str, str]] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
+    template: tuple[tuple[int | str, int | str, int | str], ...] | None = None
+    distinct: bool = False
+
+
+def _read_by_expressions(query: RdfQuery) -> set[str]:
+    """Variables of which more is read than codes."""
+    exprs = [*query.filters, *(e for _, e in query.binds), *query.having, *(e for _, e in query.outputs)]
+    exprs += [call.of for call in query.aggregates if call.of is not None]
+    return {name for expr in exprs for name in variables_of(expr)}
+
+
+def columns_of(value: Value) -> list[tuple[str, str]]:
+    """The columns that a value has in the answer, with their SQL texts."""
+    if value.form == "term":
+        return [("code", value.code or "")]
+    if value.form == "number":
+        return [("num", value.facet("num") or ""), ("rank", f"CAST({value.facet('rank')} AS BIGINT)")]
+    if value.form == "text":
+        lang = value.facet("lang")
+        return [("text", value.facet("string") or ""), *([] if lang is None else [("lang", lang)])]
+    facet = {"truth": "truth", "iri": "iri", "ordered": "ord"}[value.form]
+    return [(facet, value.facet(facet) or "")]
+
+
+def _ordered(inputs: Sequence[Input]) -> list[Input]:
+    """The order of joins: from the first stream on, each that shares a variable with those before, streams first."""
+    waiting = list(inputs)
+    order = [next(found for found in waiting if not found.static)]
+    waiting.remove(order[0])
+    bound = set(order[0].codes)
+    while waiting:
+        ranked = [(not bound & set(f.codes), f.static, i) for i, f in enumerate(waiting)]
+        found = waiting.pop(min(ranked)[2])
+        order.append(found)
+        bound |= set(found.codes)
+    return order
+
+
+def _template_variables(template: Sequence[tuple[Term, Term, Term]]) -> list[str]:
+    names = [term.name for triple in template for term in triple if isinstance(term, Var) and not term.name.startswith("_:")]
+    return list(dict.fromkeys(names))
+
+
+def _template(triple: tuple[Term, Term, Term], names: Sequence[str]) -> tuple[int | str, int | str, int | str]:
+    def part(term: Term) -> int | str:
+        if isinstance(term, Var):
+            return term.name if term.name.startswith("_:") else names.index(term.name)
+        return term.text
+
+    return part(triple[0]), part(triple[1]), part(triple[2])
+
+
+class _Groups:
+    """The columns of groups."""
+
+    def __init__(self, planner: _Planner) -> None:
+        self._planner, self._query = planner, planner.query
+        self._last = _Last(calls=[])
+        self._values: dict[str, Value] = {}  # of keys and aggregates, over the columns of groups
+
+    def last(self) -> _Last:
+        last, query = self._last, self._query
+        for i, name in enumerate(query.keys):
+            value = self._planner.compiler.value(Var(name))
+            columns = [self._computed(f"k{i}_{suffix}", text) for suffix, text in columns_of(value)]
+            last.keys += columns
+            self._values[name] = self._key(name, value, columns)
+        for i, call in enumerate(query.aggregates):
+            self._values[call.name] = self._aggregate(call, i)
+        compiler = Compiler(self._planner.compiler.variables, self._planner._constant, dict(self._values))
+        for name, expr in query.outputs:
+            compiler.computed[name] = compiler.value(expr)
+        last.having = [compiler.condition(expr) for expr in query.having]
+        if query.distinct and not set(query.keys) <= set(query.shown):
+            raise UserError("DISTINCT of groups is not supported", remedy="select all variables of GROUP BY, or leave it out")
+        names = query.shown
+        if query.template is not None:
+            names = _template_variables(query.template)
+            last.template = tuple(_template(triple, names) for triple in query.template)
+        for i, name in enumerate(names):
+            value = compiler.value(Var(name))
+            columns = []
+            for suffix, text in columns_of(value):
+                last.outputs.append((f"o{i}_{suffix}", text))
+                columns.append(f"o{i}_{suffix}")
+            last.shown.append(Shown(name, value.form, tuple(columns)))
+        return last
+
+    def _computed(self, column: str, text: str) -> str:
+        """A column of the rows that are grouped."""
+        self._last.computed.append((column, text))
+        self._last.columns |= set(_COLUMN.findall(text))
+        return column
+
+    def _key(self, name: str, value: Value, columns: Sequence[str]) -> Value:
+        """A key as groups have it; facets of a term are keys, too, as they are the same in a group."""
+        quoted = [f'"{column}"' for column in columns]
+        if value.form == "number":
+            return number(quoted[0], quoted[1], integers=value.integers)
+        if value.form != "term":
+            facet = {"truth": "truth", "iri": "iri", "text": "simple"}[value.form]
+            if value.facet("lang") is not None:
+                raise UserError(f"GROUP BY ?{name}: text with a language is not supported", remedy="group by STR of it")
+            texts = {facet: quoted[0], **({"string": quoted[0], "str": quoted[0]} if value.form == "text" else {})}
+            return Value(value.form, texts.get, None, value.kinds, quoted[0])
+
+        def facet_of_key(which: str) -> str | None:
+            text = value.facet(which)
+            if text is None:
+                return None
+            column = f"{columns[0]}_{which}"
+            if column not in self._last.keys:
+                self._computed(column, text)
+                self._last.keys.append(column)
+            return f'"{column}"'
+
+        return Value("term", facet_of_key, quoted[0], value.kinds, value.null, value.integers)
+
+    # ------------------------------------------------------------ aggregates
+
+    def _call(self, name: str, function: str, column: str | None, *, distinct: bool = False) -> str:
+        """A call; the SQL text of its result."""
+        assert self._last.calls is not None
+        self._last.calls.append(AggregateCall(name, function, column, distinct=distinct))
+        return f'"{name}"'
+
+    def _aggregate(self, call: AggregateOf, i: int) -> Value:
+        name = f"a{i}"
+        if call.of is None:
+            if call.distinct:
+                raise UserError("COUNT(DISTINCT *) is not supported", remedy="count a variable")
+            return number(self._call(name, "count", None), "0", integers=True)
+        value = self._planner.compiler.value(call.of)
+        if call.function == "COUNT":
+            column = self._computed(f"{name}_of", columns_of(value)[0][1])
+            if call.distinct and value.form == "number":
+                raise UserError("COUNT(DISTINCT of a computed number) is not supported", remedy="count a variable")
+            return number(self._call(name, "count", column, distinct=call.distinct), "0", integers=True)
+        if call.function in ("MIN", "MAX"):
+            return self._extreme(call, value, name)
+        return self._total(call, value, name)
+
+    def _total(self, call: AggregateOf, value: Value, name: str) -> Value:
+        """SUM and AVG: unbound where a value is no number."""
+        if call.distinct:
+            self._check_distinct(call, value)
+        num, rank = self._planner.compiler.num(value)
+        numbers = self._computed(f"{name}_num", num)
+        ranks = self._computed(f"{name}_rank", f"CAST({rank} AS BIGINT)")
+        total = self._call(f"{name}_sum", "sum", numbers, distinct=call.distinct)
+        known = self._call(f"{name}_count", "count", numbers)
+        widest = self._call(f"{name}_widest", "max", ranks)
+        rows = self._call(f"{name}_rows", "count", None)
+        result, whole, rank = total, value.integers, widest
+        if call.function == "AVG":
+            divisor = known if not call.distinct else self._call(f"{name}_values", "count", numbers, distinct=True)
+            result, whole, rank = f"({total} / {divisor})", False, f"GREATEST(1, {widest})"
+        return number(f"(CASE WHEN {known} = {rows} THEN {result} END)", rank, integers=whole)
+
+    def _check_distinct(self, call: AggregateOf, value: Value) -> None:
+        known = self._planner.compiler.variables.get(call.of.name) if isinstance(call.of, Var) else None
+        if known is None or value.form != "term":
+            raise UserError(f"{call.function}(DISTINCT of a computed value) is not supported", remedy="take a variable")
+        if known.clash:
+            raise UserError(
+                f"{call.function}(DISTINCT ?{call.of.name}): {known.clash} are different terms of one value",  # type: ignore[union-attr]
+                remedy="leave DISTINCT out, or write them alike",
+            )
+
+    def _extreme(self, call: AggregateOf, value: Value, name: str) -> Value:
+        function = call.function.lower()
+        if value.form != "term":
+            raise UserError(f"{call.function} of a computed value is not supported", remedy="take a variable")
+        place = self._call(name, function, self._computed(f"{name}_ord", value.facet("ord") or ""))
+
+        def facet(which: str) -> str | None:
+            if which == "ord":
+                return place
+            if value.kinds != {NUMERIC} or (which == "rank" and not value.integers):
+                problem = f"{call.function} in an expression, of values that are not all numbers of one type"
+                raise UserError(problem, remedy="select it by itself")
+            if which == "rank":
+                return f"(CASE WHEN {place} IS NULL THEN NULL ELSE 0 END)"
+            if which != "num":
+                return None
+            found = f"{name}_num_{function}"
+            known = any(c.name == found for c in self._last.calls or [])
+            return (
+                f'"{found}"' if known else self._call(found, function, self._computed(f"{name}_num", value.facet("num") or ""))
+            )
+
+        return Value("ordered", facet, None, value.kinds, place, value.integers)

@@ -1,0 +1,100 @@
+"""Graphs of tasks that exchange messages, machines, and what a placement of the tasks costs.
+
+What: `TaskGraph`, `Machines`, `Cost`; `cost`, of one placement.
+Why: a tuple between machines costs ten to a hundred times one within a machine, so a placement is measured by what it sends
+over the network, and by the work of the machine that has most.
+Stays out: finding a placement (`policy.placement`, `policy.partitioning`), files of graphs (`cli.place`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.core.batch import I64, Bool
+
+F64 = NDArray[np.float64]
+TaskId: TypeAlias = int | str
+_LOW = np.int64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks, and directed edges between them with what was counted on each.
+
+    tasks: ids, all different. work_ns: int64 (t,), measured work, in ns or any other unit, in all below 2^53. state_bytes:
+    int64 (t,). pinned: int64 (t,), machine of a task that cannot move, or -1. source, target: int64 (e,), indexes of tasks; an
+    edge may be there twice, or be a loop. tuples, nbytes, deliveries: int64 (e,), counts of one stretch of time.
+    """
+
+    tasks: tuple[TaskId, ...]
+    work_ns: I64
+    state_bytes: I64
+    pinned: I64
+    source: I64
+    target: I64
+    tuples: I64
+    nbytes: I64
+    deliveries: I64
+
+
+@dataclass(frozen=True)
+class Machines:
+    """speed: float64 (m,), positive; work is to be shared in proportion to it."""
+
+    speed: F64
+
+    @classmethod
+    def alike(cls, count: int) -> Machines:
+        return cls(np.ones(count))
+
+    @property
+    def shares(self) -> F64:
+        """Share of all work that each is to have, over that of machines of the mean speed: float64 (m,)."""
+        shares: F64 = self.speed / self.speed.mean()
+        return shares
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a placement costs by the counts of a graph.
+
+    network_tuples, network_bytes: between machines. total_tuples, total_bytes: of all edges, loops among them. load: float64
+    (m,), work of each machine. fullest_ratio: work of the fullest over its share of all, 1 where there is no work. rsd:
+    standard deviation of load over share, relative to the mean, of all machines.
+    """
+
+    network_tuples: int
+    total_tuples: int
+    network_bytes: int
+    total_bytes: int
+    load: F64
+    fullest_ratio: float
+    rsd: float
+
+
+def cost(graph: TaskGraph, machine_of: I64, machines: Machines) -> Cost:
+    """machine_of: int64 (t,)."""
+    crosses = machine_of[graph.source] != machine_of[graph.target]
+    load = np.bincount(machine_of, graph.work_ns, len(machines.speed)).astype(np.float64)
+    # load * m / total is 1.03 where it is 103 of 100; load / (total / m) might be a little more
+    total = float(load.sum())
+    ratio = load * len(load) / total / machines.shares if total else np.ones(len(load))
+    return Cost(
+        _sum(graph.tuples, crosses),
+        _sum(graph.tuples),
+        _sum(graph.nbytes, crosses),
+        _sum(graph.nbytes),
+        load,
+        float(ratio.max()),
+        float(ratio.std()),
+    )
+
+
+def _sum(counts: I64, chosen: Bool | None = None) -> int:
+    """Exactly: counts up to 2^63 - 1, whose sum is more than 64 bits hold."""
+    counts = counts if chosen is None else counts[chosen]
+    return (int((counts >> 32).sum()) << 32) + int((counts & _LOW).sum())

@@ -1,0 +1,382 @@
+"""Births and deaths in the order of time, group by group, and what is alive in between, as kernels.
+
+What: `Sweep`: the instants of groups, with counts, sums, and least values of the rows that are alive; `group_numbers`;
+`first_of_values`, of equal values those whose births and deaths count.
+Why: a row that dies is taken away again from counts and sums, which are exact (`state.exact_sums`); the least value is the
+first one of a heap, from which dead ones are removed when they come first. So an instant costs its births and deaths, and the
+rows of a group O(n log n), however many of them are alive.
+Stays out: which rows are kept and what is final (`operators.live_groups`), values of columns (`core.life_columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swjoin.core.aggregate_functions import Accumulation
+from swjoin.core.batch import I64, Bool
+from swjoin.core.hashing import GOLDEN, mix64_scalar
+from swjoin.core.ids import LAST_TIME_US
+from swjoin.core.kernel_cache import kernel
+from swjoin.state.exact_sums import Slots, add_values, clear_slots, new_slots, read_values
+
+F64 = NDArray[np.float64]
+CHANGES: Final = 0  # of `Span.mode`
+BOUNDARIES: Final = 1
+BIRTHS: Final = 2
+_GROUP, _BIRTH, _DEATH, _ALIVE, _NEXT, _FREE, _OPEN = range(7)  # of `_Now.cursor`
+_INTEGERS, _DOUBLES = int(Accumulation.INTEGERS), int(Accumulation.DOUBLES)
+_LEAST, _GREATEST = int(Accumulation.LEAST), int(Accumulation.GREATEST)
+_NONE: Final = -1
+
+
+class Span(NamedTuple):
+    """Which instants come out: those in [from_us, until_us) at which something happens, or multiples of every_us."""
+
+    mode: int
+    every_us: int
+    from_us: int
+    until_us: int
+
+
+class LiveRows(NamedTuple):
+    """n rows. group: their numbers, from 0 on. born, dead: microseconds, born < dead; LAST_TIME_US: never dies. int64 (n,)."""
+
+    group: I64
+    born: I64
+    dead: I64
+
+
+class Values(NamedTuple):
+    """Of a call, of n rows: int64 (n,) words, as `core.life_columns.LifeColumns.words` has them. born, died: bool (n,), whose
+    births and deaths count: those of rows with a value."""
+
+    accumulation: int
+    words: I64
+    born: Bool
+    died: Bool
+
+
+class _Events(NamedTuple):
+    """births, deaths: int64, positions of rows by group and time. first_birth, first_death: int64 (groups + 1,), where those of
+    each group begin. born, dead: of the rows. starts, ends: int64 (groups,), between which boundaries come out."""
+
+    births: I64
+    deaths: I64
+    first_birth: I64
+    first_death: I64
+    born: I64
+    dead: I64
+    starts: I64
+    ends: I64
+
+
+class _Calls(NamedTuple):
+    """kind: int64 (calls,), accumulations. heap: int64 (calls,), the heap of each call, or -1. words: int64 (calls, n). gains,
+    losses: bool (calls, n), whether a row's birth or death counts."""
+
+    kind: I64
+    heap: I64
+    words: I64
+    gains: Bool
+    losses: Bool
+
+
+class _Now(NamedTuple):
+    """What is alive. cursor: int64 (7,). counts: int64 (calls,). low, high: uint64 and int64 (calls,), sums of integers.
+    keys, deaths: int64 (heaps, most rows of a group), binary heaps by key. sizes: int64 (heaps,). slot: int64 (calls,), of
+    sums. word: int64 (1,), value: float64 (1,): the same memory."""
+
+    cursor: I64
+    counts: I64
+    low: NDArray[np.uint64]
+    high: I64
+    keys: I64
+    deaths: I64
+    sizes: I64
+    slot: I64
+    word: I64
+    value: F64
+
+
+class Instants(NamedTuple):
+    """Groups at instants. group: numbers. instant: microseconds. int64 (n,). counts, low, high: int64 (calls, n), as
+    `core.life_columns.LifeTotals` has them."""
+
+    group: I64
+    instant: I64
+    counts: I64
+    low: I64
+    high: I64
+
+
+# ---------------------------------------------------------------- groups
+
+
+@kernel
+def _number(codes: I64, nulls: Bool, marked: Bool, table: I64, out: I64) -> int:
+    """Numbers for the groups of the marked rows, then of all rows; -1 where no row of the group is marked. table: int64, of -1,
+    a power of two of entries: each the position of a row of another group."""
+    mask, count = np.uint64(table.shape[0] - 1), 0
+    for marking in (True, False):
+        for i in range(codes.shape[0]):
+            if marking and not marked[i]:
+                continue
+            at = mix64_scalar(np.uint64(codes[i]) * GOLDEN + np.uint64(nulls[i])) & mask
+            while table[at] >= 0:
+                row = table[at]
+                if codes[row] == codes[i] and nulls[row] == nulls[i]:
+                    break
+                at = (at + np.uint64(1)) & mask
+            if table[at] >= 0:
+                out[i] = out[table[at]]
+            elif marking:
+                table[at], out[i] = i, count
+                count += 1
+            else:
+                out[i] = -1
+    return count
+
+
+def group_numbers(codes: I64, nulls: Bool, marked: Bool) -> tuple[I64, int]:
+    """A number, from 0 on, for each group that has a marked row, and how many there are. codes, nulls: of n rows. Returns int64
+    (n,), -1 for rows of other groups."""
+    size = 16
+    while size < 2 * np.count_nonzero(marked):
+        size *= 2
+    out: I64 = np.empty(len(codes), np.int64)
+    return out, _number(codes, nulls, marked, np.full(size, -1, np.int64), out)
+
+
+@kernel
+def _by_group(order: I64, group: I64, at: I64, out: I64) -> None:
+    """Positions group by group, within a group as they are. at: where each group begins."""
+    for i in range(order.shape[0]):
+        g = group[order[i]]
+        out[at[g]] = order[i]
+        at[g] += 1
+
+
+def _events_of(order: I64, group: I64, count: int) -> tuple[I64, I64]:
+    """These positions, which are in the order of time, by group and time, and where each group begins."""
+    first = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(group[order], minlength=count), out=first[1:])
+    out = np.empty(len(order), np.int64)
+    _by_group(order, group, first[:-1].copy(), out)
+    return out, first
+
+
+@kernel
+def _mark_firsts(order: I64, lives: LiveRows, words: I64, born: Bool, died: Bool) -> None:
+    """order: positions by group, word and birth."""
+    group, birth, death = lives.group, lives.born, lives.dead
+    last = -1  # the row that dies last, of those of one value that are alive without a pause
+    for i in range(order.shape[0]):
+        row = order[i]
+        if last >= 0 and group[row] == group[last] and words[row] == words[last] and birth[row] <= death[last]:
+            if death[row] > death[last]:
+                last = row
+        else:
+            if last >= 0:
+                died[last] = True
+            born[row] = True
+            last = row
+    if last >= 0:
+        died[last] = True
+
+
+def first_of_values(lives: LiveRows, words: I64, valid: Bool | None) -> tuple[Bool, Bool]:
+    """Of rows with equal values in a group, whose lives meet or overlap, the one that is born first and the one that dies last:
+    the value is alive between. bool (n,) each."""
+    some = np.arange(len(words)) if valid is None else np.flatnonzero(valid)
+    order = some[np.lexsort((lives.born[some], words[some], lives.group[some]))]
+    born, died = np.zeros(len(words), np.bool_), np.zeros(len(words), np.bool_)
+    _mark_firsts(order, lives, words, born, died)
+    return born, died
+
+
+# ---------------------------------------------------------------- heaps
+
+
+@kernel
+def _push(keys: I64, deaths: I64, size: int, key: int, death: int) -> int:
+    """Add a value. Returns the size. One that dies no later than a lesser or equal one is never the least."""
+    if size > 0 and keys[0] <= key and deaths[0] >= death:
+        return size
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if keys[above] <= key:
+            break
+        keys[at], deaths[at] = keys[above], deaths[above]
+        at = above
+    keys[at], deaths[at] = key, death
+    return size + 1
+
+
+@kernel
+def _without_dead(keys: I64, deaths: I64, size: int, now_us: int) -> int:
+    """Remove what comes first and is dead. Returns the size."""
+    while size > 0 and deaths[0] <= now_us:
+        size -= 1
+        key, death = keys[size], deaths[size]
+        at = 0
+        while 2 * at + 1 < size:
+            below = 2 * at + 1
+            if below + 1 < size and keys[below + 1] < keys[below]:
+                below += 1
+            if keys[below] >= key:
+                break
+            keys[at], deaths[at] = keys[below], deaths[below]
+            at = below
+        keys[at], deaths[at] = key, death
+    return size
+
+
+# ---------------------------------------------------------------- births, deaths, instants
+
+
+@kernel
+def _change(now: _Now, calls: _Calls, sums: Slots, row: int, dies: bool, dead_us: int) -> None:
+    """A row is born, or dies."""
+    for c in range(calls.kind.shape[0]):
+        if not (calls.losses[c, row] if dies else calls.gains[c, row]):
+            continue
+        kind, word = calls.kind[c], calls.words[c, row]
+        now.counts[c] += -1 if dies else 1
+        if kind == _INTEGERS:
+            low, part = now.low[c], np.uint64(word)
+            if dies:
+                now.low[c] = low - part
+                now.high[c] -= (word >> 63) + np.int64(low < part)
+            else:
+                now.low[c] = low + part
+                now.high[c] += (word >> 63) + np.int64(now.low[c] < low)
+        elif kind == _DOUBLES:
+            now.word[0] = word
+            _, free = add_values(sums, now.slot[c : c + 1], now.value, -1 if dies else 1, 0, now.cursor[_FREE])
+            now.cursor[_FREE] = free
+        elif calls.heap[c] >= 0 and not dies:
+            h = calls.heap[c]
+            now.sizes[h] = _push(now.keys[h], now.deaths[h], now.sizes[h], word, dead_us)
+
+
+@kernel
+def _put(now: _Now, calls: _Calls, sums: Slots, group: int, at_us: int, out: Instants, n: int) -> None:
+    """What is alive in a group comes out as row n."""
+    out.group[n], out.instant[n] = group, at_us
+    for c in range(calls.kind.shape[0]):
+        out.counts[c, n] = now.counts[c]
+        out.low[c, n], out.high[c, n] = np.int64(now.low[c]), now.high[c]
+        if calls.kind[c] == _DOUBLES:
+            read_values(sums, now.slot[c : c + 1], now.value)
+            out.low[c, n] = now.word[0]
+        elif calls.heap[c] >= 0:
+            h = calls.heap[c]
+            now.sizes[h] = _without_dead(now.keys[h], now.deaths[h], now.sizes[h], at_us)
+            out.low[c, n] = now.keys[h, 0] if now.sizes[h] else 0
+
+
+@kernel
+def _go_on(span: Span, events: _Events, calls: _Calls, sums: Slots, now: _Now, out: Instants) -> int:
+    """Fill `out` with the next instants. Returns how many there are: fewer than have room at the end only."""
+    births, deaths, first_birth, first_death, born, dead, starts, ends = events
+    mode, every_us, from_us, until_us = span
+    cursor, n, room = now.cursor, 0, out.group.shape[0]
+    while cursor[_GROUP] < ends.shape[0]:
+        g = cursor[_GROUP]
+        if cursor[_OPEN] == 0:
+            cursor[_OPEN], cursor[_BIRTH], cursor[_DEATH], cursor[_NEXT] = 1, first_birth[g], first_death[g], starts[g]
+        while True:
+            birth, death, at_us = cursor[_BIRTH], cursor[_DEATH], until_us
+            if birth < first_birth[g + 1]:
+                at_us = min(at_us, born[births[birth]])
+            if death < first_death[g + 1]:
+                at_us = min(at_us, dead[deaths[death]])
+            if mode == BOUNDARIES:
+                while cursor[_ALIVE] > 0 and cursor[_NEXT] < min(at_us, ends[g]):
+                    if n == room:
+                        return n
+                    _put(now, calls, sums, g, cursor[_NEXT], out, n)
+                    n += 1
+                    cursor[_NEXT] += every_us
+                cursor[_NEXT] = max(cursor[_NEXT], at_us)
+            elif n == room:
+                return n
+            if at_us >= until_us:
+                break
+            while death < first_death[g + 1] and dead[deaths[death]] == at_us:
+                _change(now, calls, sums, deaths[death], True, at_us)
+                cursor[_ALIVE] -= 1
+                death += 1
+            was_empty = cursor[_ALIVE] == 0
+            while birth < first_birth[g + 1] and born[births[birth]] == at_us:
+                _change(now, calls, sums, births[birth], False, dead[births[birth]])
+                cursor[_ALIVE] += 1
+                birth += 1
+            cursor[_BIRTH], cursor[_DEATH] = birth, death
+            if at_us >= from_us and (mode == CHANGES or (mode == BIRTHS and was_empty and cursor[_ALIVE] > 0)):
+                _put(now, calls, sums, g, at_us, out, n)
+                n += 1
+        cursor[_FREE] = clear_slots(sums, now.slot, cursor[_FREE])
+        now.counts[:], now.low[:], now.high[:], now.sizes[:] = 0, 0, 0, 0
+        cursor[_ALIVE], cursor[_OPEN] = 0, 0
+        cursor[_GROUP] = g + 1
+    return n
+
+
+class Sweep:
+    """The instants of a span of n rows. values: of each call. ends: int64 (groups,), of boundaries: below which of each group
+    come out; starts: and from which on. None: those of the span."""
+
+    def __init__(
+        self, span: Span, lives: LiveRows, values: Sequence[Values], group_count: int, edges: tuple[I64, I64] | None = None
+    ) -> None:
+        group, born, dead = lives
+        births, first_birth = _events_of(np.argsort(born, kind="stable"), group, group_count)
+        mortal = np.flatnonzero(dead < LAST_TIME_US)
+        deaths, first_death = _events_of(mortal[np.argsort(dead[mortal], kind="stable")], group, group_count)
+        whole = np.full(group_count, span.from_us), np.full(group_count, span.until_us)
+        starts, ends = whole if edges is None else edges
+        if span.mode == BOUNDARIES:
+            starts = -(-starts // span.every_us) * span.every_us
+        self._span = span
+        self._events = _Events(births, deaths, first_birth, first_death, born, dead, starts, ends)
+        count, rows = len(values), len(born)
+        kinds = np.array([v.accumulation for v in values], np.int64)
+        in_heap = (kinds == _LEAST) | (kinds == _GREATEST)
+        words: I64 = np.empty((count, rows), np.int64)
+        gains, losses = np.empty((count, rows), np.bool_), np.empty((count, rows), np.bool_)
+        for c, value in enumerate(values):
+            words[c], gains[c], losses[c] = value.words, value.born, value.died
+        self._calls = _Calls(kinds, np.where(in_heap, np.cumsum(in_heap) - 1, _NONE), words, gains, losses)
+        self._sums = new_slots(count)
+        heaps = int(in_heap.sum()), int(np.diff(first_birth).max(initial=0))
+        cursor: I64 = np.zeros(7, np.int64)
+        cursor[_FREE] = count
+        numbers, value_of = np.zeros((2, count), np.int64), np.zeros(1, np.float64)
+        self._now = _Now(
+            cursor,
+            numbers[0],
+            np.zeros(count, np.uint64),
+            numbers[1],
+            np.empty(heaps, np.int64),
+            np.empty(heaps, np.int64),
+            np.zeros(heaps[0], np.int64),
+            np.arange(count),
+            value_of.view(np.int64),
+            value_of,
+        )
+
+    def instants(self, most: int) -> Iterator[Instants]:
+        """All of them, in pieces of so many at most."""
+        count, found = len(self._calls.kind), most
+        while found == most:
+            numbers = np.empty((3, count, most), np.int64)
+            out = Instants(np.empty(most, np.int64), np.empty(most, np.int64), *numbers)
+            found = _go_on(self._span, self._events, self._calls, self._sums, self._now, out)
+            if found:
+                yield Instants(out.group[:found], out.instant[:found], *(part[:, :found] for part in out[2:]))
