@@ -171,13 +171,14 @@ def _oxigraph_seconds(stream: pa.Table, width: int, wanted: Mapping[int, int]) -
     names = {text: pyoxigraph.NamedNode(text[1:-1]) for column in "spo" for text in stream[column].unique().to_pylist()}
     ts, rows = stream["ts"].to_numpy(), list(zip(*(stream[c].to_pylist() for c in "spo"), strict=True))
     query = f"PREFIX e: <{E}> SELECT ?u (COUNT(?t) AS ?n) {{ ?u e:wrote ?p . ?p e:tag ?t }} GROUP BY ?u"
-    took = []
+    took: list[float] = []
     for at, rows_there in wanted.items():
         first, last = np.searchsorted(ts, [(at - width) * _SECOND_US, at * _SECOND_US], "right")
         start = time.perf_counter()
         store = pyoxigraph.Store()
         store.extend(pyoxigraph.Quad(names[s], names[p], names[o]) for s, p, o in rows[first:last])
-        found = sum(1 for _ in store.query(query))
+        solutions: Any = store.query(query)
+        found = len(list(solutions))
         took.append(time.perf_counter() - start)
         if found != rows_there:
             raise SystemExit(f"pyoxigraph has {found} rows at {at} s, swjoin {rows_there}")
@@ -212,7 +213,7 @@ def of_star(repeat: int, *, tiny: bool) -> None:
                     f"FROM {files[0]} a JOIN {files[1]} b ON a.s = b.s JOIN {files[2]} c ON a.s = c.s WHERE {near_each_other}"
                 )
                 db.sql(f"COPY (SELECT a.s, a.o, b.o, c.o, greatest(a.ts, b.ts, c.ts) AS born {text}) TO '{folder}/d.parquet'")
-            return pq.read_metadata(folder / "d.parquet").num_rows
+            return int(pq.read_metadata(folder / "d.parquet").num_rows)
 
         shown("star of three", turns({"swjoin": ours, "DuckDB": ducks}, repeat), 3 * count)
 

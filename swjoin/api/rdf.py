@@ -12,10 +12,10 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from swjoin.api.inputs import are_paths, to_table
-from swjoin.api.planned_runs import Planned, report_of, settings_of
+from swjoin.api.planned_runs import Planned, Written, report_of, settings_of
 from swjoin.api.proofs import remember
 from swjoin.api.result_files import result_file
 from swjoin.api.result_frames import converter
@@ -29,7 +29,7 @@ from swjoin.frontends.rdf.prepared import Given, prepared
 from swjoin.frontends.rdf.triples import MalformedPolicy
 from swjoin.runtime.plausibility import warn
 from swjoin.runtime.progress import check_progress
-from swjoin.runtime.run_report import ledger_of
+from swjoin.runtime.run_report import ledger_of, proof_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ def _answer(
     query: str,
     given: Given,
     options: Mapping[str, Any],
-    written: tuple[Path, Literal["parquet", "csv"]] | None,
+    written: Written | None,
     folder: Path,
 ) -> tuple[pa.Table | None, Proof]:
     """The rows, unless they are written, and their proof."""
@@ -87,11 +87,11 @@ def _answer(
     settings = settings_of({**options, "late": "error", "max_out_of_order": "0us", "routing": None, "units": None})
     planned = Planned(dataclasses.replace(settings, inputs=found.inputs), found.plan, "swjoin.rdf")
     report = report_of(planned, {**options, "max_out_of_order": "0us"}, (folder / "codes.parquet", "parquet"), folder)
-    target, kind = (folder / "terms.parquet", "parquet") if written is None else written
-    total = found.finish(folder / "codes.parquet", target, kind, report)  # type: ignore[arg-type]
-    results = report["results"]
-    proof = Proof(total.rows, results["digest"], ledger_of(report), tuple(report["warnings"]))
-    return (pq.read_table(target) if written is None else None), proof
+    ledger = ledger_of(report)  # of solutions, before CONSTRUCT makes triples of them
+    output: Written = (folder / "terms.parquet", "parquet") if written is None else written
+    total = found.finish(folder / "codes.parquet", output, report, proof_of(report))
+    proof = Proof(total.rows, report["results"]["digest"], ledger, tuple(report["warnings"]))
+    return (pq.read_table(output[0]) if written is None else None), proof
 
 
 def _each(paths: Paths) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from swjoin.config.run import QueryConfig, RunConfig, WorkloadConfig
@@ -99,7 +100,39 @@ def compile_all() -> None:
             code = main(["run", str(config), "--threads", "2", "--out", f"{folder}/{name}"])
             if code:
                 raise SystemExit(code)
+        _rdf(Path(folder))
+        _place(Path(folder))
     _plan()
+
+
+def _rdf(folder: Path) -> None:
+    """Triples as lines and as columns, matched, joined, and grouped by what is alive. Nothing without rdflib."""
+    from swjoin.cli.main import main
+
+    if find_spec("rdflib") is None:
+        return
+    lines = "".join(f'{i} <x:s{i % 7}> <x:p> "{i}"^^<http://www.w3.org/2001/XMLSchema#integer> .\n' for i in range(100))
+    (folder / "triples.txt").write_text(lines)
+    (folder / "triples.csv").write_text("ts,s,p,o\n" + "".join(f"{i},<x:s{i % 7}>,<x:q>,<x:o{i}>\n" for i in range(100)))
+    block = "STREAM <x:a> [RANGE 1s] { ?s <x:p> ?v } STREAM <x:b> [RANGE 1s] { ?s <x:q> ?o }"
+    aggregates = "(COUNT(?o) AS ?n) (SUM(?v) AS ?t) (AVG(?v * 0.5) AS ?m) (MAX(?v) AS ?x)"
+    for query in (f"SELECT ?s ?v {{ {block} }}", f"SELECT ?s {aggregates} {{ {block} }} GROUP BY ?s"):
+        streams = ["--stream", f"x:a={folder}/triples.txt", "--stream", f"x:b={folder}/triples.csv"]
+        code = main(["rdf", query, *streams, "-o", f"{folder}/rdf.parquet"])
+        if code:
+            raise SystemExit(code)
+
+
+def _place(folder: Path) -> None:
+    """More tasks than are placed by trying all ways."""
+    from swjoin.cli.main import main
+
+    tasks = [{"id": i, "operator": "a", "work": 1 + i % 5, "state_bytes": 0, "pinned": None} for i in range(60)]
+    edges = [[i, (7 * i + j) % 60, 1 + i * j, 64] for i in range(60) for j in range(3)]
+    (folder / "graph.json").write_text(json.dumps({"tasks": tasks, "edges": edges}))
+    code = main(["place", f"{folder}/graph.json", "-k", "4"])
+    if code:
+        raise SystemExit(code)
 
 
 def _plan() -> None:

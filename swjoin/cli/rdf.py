@@ -33,6 +33,7 @@ from swjoin.core.storage import writing
 from swjoin.frontends.rdf.inputs import Paths
 from swjoin.frontends.rdf.prepared import Given, Prepared, prepared, refuse_other_file, write_malformed
 from swjoin.runtime.preflight import launcher_size
+from swjoin.runtime.run_report import proof_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def _finish(
     piped = args.out == "-"
     written = folder / f"answer.{kind}" if piped else target
     assert job.target is not None
-    query.finish(job.target, written, "parquet" if kind == "count" else kind, found)
+    query.finish(job.target, (written, "parquet" if kind == "count" else kind), found, proof_of(found))
     if report is not None:
         with writing(report):
             report.write_text(json.dumps(found, indent=1) + "\n")

@@ -27,7 +27,7 @@ F64 = NDArray[np.float64]
 CHANGES: Final = 0  # of `Span.mode`
 BOUNDARIES: Final = 1
 BIRTHS: Final = 2
-_GROUP, _BIRTH, _DEATH, _ALIVE, _NEXT, _FREE, _OPEN = range(7)  # of `_Now.cursor`
+_GROUP, _FREE = 0, 5  # of `_Now.cursor`: group, its next birth and death, rows alive, next boundary, free rows of sums, open
 _INTEGERS, _DOUBLES = int(Accumulation.INTEGERS), int(Accumulation.DOUBLES)
 _LEAST, _GREATEST = int(Accumulation.LEAST), int(Accumulation.GREATEST)
 _NONE: Final = -1
@@ -202,82 +202,42 @@ def first_of_values(lives: LiveRows, words: I64, valid: Bool | None) -> tuple[Bo
 
 
 @kernel
-def _push(keys: I64, deaths: I64, size: int, key: int, death: int) -> int:
-    """Add a value. Returns the size. One that dies no later than a lesser or equal one is never the least."""
-    if size > 0 and keys[0] <= key and deaths[0] >= death:
-        return size
-    at = size
+def _push(keys: I64, deaths: I64, sizes: I64, h: int, key: int, death: int) -> None:
+    """Add a value to heap h. One that dies no later than a lesser or equal one is never the least."""
+    at = sizes[h]
+    if at > 0 and keys[h, 0] <= key and deaths[h, 0] >= death:
+        return
+    sizes[h] = at + 1
     while at > 0:
         above = (at - 1) >> 1
-        if keys[above] <= key:
+        if keys[h, above] <= key:
             break
-        keys[at], deaths[at] = keys[above], deaths[above]
+        keys[h, at], deaths[h, at] = keys[h, above], deaths[h, above]
         at = above
-    keys[at], deaths[at] = key, death
-    return size + 1
+    keys[h, at], deaths[h, at] = key, death
 
 
 @kernel
-def _without_dead(keys: I64, deaths: I64, size: int, now_us: int) -> int:
-    """Remove what comes first and is dead. Returns the size."""
-    while size > 0 and deaths[0] <= now_us:
+def _remove_dead(keys: I64, deaths: I64, sizes: I64, h: int, now_us: int) -> None:
+    """Remove from heap h what comes first and is dead."""
+    size = sizes[h]
+    while size > 0 and deaths[h, 0] <= now_us:
         size -= 1
-        key, death = keys[size], deaths[size]
+        key, death = keys[h, size], deaths[h, size]
         at = 0
         while 2 * at + 1 < size:
             below = 2 * at + 1
-            if below + 1 < size and keys[below + 1] < keys[below]:
+            if below + 1 < size and keys[h, below + 1] < keys[h, below]:
                 below += 1
-            if keys[below] >= key:
+            if keys[h, below] >= key:
                 break
-            keys[at], deaths[at] = keys[below], deaths[below]
+            keys[h, at], deaths[h, at] = keys[h, below], deaths[h, below]
             at = below
-        keys[at], deaths[at] = key, death
-    return size
+        keys[h, at], deaths[h, at] = key, death
+    sizes[h] = size
 
 
 # ---------------------------------------------------------------- births, deaths, instants
-
-
-@kernel
-def _change(now: _Now, calls: _Calls, sums: Slots, row: int, dies: bool, dead_us: int) -> None:
-    """A row is born, or dies."""
-    for c in range(calls.kind.shape[0]):
-        if not (calls.losses[c, row] if dies else calls.gains[c, row]):
-            continue
-        kind, word = calls.kind[c], calls.words[c, row]
-        now.counts[c] += -1 if dies else 1
-        if kind == _INTEGERS:
-            low, part = now.low[c], np.uint64(word)
-            if dies:
-                now.low[c] = low - part
-                now.high[c] -= (word >> 63) + np.int64(low < part)
-            else:
-                now.low[c] = low + part
-                now.high[c] += (word >> 63) + np.int64(now.low[c] < low)
-        elif kind == _DOUBLES:
-            now.word[0] = word
-            _, free = add_values(sums, now.slot[c : c + 1], now.value, -1 if dies else 1, 0, now.cursor[_FREE])
-            now.cursor[_FREE] = free
-        elif calls.heap[c] >= 0 and not dies:
-            h = calls.heap[c]
-            now.sizes[h] = _push(now.keys[h], now.deaths[h], now.sizes[h], word, dead_us)
-
-
-@kernel
-def _put(now: _Now, calls: _Calls, sums: Slots, group: int, at_us: int, out: Instants, n: int) -> None:
-    """What is alive in a group comes out as row n."""
-    out.group[n], out.instant[n] = group, at_us
-    for c in range(calls.kind.shape[0]):
-        out.counts[c, n] = now.counts[c]
-        out.low[c, n], out.high[c, n] = np.int64(now.low[c]), now.high[c]
-        if calls.kind[c] == _DOUBLES:
-            read_values(sums, now.slot[c : c + 1], now.value)
-            out.low[c, n] = now.word[0]
-        elif calls.heap[c] >= 0:
-            h = calls.heap[c]
-            now.sizes[h] = _without_dead(now.keys[h], now.deaths[h], now.sizes[h], at_us)
-            out.low[c, n] = now.keys[h, 0] if now.sizes[h] else 0
 
 
 @kernel
@@ -285,46 +245,86 @@ def _go_on(span: Span, events: _Events, calls: _Calls, sums: Slots, now: _Now, o
     """Fill `out` with the next instants. Returns how many there are: fewer than have room at the end only."""
     births, deaths, first_birth, first_death, born, dead, starts, ends = events
     mode, every_us, from_us, until_us = span
-    cursor, n, room = now.cursor, 0, out.group.shape[0]
-    while cursor[_GROUP] < ends.shape[0]:
-        g = cursor[_GROUP]
-        if cursor[_OPEN] == 0:
-            cursor[_OPEN], cursor[_BIRTH], cursor[_DEATH], cursor[_NEXT] = 1, first_birth[g], first_death[g], starts[g]
+    kind, heap, words, gains, losses = calls
+    cursor, counts, low, high, keys, least_deaths, sizes, slot, word, value = now
+    out_group, out_instant, out_counts, out_low, out_high = out
+    call_count, room, n = kind.shape[0], out_group.shape[0], 0
+    g, birth, death, alive, boundary, free, is_open = cursor
+    while g < ends.shape[0]:
+        if is_open == 0:
+            is_open, birth, death, boundary = 1, first_birth[g], first_death[g], starts[g]
+        last_birth, last_death = first_birth[g + 1], first_death[g + 1]
         while True:
-            birth, death, at_us = cursor[_BIRTH], cursor[_DEATH], until_us
-            if birth < first_birth[g + 1]:
+            at_us = until_us  # of the next birth or death
+            if birth < last_birth:
                 at_us = min(at_us, born[births[birth]])
-            if death < first_death[g + 1]:
+            if death < last_death:
                 at_us = min(at_us, dead[deaths[death]])
-            if mode == BOUNDARIES:
-                while cursor[_ALIVE] > 0 and cursor[_NEXT] < min(at_us, ends[g]):
-                    if n == room:
-                        return n
-                    _put(now, calls, sums, g, cursor[_NEXT], out, n)
-                    n += 1
-                    cursor[_NEXT] += every_us
-                cursor[_NEXT] = max(cursor[_NEXT], at_us)
-            elif n == room:
-                return n
-            if at_us >= until_us:
+            shown_us = at_us
+            if mode == BOUNDARIES and alive > 0 and boundary < min(at_us, ends[g]):
+                shown_us = boundary
+                boundary += every_us
+                shows = True
+            elif at_us >= until_us:
                 break
-            while death < first_death[g + 1] and dead[deaths[death]] == at_us:
-                _change(now, calls, sums, deaths[death], True, at_us)
-                cursor[_ALIVE] -= 1
-                death += 1
-            was_empty = cursor[_ALIVE] == 0
-            while birth < first_birth[g + 1] and born[births[birth]] == at_us:
-                _change(now, calls, sums, births[birth], False, dead[births[birth]])
-                cursor[_ALIVE] += 1
-                birth += 1
-            cursor[_BIRTH], cursor[_DEATH] = birth, death
-            if at_us >= from_us and (mode == CHANGES or (mode == BIRTHS and was_empty and cursor[_ALIVE] > 0)):
-                _put(now, calls, sums, g, at_us, out, n)
-                n += 1
-        cursor[_FREE] = clear_slots(sums, now.slot, cursor[_FREE])
-        now.counts[:], now.low[:], now.high[:], now.sizes[:] = 0, 0, 0, 0
-        cursor[_ALIVE], cursor[_OPEN] = 0, 0
-        cursor[_GROUP] = g + 1
+            else:
+                boundary = max(boundary, at_us)
+                shows = mode != BOUNDARIES and at_us >= from_us
+                was_empty = True
+                for dies in (True, False):
+                    while True:
+                        if dies:
+                            if death >= last_death or dead[deaths[death]] != at_us:
+                                break
+                            row = deaths[death]
+                            death += 1
+                            alive -= 1
+                        else:
+                            if birth >= last_birth or born[births[birth]] != at_us:
+                                break
+                            row = births[birth]
+                            birth += 1
+                            alive += 1
+                        for c in range(call_count):
+                            if not (losses[c, row] if dies else gains[c, row]):
+                                continue
+                            counts[c] += -1 if dies else 1
+                            if kind[c] == _INTEGERS:
+                                part, before = np.uint64(words[c, row]), low[c]
+                                if dies:
+                                    low[c] = before - part
+                                    high[c] -= (words[c, row] >> 63) + np.int64(before < part)
+                                else:
+                                    low[c] = before + part
+                                    high[c] += (words[c, row] >> 63) + np.int64(low[c] < before)
+                            elif kind[c] == _DOUBLES:
+                                word[0] = words[c, row]
+                                _, free = add_values(sums, slot[c : c + 1], value, -1 if dies else 1, 0, free)
+                            elif heap[c] >= 0 and not dies:
+                                _push(keys, least_deaths, sizes, heap[c], words[c, row], dead[row])
+                    if dies:
+                        was_empty = alive == 0
+                shows = shows and (mode == CHANGES or (was_empty and alive > 0))
+            if not shows:
+                continue
+            out_group[n], out_instant[n] = g, shown_us
+            for c in range(call_count):
+                out_counts[c, n], out_low[c, n], out_high[c, n] = counts[c], np.int64(low[c]), high[c]
+                if kind[c] == _DOUBLES:
+                    read_values(sums, slot[c : c + 1], value)
+                    out_low[c, n] = word[0]
+                elif heap[c] >= 0:
+                    _remove_dead(keys, least_deaths, sizes, heap[c], shown_us)
+                    out_low[c, n] = keys[heap[c], 0] if sizes[heap[c]] else 0
+            n += 1
+            if n == room:
+                cursor[:] = (g, birth, death, alive, boundary, free, is_open)
+                return n
+        free = clear_slots(sums, slot, free)
+        counts[:], low[:], high[:], sizes[:] = 0, 0, 0, 0
+        alive, is_open = 0, 0
+        g += 1
+    cursor[_GROUP] = g
     return n
 
 

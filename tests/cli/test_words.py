@@ -66,7 +66,7 @@ RARELY = {
         r"(?s)\| 1 slave \|.*\| 3 slaves, real time \|.*mean delay: error"
         r".*\| 4 \| 4 \|.*tuples/s: \d+ gateways and \d+ slaves.*\| 2 \| [\d,]+ \| [\d,]+ \| \d"
     ),
-    "bench queries --tiny": r"(?s)merging .*\| q20 \| \d.*bytes to the views .*\| standing \| [1-9].*\| gateway \| \d",
+    "bench queries --tiny": r"(?s)merging .*\| q20 \| \d.*bytes of groups and views .*\| standing \| [1-9].*\| gateway \| \d",
     "bench plan --tiny": r"(?s)\| 1 thread, W 2 s \|.*saturation: ",
     "bench peers --tiny --only cpp duckdb spark": r"(?s)C\+\+ plain.*\| right \|.*DuckDB.*\| right \|.*Spark.*\| right \|",
     "bench nexmark --tiny --peers spark --only q2 q8": r"geometric mean of 2 queries with the same rows",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -128,3 +129,26 @@ def test_what_has_no_work_is_merged_where_it_belongs() -> None:
         [0, 1, 2, 3, 3, 3, 6],
         [0, 1, 2, 3, 3, 6, 6],
     )
+
+
+@pytest.mark.parametrize("rooms", [[9, 9, 9], [12, 5, 12], [2, 20, 7]])
+def test_the_exact_search_finds_the_least_cut_by_itself(rooms: list[int]) -> None:
+    """From a partition beyond the room; machines with the same room are alike."""
+    rng, room = np.random.default_rng(rooms[0]), np.array(rooms, np.int64)
+    alike = np.unique(room, return_inverse=True)[1].astype(np.int64)
+    every = np.array(list(itertools.product(range(3), repeat=6)), np.int64)
+    found_some = 0
+    for _ in range(40):
+        source, target = rng.integers(0, 6, (2, 12))
+        counts, work = rng.integers(1, 9, 12), rng.integers(0, 8, 6)
+        parts = Parts(Csr.build(6, source, target, counts), work, np.full(6, -1), room, alike)
+        loads = np.stack([((every == m) * work).sum(axis=1) for m in range(3)], axis=1)
+        cuts = ((every[:, source] != every[:, target]) * counts).sum(axis=1)[(loads <= room).all(axis=1)]
+        bad = np.full(6, int(np.argmin(room)), np.int64)
+        excess, cut, _ = parts.rank(partitioning._exact(parts, bad))
+        if len(cuts):
+            found_some += 1
+            assert (excess, cut) == (0, cuts.min())
+        else:
+            assert excess > 0
+    assert found_some > 10

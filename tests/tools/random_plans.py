@@ -420,7 +420,9 @@ def _draw_lives(random: np.random.Generator, plan: LogicalPlan, span: int) -> Lo
     then filtered, or counted by windows of time."""
     endless = any(isinstance(node, TupleWindows) and node.partial for node in plan.nodes)  # rows without a time
     schema = plan.schema(_last(plan.nodes))
-    timed = schema.types.get(str(schema.time)) == "timestamp[us]"
+    joins = [plan.schema(node.left) for node in plan.nodes if isinstance(node, IntervalJoin)]
+    hidden = any(left.time not in left.types for left in joins)  # then a right column may have its name
+    timed = schema.types.get(str(schema.time)) == "timestamp[us]" and not hidden
     nodes, last = [node for node in plan.ordered if not isinstance(node, Result)], _last(plan.nodes)
     if not timed or endless or random.random() < 0.4:
         last = next(node.name for node in nodes if isinstance(node, Source) and node.time is not None)

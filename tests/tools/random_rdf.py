@@ -227,7 +227,9 @@ def _number(draw: _Draw) -> str:
     """An expression that may be a number."""
     names = draw.variables("int", "number") or draw.variables("mixed") or ["1"]
     name = draw.of(names)
-    made = [name, name, f"({name} + {draw.count(1, 3)})", f"{name} * 2", f"(-{name})", f"({draw.of(names)} - {name})"]
+    made = [name, name, f"({name} + {draw.count(1, 3)})", f"{name} * 2", f"(-{name})"]
+    if numbers := draw.variables("int", "number"):  # engines take times from times
+        made.append(f"({draw.of(numbers)} - {draw.of(numbers)})")
     if texts := draw.variables("text"):
         made.append(f"STRLEN({draw.of(texts)})")
     return draw.of(made)

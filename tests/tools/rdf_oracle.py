@@ -522,6 +522,8 @@ def group_rows(query: Query, found: Sequence[Solution]) -> Iterator[Row]:
     for bound, members in groups_of(query, found):
         instants: set[float] = set()
         for member in members:
+            if member.born_us >= member.dead_us:
+                continue  # it dies as it is born: in no group
             if len(slides) == 1:
                 instants |= set(range(int(member.born_us), int(member.dead_us), next(iter(slides))))
             else:

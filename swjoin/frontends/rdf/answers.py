@@ -139,10 +139,11 @@ class Answer:
 
 
 def write_answer(
-    answer: Answer, rows: Path, target: Path | None, kind: Literal["parquet", "csv"], whole: dict[str, Any]
+    answer: Answer, rows: Path, output: tuple[Path | None, Literal["parquet", "csv"]], whole: dict[str, Any]
 ) -> Total:
-    """Write the answer's rows of a file of the plan's; `Total` of them. target: None: they are counted only. whole: what a
-    proof has beside count and digest. The target is complete or absent."""
+    """Write the answer's rows of a file of the plan's; `Total` of them. output: the file, complete or absent, and its kind;
+    None: they are counted only. whole: what a proof has beside count and digest."""
+    target, kind = output
     sink = None
     if target is not None:
         sink = FileSink(kind, target, RowColumns(tuple((f.name, f.type) for f in answer.schema), ids=False))
@@ -150,9 +151,10 @@ def write_answer(
     try:
         for batch in answer.batches(rows):
             count += batch.num_rows
-            digest = (digest + int(row_hashes(batch).sum(dtype=np.uint64))) & (1 << 64) - 1
+            of_batch = int(row_hashes(batch).sum(dtype=np.uint64))
+            digest = (digest + of_batch) & (1 << 64) - 1
             if sink is not None and batch.num_rows:
-                sink.write_rows(batch, 0)
+                sink.write_rows(batch, 0, of_batch)
         if sink is not None:
             sink.close({**whole, "count": count, "digest": format_digest(digest)})
             sink = None

@@ -7,8 +7,8 @@ codes without an object per term.
 Stays out: what terms mean (`frontends.rdf.term_values`), which text is a term (`frontends.rdf.ntriples`).
 
 A term is its text in N-Triples syntax. Nothing is canonicalised: `"1"` and `"01"` of the type integer are two terms. The text
-itself has one spelling: escapes only for quotes, backslashes and control characters, language tags in lower case, no datatype
-xsd:string; the parser makes such texts.
+itself has one spelling: escapes only for quotes, backslashes and control characters, no datatype xsd:string; the parser makes
+such texts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numba
 import numpy as np
-from numba import uint64
+from llvmlite import ir
+from numba import types, uint64
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
@@ -40,66 +43,95 @@ NO_CODE = -1  # of nulls, and of texts that have none
 NO_ROOM = -2  # a kernel's answer: the dictionary has to grow
 _MOST_CODES = (1 << 31) - 2  # the table has twice as many slots, and addresses them by 32 bits
 _BLOCK = 128  # terms that are looked up at once
+_LARGE = 1 << 20  # slots of a table
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-_ONE, _EIGHT = np.uint64(1), np.uint64(8)
-_STEP, _LAST = np.uint64(0xD1B54A32D192ED02), np.uint64(0xF1357AEA2E62A9C5)  # an even and an odd one, else without meaning
+_ONE = np.uint64(1)
+BLOCK_BYTES = 64  # that are hashed and compared at once; terms are followed by as many that may be read
+_FACTORS = [(int(GOLDEN) * (2 * i + 1) * (2 * i + 3) + 2 * i * 0xD1B54A32D192ED03) % (1 << 64) | 1 for i in range(8)]
 
 
 # ---------------------------------------------------------------- kernels
 
 
-@kernel(inline="always")
-def _word(data, at):  # type: ignore[no-untyped-def]
-    """Eight bytes as uint64, one load; at: uint64."""
-    word = uint64(0)
-    for j in range(uint64(0), uint64(8)):
-        word |= uint64(data[at + j]) << (uint64(8) * j)
-    return word
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+
+    def _block_sum(data: Any, at: int, count: int) -> Any:
+        """A number of up to 64 bytes, uint64."""
+        words = np.zeros(BLOCK_BYTES, np.uint8)
+        words[:count] = data[at : at + count]
+        return np.add.reduce(_folded(words.view(np.uint64)) * np.array(_FACTORS, np.uint64))
+
+    def _block_differs(one: Any, at: int, other: Any, to: int, count: int) -> bool:
+        """Whether up to 64 bytes differ."""
+        return bool((one[at : at + count] != other[to : to + count]).any())
+
+else:
+
+    def _load_block(context: Any, builder: Any, kind: Any, array: Any, at: Any, count: Any) -> Any:
+        """The words of 64 bytes; those from `count` on are zero."""
+        byte, vector = ir.IntType(8), ir.VectorType(ir.IntType(8), BLOCK_BYTES)
+        index = ir.VectorType(ir.IntType(32), BLOCK_BYTES)
+        start = builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+        loaded = builder.load(builder.bitcast(start, vector.as_pointer()), align=1)
+        nothing = ir.Constant(vector, ir.Undefined)
+        lane = builder.insert_element(nothing, builder.trunc(count, byte), ir.Constant(index.element, 0))
+        counts = builder.shuffle_vector(lane, nothing, ir.Constant(index, [0] * BLOCK_BYTES))
+        inside = builder.icmp_unsigned("<", ir.Constant(vector, list(range(BLOCK_BYTES))), counts)
+        kept = builder.select(inside, loaded, ir.Constant(vector, [0] * BLOCK_BYTES))
+        return builder.bitcast(kept, ir.VectorType(ir.IntType(64), BLOCK_BYTES // 8))
+
+    def _reduced(builder: Any, how: str, words: Any) -> Any:
+        kind = ir.FunctionType(words.type.element, [words.type])
+        name = f"llvm.vector.reduce.{how}.v{words.type.count}i64"
+        return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [words])
+
+    @intrinsic  # type: ignore[misc]
+    def _block_sum(typing_context: Any, data: Any, at: Any, count: Any) -> Any:
+        """A number of up to 64 bytes, uint64: the sum of words, each multiplied by a number of its place. All 64 are read."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            words = _load_block(context, builder, signature.args[0], *args)
+            folded = builder.xor(words, builder.lshr(words, ir.Constant(words.type, [32] * words.type.count)))
+            return _reduced(builder, "add", builder.mul(folded, ir.Constant(words.type, _FACTORS)))
+
+        return types.uint64(data, types.int64, types.int64), build
+
+    @intrinsic  # type: ignore[misc]
+    def _block_differs(typing_context: Any, one: Any, at: Any, other: Any, to: Any, count: Any) -> Any:
+        """Whether up to 64 bytes differ. All 64 are read."""
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            mine = _load_block(context, builder, signature.args[0], args[0], args[1], args[4])
+            theirs = _load_block(context, builder, signature.args[2], args[2], args[3], args[4])
+            found = _reduced(builder, "or", builder.xor(mine, theirs))
+            return builder.icmp_unsigned("!=", found, ir.Constant(found.type, 0))
+
+        return types.boolean(one, types.int64, other, types.int64, types.int64), build
 
 
-@kernel(inline="always")
-def _folded(word):  # type: ignore[no-untyped-def]
-    return word ^ (word >> _HALF)
+def _folded(words: Any) -> Any:
+    return words ^ (words >> _HALF)
 
 
 @kernel(inline="always")
 def term_hash(data, start, size):  # type: ignore[no-untyped-def]
-    """uint64 hash of `size` bytes: a sum over words of eight, each multiplied by a number of its place, so that none waits for
-    another. The last word may share bytes with the one before."""
-    at = uint64(start)
-    end = at + uint64(size)
-    h = uint64(size)
-    factor = GOLDEN
-    while at + _EIGHT < end:
-        h += _folded(_word(data, at)) * factor
-        factor += _STEP
-        at += _EIGHT
-    if size >= 8:
-        h += _folded(_word(data, end - _EIGHT)) * _LAST
-    else:
-        while at < end:
-            h = (h ^ uint64(data[at])) * _LAST
-            at += _ONE
+    """uint64 hash of `size` bytes, 64 at once: a loop over words would cost a wrong guess of its end. data: at least
+    BLOCK_BYTES longer than the term."""
+    h = uint64(size) + _block_sum(data, start, min(size, BLOCK_BYTES))
+    done = np.int64(BLOCK_BYTES)
+    while done < size:
+        h = mix64_scalar(h) + _block_sum(data, start + done, min(size - done, BLOCK_BYTES))
+        done += BLOCK_BYTES
     return mix64_scalar(h)
 
 
-@kernel
+@kernel(inline="always")
 def _same_term(one, start, other, begin, size):  # type: ignore[no-untyped-def]
-    at, to = uint64(start), uint64(begin)
-    end = at + uint64(size)
-    if size < 8:
-        while at < end:
-            if one[at] != other[to]:
-                return False
-            at += _ONE
-            to += _ONE
-        return True
-    while at + _EIGHT < end:
-        if _word(one, at) != _word(other, to):
-            return False
-        at += _EIGHT
-        to += _EIGHT
-    return _word(one, end - _EIGHT) == _word(other, uint64(begin) + uint64(size) - _EIGHT)
+    done, same = np.int64(0), True
+    while done < size and same:
+        same = not _block_differs(one, start + done, other, begin + done, min(size - done, BLOCK_BYTES))
+        done += BLOCK_BYTES
+    return same
 
 
 @kernel(inline="always")
@@ -130,10 +162,16 @@ def find_term(data, start, size, hashed, table, arena, offsets):  # type: ignore
 
 
 @kernel
+def _find_one(data, size, table, arena, offsets):  # type: ignore[no-untyped-def]
+    return find_term(data, 0, size, term_hash(data, 0, size), table, arena, offsets)
+
+
+@kernel
 def find_terms(data, starts, ends, hashes, codes, count, table, arena, offsets):  # type: ignore[no-untyped-def]
-    """Codes of the first `count` terms, or NO_CODE. In three passes, so that memory is asked for early."""
+    """Codes of the first `count` terms; NO_CODE for those that have none, or no hash. In three passes, so that memory is asked
+    for early."""
     for i in range(count):
-        codes[i] = _candidate(hashes[i], table)
+        codes[i] = _candidate(hashes[i], table) if hashes[i] != uint64(0) else np.int64(NO_CODE)
         prefetch(offsets, max(codes[i], 0))
     for i in range(count):
         if codes[i] >= 0:
@@ -155,7 +193,7 @@ def add_term(data, start, size, hashed, table, arena, offsets, counts):  # type:
     codes' texts in arena. counts[0]: codes, counts[1]: bytes of the arena in use.
     """
     code = counts[0]
-    full = 2 * (code + 1) > table.shape[0] or code + 1 >= offsets.shape[0] or counts[1] + size > arena.shape[0]
+    full = 2 * (code + 1) > table.shape[0] or code + 1 >= offsets.shape[0] or counts[1] + size + BLOCK_BYTES > arena.shape[0]
     if full:
         return np.int64(NO_ROOM)
     copy_items(arena, counts[1], data, start, size)
@@ -242,6 +280,8 @@ class TermDictionary:
             codes = np.append(self.encode(texts.dictionary), NO_CODE)  # the last for null
             return codes[indexes_of(texts)]
         data, offsets, valid = text_buffers(texts)
+        if len(data) < int(offsets[-1]) + BLOCK_BYTES:
+            data, offsets = padded(data[int(offsets[0]) : int(offsets[-1])]), offsets - offsets[0]
         codes = np.empty(len(texts), np.int64)
         at = 0
         while True:
@@ -302,13 +342,22 @@ class TermDictionary:
         if len(self) + 1 >= _MOST_CODES:
             raise RunFailed(f"{len(self)} distinct RDF terms, more than codes can tell apart")
         if 2 * (len(self) + 1) > len(self._table) or len(self) + 1 >= len(self._offsets):
-            self._offsets = _longer(self._offsets, len(self) + 1, 2 * len(self._offsets))
-            old, self._table = self._table, np.zeros(2 * len(self._table), np.uint64)
+            factor = 4 if len(self._table) < _LARGE else 2  # a small one is soon outgrown
+            self._offsets = _longer(self._offsets, len(self) + 1, factor * len(self._offsets))
+            old, self._table = self._table, np.zeros(factor * len(self._table), np.uint64)
             _move_table(old, self._table)
-        if int(self._counts[1]) + wanted > len(self._arena):
+        if int(self._counts[1]) + wanted + BLOCK_BYTES > len(self._arena):
             self._arena = _longer(self._arena, int(self._counts[1]), 2 * len(self._arena) + wanted)
         if self.nbytes > self.limit_bytes:
             raise RunFailed(f"the dictionary holds {len(self)} distinct RDF terms in {self.nbytes} bytes, above its limit")
+
+
+def padded(data: U8) -> U8:
+    """A copy with zeros behind it, which kernels may touch."""
+    copy = np.empty(len(data) + BLOCK_BYTES, np.uint8)
+    copy[: len(data)] = data
+    copy[len(data) :] = 0
+    return copy
 
 
 def _longer(array: NDArray[Any], used: int, size: int) -> NDArray[Any]:
@@ -349,7 +398,7 @@ def indexes_of(texts: pa.DictionaryArray) -> I64:
 
 
 class Term(NamedTuple):
-    """A term's parts. kind: iri, blank or literal. text: IRI, label or lexical form. language: in lower case. datatype: IRI;
+    """A term's parts. kind: iri, blank or literal. text: IRI, label or lexical form. language: as written. datatype: IRI;
     None for terms that are no literals."""
 
     kind: str
@@ -375,7 +424,7 @@ def split_term(text: str) -> Term:
         raise ValueError(f"no RDF term: {text}")
     value, suffix = unescape(text[1:end]), text[end + 1 :]
     if suffix[:1] == "@":
-        return Term("literal", value, suffix[1:].lower(), LANG_STRING)
+        return Term("literal", value, suffix[1:], LANG_STRING)
     if suffix[:3] == "^^<" and suffix[-1:] == ">":
         return Term("literal", value, None, unescape(suffix[3:-1]))
     if suffix:
@@ -402,7 +451,7 @@ def join_term(term: Term) -> str:
     if term.kind == "blank":
         return f"_:{term.text}"
     if term.language is not None:
-        return f'"{escape(term.text)}"@{term.language.lower()}'
+        return f'"{escape(term.text)}"@{term.language}'
     return f'"{escape(term.text)}"' + ("" if term.datatype in (None, STRING) else f"^^<{term.datatype}>")
 
 
@@ -457,7 +506,7 @@ def _double_text(number: float, rank: int) -> str:
 
 
 def string_texts(values: pa.Array, languages: pa.Array | None = None) -> pa.LargeStringArray:
-    """String literals of n values; null stays null. languages: (n,) tags in lower case, null for none."""
+    """String literals of n values; null stays null. languages: (n,) tags, null for none."""
     import pyarrow as pa
 
     tags = [None] * len(values) if languages is None else languages.to_pylist()

@@ -50,8 +50,9 @@ Facets: TypeAlias = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that a pattern binds. column: of its codes; facets are `column_facet`. kinds: of the terms that it has.
-    integers: all of its numbers are integers of 64 bits. clash: two of its numbers are equal, and written differently."""
+    """A variable that a pattern binds. column: of its codes; those of facets add an underscore and the facet.
+    kinds: of the terms that it has. integers: all of its numbers are integers of 64 bits. clash: two of its numbers are equal,
+    and written differently."""
 
     column: str
     kinds: frozenset[int] = frozenset(range(9))
@@ -84,7 +85,7 @@ def number(num: str, rank: str, *, integers: bool = False) -> Value:
 def _text(text: str, lang: str | None = None) -> Value:
     if lang is None:
         return Value("text", _only(simple=text, string=text, str=text), kinds=frozenset({SIMPLE}), null=text)
-    simple, tagged = f"CASE WHEN {lang} IS NULL THEN {text} END", f"{text} || '@' || {lang}"
+    simple, tagged = f"CASE WHEN {lang} IS NULL THEN {text} END", f"{text} || '@' || LOWER({lang})"
     return Value(
         "text",
         _only(simple=f"({simple})", tagged=f"({tagged})", string=text, str=text, lang=lang),
@@ -199,10 +200,10 @@ class Compiler:
         """Numbers by value, others as terms; null for a literal of another type and one that is not the same."""
         by_code = one.code is not None and two.code is not None
         common = one.kinds & two.kinds
-        whole = by_code and not common & {NUMERIC, TRUTH, TIME, NAIVE}
+        whole = by_code and not common & {NUMERIC, TRUTH, TIME, NAIVE, TAGGED}
         tests = []
         for which in () if whole else _EQUAL:
-            if by_code and which in ("simple", "tagged", "iri"):
+            if by_code and which in ("simple", "iri"):
                 continue  # one of the codes says it
             if (_KINDS_OF[which] & common) and None not in (sides := (one.facet(which), two.facet(which))):
                 tests.append(f"{sides[0]} = {sides[1]}")

@@ -344,7 +344,8 @@ def facet_of(facet: str, codes: I64, values: TermValues, name: str) -> pa.Array:
     if facet == "str":
         return texts
     if facet == "tagged":
-        both = pc.binary_join_element_wise(texts, values.language.take(at).cast(pa.string()), "@")
+        tags = pc.utf8_lower(values.language.take(at).cast(pa.string()))  # equal, as in LANGMATCHES, whatever their case
+        both = pc.binary_join_element_wise(texts, tags, "@")
         return pc.if_else(pa.array(kinds == 3), both, pa.scalar(None, pa.string()))
     mine = {"simple": kinds == 2, "string": (kinds == 2) | (kinds == 3), "iri": kinds == 0}[facet]
     return pc.if_else(pa.array(mine), texts, pa.scalar(None, pa.string()))

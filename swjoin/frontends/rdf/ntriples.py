@@ -6,8 +6,9 @@ delimiters, 64 bytes at once, and a term that the dictionary has is right: only 
 Stays out: files, Turtle (`frontends.rdf.triples`), the dictionary itself.
 
 The grammar is that of RDF 1.1, checked as pyoxigraph does: IRIs by RFC 3987, but for addresses of IPv6, whose characters alone
-are checked; of language tags the grammar of N-Triples is checked, not the registry's. A term has one spelling, pyoxigraph's:
-escapes are resolved, language tags are in lower case, xsd:string is left out. Lexical forms are kept.
+are checked; of language tags the grammar of N-Triples is checked, not the registry's. A term has one spelling:
+escapes are resolved, xsd:string is left out. Lexical forms are kept, and so is the case of language tags: RDF 1.1 compares both
+character by character.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from swjoin.core.batch import I64, U8, Bool
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.simd import copy_items, match_mask, prefetch, trailing_zeros
 from swjoin.frontends.rdf.dictionary import (
+    BLOCK_BYTES,
     LANG_STRING,
     NO_CODE,
     NO_ROOM,
@@ -34,6 +36,7 @@ from swjoin.frontends.rdf.dictionary import (
     find_term,
     find_terms,
     indexes_of,
+    padded,
     term_hash,
     text_buffers,
 )
@@ -41,7 +44,6 @@ from swjoin.frontends.rdf.dictionary import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PADDING = 64  # bytes behind the text, which comparisons of 64 bytes may touch
 SUBJECT, PREDICATE, OBJECT = range(3)
 NO_TIMES, TIMES, TIMES_OR_NOT = range(3)  # whether a line starts with a time
 # Why a line is malformed; kernels give the negative index.
@@ -76,7 +78,7 @@ REASONS = (
 # What a kernel answers: all done; the dictionary, the scratch or the output has to grow.
 _DONE, _TERMS_FULL, _SCRATCH_FULL, _OUTPUT_FULL = range(4)
 _TAIL_BYTES = 1 << 16  # of a text, in which a line is expected to end
-_BLOCK = 32  # lines that are cut before their terms are looked up, so that memory is asked for early
+_BLOCK = 128  # lines that are cut before their terms are looked up, so that memory is asked for early
 _TAB, _LF, _CR, _SPACE, _QUOTE, _HASH, _PERCENT_SIGN = 9, 10, 13, 32, 34, 35, 37
 _PLUS, _MINUS, _DOT, _SLASH, _ZERO, _NINE, _COLON, _LESS, _GREATER, _QUESTION, _AT = 43, 45, 46, 47, 48, 57, 58, 60, 62, 63, 64
 _BRACKET, _BACKSLASH, _CLOSING, _CARET, _UNDERSCORE = 91, 92, 93, 94, 95
@@ -373,8 +375,7 @@ def _normal_language(data, at, stop, out, n):  # type: ignore[no-untyped-def]
             return np.int64(_LANGUAGE)
         at += 1
     for j in range(plain, stop):
-        byte = data[j]
-        out[n] = byte | 32 if 65 <= byte <= 90 else byte
+        out[n] = data[j]
         n += 1
     return np.int64(n)
 
@@ -474,7 +475,7 @@ def _normal_term(data, start, stop, scope, out):  # type: ignore[no-untyped-def]
     return _normal_blank(data, start, stop, scope, out, 0)
 
 
-@kernel
+@kernel(inline="always")
 def _is_plain_iri(data, at, stop):  # type: ignore[no-untyped-def]
     """Whether an IRI, without its brackets, is right at first sight: ASCII, without escapes, and no colon after the scheme."""
     if at == stop or not _CLASS[data[at]] & _LETTER:
@@ -490,7 +491,7 @@ def _is_plain_iri(data, at, stop):  # type: ignore[no-untyped-def]
     return all_plain != 0 and marks <= 1
 
 
-@kernel
+@kernel(inline="always")
 def _is_plain(data, start, stop):  # type: ignore[no-untyped-def]
     """Whether a term that `_term_end` has delimited is right at first sight and has the one spelling; most terms are."""
     if data[start] == _LESS:
@@ -627,9 +628,10 @@ def _line_end(data, at, limit):  # type: ignore[no-untyped-def]
 
 
 @kernel(inline="always")
-def _cut_line(data, at, limit, times, graphs, row, lines, starts, ends):  # type: ignore[no-untyped-def]
-    """Cut the line at `at` into terms: items 4 row to 4 row + 3 of starts and ends; the last is a graph's name, or empty. Of
-    lines[row] _TS and _REST, behind all of these, are set. Returns 1, 0 for a line without a triple, or a reason."""
+def _cut_line(data, at, limit, times, graphs, row, lines, starts, ends, hashes, mask, table):  # type: ignore[no-untyped-def]
+    """Cut the line at `at` into terms: items 3 row to 3 row + 2 of starts, ends and hashes; a blank node has no hash. Of
+    lines[row] are set: the time, the graph's name, and _REST, behind all of these. Returns 1, 0 for a line without a triple, or
+    a reason."""
     lines[row, _REST] = at
     at = _spaces(data, at)
     if at >= limit or data[at] == _LF or data[at] == _CR or data[at] == _HASH:
@@ -641,14 +643,23 @@ def _cut_line(data, at, limit, times, graphs, row, lines, starts, ends):  # type
         if data[at] != _SPACE and data[at] != _TAB and data[at] != _LESS and data[at] != _UNDERSCORE:
             return np.int64(_TIME)
         at = _spaces(data, at)
-    item = _ITEMS * row
-    for role in range(_ITEMS):
-        if role == _GRAPH and not (graphs and (data[at] == _LESS or data[at] == _UNDERSCORE)):
-            break
+    for role in range(3):
         end = _term_end(data, at, limit, role)
         if end < 0:
             return np.int64(end)
-        starts[item + role], ends[item + role] = at, end
+        item = 3 * row + role
+        starts[item], ends[item], hashes[item] = at, end, 0
+        if data[at] != _UNDERSCORE:
+            hashed = term_hash(data, at, end - at)
+            hashes[item] = hashed
+            prefetch(table, np.int64((hashed >> np.uint64(32)) & mask))  # type: ignore[arg-type]
+        at = _spaces(data, end)
+    lines[row, _GRAPH] = -1
+    if graphs and (data[at] == _LESS or data[at] == _UNDERSCORE):
+        end = _term_end(data, at, limit, SUBJECT)
+        if end < 0:
+            return np.int64(end)
+        lines[row, _GRAPH], lines[row, _GRAPH_END] = at, end
         at = _spaces(data, end)
     if at >= limit or data[at] != _DOT:
         return np.int64(_NO_DOT)
@@ -667,18 +678,14 @@ def _cut_lines(data, at, size, times, graphs, lines, starts, ends, hashes, table
     while at < size and cut < lines.shape[0]:
         if limit < at:
             limit = _next(data, at, size, _LF)
-        first = _ITEMS * cut
-        for item in range(first, first + _ITEMS):
-            starts[item] = ends[item] = at
-        lines[cut, _STATUS] = _cut_line(data, at, limit, times, graphs, cut, lines, starts, ends)
-        for item in range(first, first + _ITEMS):
-            hashes[item] = 0
-            if starts[item] < ends[item]:
-                hashes[item] = term_hash(data, starts[item], ends[item] - starts[item])
-                prefetch(table, np.int64((hashes[item] >> np.uint64(32)) & mask))  # type: ignore[arg-type]
+        status = _cut_line(data, at, limit, times, graphs, cut, lines, starts, ends, hashes, mask, table)
+        if status != 1:
+            for item in range(3 * cut, 3 * cut + 3):
+                starts[item], ends[item], hashes[item] = at, at, 0
         end = lines[cut, _REST]
         if end < limit and data[end] != _CR:
             end = _line_end(data, end, limit)
+        lines[cut, _STATUS] = status
         lines[cut, _START] = at
         lines[cut, _END] = end
         at = end + 1
@@ -689,8 +696,7 @@ def _cut_lines(data, at, size, times, graphs, lines, starts, ends, hashes, table
     return cut
 
 
-_ITEMS, _GRAPH = 4, 3
-_TS, _REST, _START, _END, _AFTER, _STATUS, _WIDTH = range(7)
+_TS, _REST, _START, _END, _AFTER, _STATUS, _GRAPH, _GRAPH_END, _WIDTH = range(9)
 
 
 @kernel
@@ -735,41 +741,40 @@ def _parse(  # type: ignore[no-untyped-def]
     """
     while state[0] < size:
         cut = _cut_lines(data, state[0], size, times, graphs, lines, starts, ends, hashes, table)
-        find_terms(data, starts, ends, hashes, codes, _ITEMS * cut, table, arena, offsets)
+        find_terms(data, starts, ends, hashes, codes, 3 * cut, table, arena, offsets)
         for row in range(cut):
             reason = lines[row, _STATUS]
             at_row = state[2]
             if at_row == out.shape[1] or state[3] == bad.shape[0]:
                 return _OUTPUT_FULL
             if reason == 1:
-                for role in range(_ITEMS):
-                    item = _ITEMS * row + role
+                for role in range(3):
+                    item = 3 * row + role
                     start, end, code = starts[item], ends[item], codes[item]
-                    if start == end:
-                        break
-                    odd = data[start] == _UNDERSCORE
-                    if code < 0 and not odd and role != _GRAPH:
+                    if code < 0 and hashes[item] != np.uint64(0):
                         # It may have come a few lines before. No calls: each one counts references to all its arrays.
                         size_of_term, hashed = end - start, hashes[item]
                         code = find_term(data, start, size_of_term, hashed, table, arena, offsets)
                         if code < 0 and _is_plain(data, start, end):
                             code = add_term(data, start, size_of_term, hashed, table, arena, offsets, counts)
-                    if code == NO_CODE or odd:
-                        if 6 * (end - start) + scope.shape[0] + 16 > scratch.shape[0]:
-                            state[4] = 6 * (end - start) + scope.shape[0] + 16
+                    if code == NO_CODE:
+                        if 6 * (end - start) + scope.shape[0] + BLOCK_BYTES + 16 > scratch.shape[0]:
+                            state[4] = 6 * (end - start) + scope.shape[0] + BLOCK_BYTES + 16
                             return _SCRATCH_FULL
-                        if role == _GRAPH:  # its name is checked and ignored
-                            code = _normal_term(data, start, end, scope, scratch)
-                        else:
-                            code = _odd_code(data, start, end, scope, scratch, table, arena, offsets, counts)
+                        code = _odd_code(data, start, end, scope, scratch, table, arena, offsets, counts)
                     if code == NO_ROOM:
-                        state[4] = max(6 * (end - start) + scope.shape[0] + 16, scratch.shape[0])
+                        state[4] = max(end - start, scratch.shape[0])
                         return _TERMS_FULL
                     if code < 0:
                         reason = code
                         break
-                    if role != _GRAPH:
-                        out[role + 1, at_row] = code
+                    out[role + 1, at_row] = code
+                start, end = lines[row, _GRAPH], lines[row, _GRAPH_END]
+                if start >= 0 and reason == 1:  # its name is checked and ignored
+                    if 6 * (end - start) + scope.shape[0] + BLOCK_BYTES + 16 > scratch.shape[0]:
+                        state[4] = 6 * (end - start) + scope.shape[0] + BLOCK_BYTES + 16
+                        return _SCRATCH_FULL
+                    reason = min(_normal_term(data, start, end, scope, scratch), 1)
             if reason == 1:
                 out[0, at_row] = lines[row, _TS]
                 state[2] += 1
@@ -798,12 +803,12 @@ def _encode_terms(data, text_offsets, valid, role, scope, state, out, scratch, t
         if byte == _LESS or (byte == _QUOTE and role == OBJECT):
             code = find_term(data, start, size, term_hash(data, start, size), table, arena, offsets)
         if code < 0:
-            at = 6 * size + scope.shape[0] + 16  # where a copy lies that ends with zeros
-            if at + size + PADDING > scratch.shape[0]:
-                state[4] = at + size + PADDING
+            at = 6 * size + scope.shape[0] + BLOCK_BYTES + 16  # where a copy lies that ends with zeros
+            if at + size + BLOCK_BYTES > scratch.shape[0]:
+                state[4] = at + size + BLOCK_BYTES
                 return _SCRATCH_FULL
             copy_items(scratch, at, data, start, size)
-            scratch[at + size : at + size + PADDING] = 0
+            scratch[at + size : at + size + BLOCK_BYTES] = 0
             end = _term_end(scratch, at, at + size, role)
             if end >= 0 and end != at + size:
                 end = np.int64(_AFTER_TERM)
@@ -859,14 +864,6 @@ def scope_prefix(scope: int) -> str:
     return f"_:b{scope}x"
 
 
-def padded(data: U8) -> U8:
-    """A copy with zeros behind it."""
-    copy = np.empty(len(data) + PADDING, np.uint8)
-    copy[: len(data)] = data
-    copy[len(data) :] = 0
-    return copy
-
-
 class _Reader:
     """What both readers have: the dictionary, the label of the scope, and memory of kernels."""
 
@@ -892,7 +889,7 @@ class LineParser(_Reader):
     def __init__(self, dictionary: TermDictionary, *, times: int = NO_TIMES, graphs: bool = False, scope: int = 0) -> None:
         super().__init__(dictionary, scope)
         self.times, self.graphs = times, graphs
-        count = _ITEMS * _BLOCK
+        count = 3 * _BLOCK
         self._lines = np.zeros((_BLOCK, _WIDTH), np.int64)
         self._items = (
             np.zeros(count, np.int64),
@@ -906,8 +903,8 @@ class LineParser(_Reader):
         """The triples of whole lines; the last needs no end. first_line: the number of the first."""
         text, state, malformed = borrowed(data, np.uint8), np.zeros(5, np.int64), list[Malformed]()
         # Kernels may touch bytes behind the lines that they read: the last lines are copied to where they may.
-        size = bytes(memoryview(data)[: max(len(text) - PADDING, 0)][-_TAIL_BYTES:]).rfind(b"\n") + 1
-        size = size and max(len(text) - PADDING - _TAIL_BYTES, 0) + size
+        size = bytes(memoryview(data)[: max(len(text) - BLOCK_BYTES, 0)][-_TAIL_BYTES:]).rfind(b"\n") + 1
+        size = size and max(len(text) - BLOCK_BYTES - _TAIL_BYTES, 0) + size
         for part, end in ((text, size), (padded(text[size:]), len(text) - size)):
             state[0] = state[3] = 0
             self._complete(partial(self._run, part, end, state), state)

@@ -6,7 +6,7 @@ overlap are bounds of time and a comparison. The rest is what any query has: joi
 Stays out: matching (`frontends.rdf.inputs`), expressions (`frontends.rdf.expressions`), running the plan, answers
 (`frontends.rdf.answers`).
 
-Patterns are joined two at a time (`cascade`), those that share a variable with what is joined first. The rows of a join are
+Patterns are joined two at a time, those that share a variable with what is joined first. The rows of a join are
 born at the later birth and die at the earlier death of both; their time is the later one of the triples.
 """
 

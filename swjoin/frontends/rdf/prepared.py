@@ -52,11 +52,14 @@ class Prepared:
     inputs: tuple[StreamConfig, ...]
     plan: dict[str, Any]
 
-    def finish(self, rows: Path, target: Path | None, kind: Literal["parquet", "csv"], report: dict[str, Any]) -> Total:
-        """Write the answer of the plan's rows; the report of the run becomes that of the answer. target: None: none is
-        written."""
+    def finish(
+        self, rows: Path, output: tuple[Path | None, Literal["parquet", "csv"]], report: dict[str, Any], proof: dict[str, Any]
+    ) -> Total:
+        """Write the answer of the plan's rows; the report of the run becomes that of the answer. output: the file, None: none
+        is written; its kind. proof: of the run, as files of results have it."""
         answer = Answer(self.planned, self.graphs)
-        total = write_answer(answer, rows, target, kind, {"ledger": report["ledger"], "warnings": report["warnings"]})
+        ledger = {**proof["ledger"], "collected": proof["count"]}
+        total = write_answer(answer, rows, output, {"ledger": ledger, "warnings": proof["warnings"]})
         shown = {"count": total.rows, "digest": format_digest(total.digest), "columns": answer.names}
         report["results"] = {**report["results"], **shown}
         report["rdf"] = {
