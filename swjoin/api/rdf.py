@@ -110,6 +110,8 @@ def _paths(given: Mapping[str, Any], argument: str, folder: Path) -> dict[str, P
     for number, (iri, value) in enumerate(given.items()):
         if are_paths(value):
             texts = tuple(os.fspath(path) for path in ([value] if isinstance(value, str | os.PathLike) else value))
+            if not texts:
+                raise UserError(f"{argument}: {iri} has no file")
             found[str(iri)] = texts[0] if len(texts) == 1 else texts
         else:
             path = folder / f"{argument}{number}.parquet"

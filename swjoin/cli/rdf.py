@@ -152,8 +152,21 @@ def _sources(given: list[str] | None, option: str) -> dict[str, Paths]:
         iri, path = _split(text, option)
         if iri in found:
             raise UserError(f"{option} {text}: <{iri}> is given twice")
-        found[iri] = split_paths(path)
+        found[iri] = _files(split_paths(path), f"{option} {text}")
     return found
+
+
+def _files(paths: Paths, where: str) -> Paths:
+    """With the files of patterns in their place. UserError for a folder, and for a pattern without a file."""
+    found: list[str] = []
+    for path in (paths,) if isinstance(paths, str) else paths:
+        if os.path.isdir(path):
+            raise UserError(f"{where}: a folder; name its files, such as '{path.rstrip('/')}/*.parquet'")
+        matched = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        if not matched:
+            raise UserError(f"{where}: no file is named so")
+        found += matched
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _split(text: str, option: str) -> tuple[str, str]:

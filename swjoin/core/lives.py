@@ -25,6 +25,7 @@ from swjoin.core.ids import LAST_TIME_US
 from swjoin.core.units import format_duration, parse_duration_us
 
 _SPELLINGS = "write RANGE 10s, RANGE 10s SLIDE 5s, RANGE 60s TUMBLING, NOW, TRIPLES 40 or ALL"
+_MOST_US = 1 << 58
 _MINUTES = re.compile(r"(\d)m(?![a-z])", re.IGNORECASE)
 
 
@@ -92,6 +93,8 @@ def _duration(words: list[str], window: str, *, least: int) -> int:
         found = parse_duration_us(_MINUTES.sub(r"\1min", "".join(words)))
     except UserError as error:
         raise error.prefixed(f"window [{window}]") from None
+    if found > _MOST_US:
+        raise UserError(f"window [{window}]: longer than 2^58 us", remedy="write ALL, or give a shorter time")
     if found < least:
         raise UserError(f"window [{window}]: a time of {format_duration(found)}", remedy="give one above zero")
     return found

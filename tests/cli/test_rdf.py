@@ -153,6 +153,17 @@ def test_an_input_is_not_overwritten(swjoin: Any, folder: Path) -> None:
     assert pq.read_table("s.parquet").num_rows == 1
 
 
+def test_patterns_of_files_and_folders(swjoin: Any, folder: Path) -> None:
+    query = "SELECT ?a { STREAM <x:s> [NOW] { ?a ?b ?c } }"
+    (folder / "more.txt").write_text((folder / "posts.txt").read_text())
+    done = swjoin("rdf", query, "--stream", "x:s=[mp]o*.txt", "-o", "count", "-q")
+    assert (done.code, done.out) == (0, "4\n"), done.err
+    done = swjoin("rdf", query, "--stream", "x:s=none*.txt", "-o", "count")
+    assert (done.code, done.err) == (2, ["swjoin: --stream x:s=none*.txt: no file is named so"])
+    done = swjoin("rdf", query, "--stream", f"x:s={folder}", "-o", "count")
+    assert (done.code, "a folder; name its files" in done.err[0]) == (2, True)
+
+
 def test_an_iri_with_an_equals_sign_and_brackets(swjoin: Any, folder: Path) -> None:
     query = "SELECT ?a { STREAM <http://x/q?a=b> [NOW] { ?a ?b ?c } }"
     for given in ("http://x/q?a=b=posts.txt", "<http://x/q?a=b>=posts.txt"):

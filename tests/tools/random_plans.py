@@ -419,6 +419,7 @@ def _draw_lives(random: np.random.Generator, plan: LogicalPlan, span: int) -> Lo
     """With groups of rows that are alive, of the rows of the result if a column has their time, or of a source alone; now and
     then filtered, or counted by windows of time."""
     endless = any(isinstance(node, TupleWindows) and node.partial for node in plan.nodes)  # rows without a time
+    endless = endless or any(isinstance(node, Ranked) and node.windows == WHOLE for node in plan.nodes)
     schema = plan.schema(_last(plan.nodes))
     joins = [plan.schema(node.left) for node in plan.nodes if isinstance(node, IntervalJoin)]
     hidden = any(left.time not in left.types for left in joins)  # then a right column may have its name

@@ -77,7 +77,7 @@ def _unescaped(text: str) -> str:
 
 
 def literal(text: str, datatype: str = "", language: str = "") -> Term:
-    return Term("literal", text, "" if datatype in (f"{XSD}string", LANG_STRING) else datatype, language)
+    return Term("literal", text, "" if datatype in (f"{XSD}string", LANG_STRING) else datatype, language.lower())
 
 
 def parse_term(text: str) -> Term:

@@ -8,6 +8,7 @@ Stays out: what expressions mean (`frontends.rdf.expressions`), plans (`frontend
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -151,6 +152,7 @@ class _Rewritten(NamedTuple):
 def _rewritten(text: str) -> _Rewritten:
     """The query with a `GRAPH` for every `STREAM`. UserError for a stream without an IRI or a window."""
     prefixes: dict[str, str] = {}
+    renamed: dict[str, str] = {}  # prefixes of an IRI that another one has: rdflib knows the last of them alone
     blocks: list[Block] = []
     out: list[str] = []
     moved, base, length, tokens = [(0, 0)], "", 0, list(_tokens(text))
@@ -170,6 +172,16 @@ def _rewritten(text: str) -> _Rewritten:
                 base = urljoin(base, following[0][1][1:-1])
             elif word == "PREFIX" and len(following) > 1 and following[1][0] == "iri":
                 prefixes[following[0][1]] = urljoin(base, following[1][1][1:-1]) if base else following[1][1][1:-1]
+        if word == "PREFIX" and (found := _same_iri(tokens, i, prefixes)) is not None:
+            i, renamed[found[0]] = found[1], found[2]
+            moved.append((length, tokens[i][2] if i < len(tokens) else len(text)))
+            continue
+        prefix = f"{token.partition(':')[0]}:" if kind == "name" and ":" in token else ""
+        if prefix in renamed:
+            put(renamed[prefix] + token.partition(":")[2])
+            moved.append((length, tokens[i][2] + len(token)))
+            i += 1
+            continue
         if word != "STREAM":
             put(token)
             i += 1
@@ -179,6 +191,16 @@ def _rewritten(text: str) -> _Rewritten:
         put(f"GRAPH <{_BLOCK}{len(blocks) - 1}> ")
         moved.append((length, tokens[i][2] if i < len(tokens) else len(text)))
     return _Rewritten("".join(out), blocks, moved)
+
+
+def _same_iri(tokens: Sequence[tuple[str, str, int]], at: int, prefixes: dict[str, str]) -> tuple[str, int, str] | None:
+    """Of a declaration whose IRI an earlier prefix has: its prefix, the token behind it, the earlier prefix."""
+    found = [i for i in range(at + 1, min(at + 6, len(tokens))) if tokens[i][0] in ("name", "iri")][:2]
+    if len(found) < 2 or tokens[found[1]][0] != "iri":
+        return None
+    name = tokens[found[0]][1]
+    other = next((p for p, iri in prefixes.items() if p != name and iri == prefixes.get(name)), None)
+    return None if other is None else (name, found[1] + 1, other)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
@@ -236,17 +258,23 @@ def parse_query(text: str) -> RdfQuery:
         from rdflib.plugins.sparql.parser import parseQuery
     except ImportError:
         raise UserError("queries over RDF streams need rdflib", remedy="pip install 'swjoin[rdf]'") from None
+    text = text.removeprefix("\ufeff")
     rewritten = _rewritten(text)
-    normal, reordered = rdflib.NORMALIZE_LITERALS, algebra.reorderTriples
+    told = logging.getLogger("rdflib.term")  # it logs literals that their types do not have
+    normal, reordered, silent = rdflib.NORMALIZE_LITERALS, algebra.reorderTriples, told.disabled
+    told.disabled = True
     rdflib.NORMALIZE_LITERALS = False  # "01" is not "1"
     algebra.reorderTriples = list  # inputs are numbered in the order of the text
     try:
         parsed = parseQuery(rewritten.text)
         _check_prologue(parsed)
+        _keep_constants(parsed[1])
         tree = algebra.translateQuery(parsed).algebra
     except ParseBaseException as error:
         where = _position(text, rewritten.place(error.loc))
-        raise UserError(f"{where}: {_expected(error)}", remedy="SPARQL 1.1 with STREAM <iri> [window] {...}") from None
+        shown = one_line(text[rewritten.place(error.loc) :], 40)
+        problem = f"syntax error at {shown!r}" if shown else "syntax error at the end"
+        raise UserError(f"{where}: {problem}", remedy="SPARQL 1.1 with STREAM <iri> [window] {...}") from None
     except RecursionError:
         raise UserError("the query is too deeply nested") from None
     except UserError:
@@ -257,7 +285,7 @@ def parse_query(text: str) -> RdfQuery:
             raise UserError(f"unknown prefix {prefix}:", remedy=f"declare it: PREFIX {prefix}: <...>") from None
         raise UserError(one_line(error, 300)) from None
     finally:
-        rdflib.NORMALIZE_LITERALS, algebra.reorderTriples = normal, reordered
+        rdflib.NORMALIZE_LITERALS, algebra.reorderTriples, told.disabled = normal, reordered, silent
     query = _Reader(rewritten.blocks).query(tree)
     if tree.name == "SelectQuery" and not parsed[1].projection:  # SELECT *, whose variables come in no order
         known = [*(name for p in query.patterns for name in p.variables), *(name for name, _ in query.binds)]
@@ -266,9 +294,22 @@ def parse_query(text: str) -> RdfQuery:
     return query
 
 
-def _expected(error: Any) -> str:
-    found = one_line(str(error.line)[max(0, error.column - 1) :], 40) if error.line else ""
-    return f"syntax error at {found!r}" if found else "syntax error at the end"
+def _keep_constants(node: Any) -> None:
+    """A FILTER of a constant that is false is no filter for rdflib: it becomes the negation of its negation."""
+    from rdflib import Literal
+    from rdflib.plugins.sparql.parserutils import CompValue
+
+    if isinstance(node, CompValue):
+        inner = node.expr if node.name == "Filter" else None
+        while isinstance(inner, CompValue) and inner.expr is not None and not inner.op and not inner.other:
+            inner = None if inner.name.startswith("Unary") else inner.expr
+        if isinstance(inner, Literal) or (isinstance(inner, CompValue) and inner.name == "literal"):
+            node["expr"] = CompValue("UnaryNot", expr=CompValue("UnaryNot", expr=inner))
+        for part in node.values():
+            _keep_constants(part)
+    elif isinstance(node, list | tuple) or type(node).__name__ in ("plist", "ParseResults"):
+        for part in node:
+            _keep_constants(part)
 
 
 def _check_prologue(parsed: Any) -> None:
@@ -310,7 +351,7 @@ class _Reader:
         if tree.name == "ConstructQuery":
             found = tree.template if tree.template is not None else self._templated()
             query.template = [(self._term(s), self._term(p), self._term(o)) for s, p, o in found]
-        query.shown = shown
+        query.shown = list(dict.fromkeys(shown))
         return query
 
     def _templated(self) -> list[Any]:
@@ -358,7 +399,8 @@ class _Reader:
             if found != Var(name):
                 outputs.append((name, found))
         query.outputs = outputs
-        ungrouped = [name for name in named.values() if name not in query.keys]
+        outputs_before = {name for name, _ in query.outputs}
+        ungrouped = [name for name in named.values() if name not in query.keys and name not in outputs_before]
         if ungrouped:
             raise UserError(
                 f"?{ungrouped[0]} is not in GROUP BY", remedy="group by it, or take an aggregate of it, such as MIN"
@@ -464,11 +506,15 @@ class _Reader:
         if name in ("Builtin_EXISTS", "Builtin_NOTEXISTS"):
             raise UserError("EXISTS is not supported", remedy="write the pattern beside the others")
         if name.startswith("Builtin_"):
-            given = [getattr(node, key) for key in ("arg", "arg1", "arg2", "arg3", "text", "pattern", "flags", "replacement")]
+            given = [
+                getattr(node, key) for key in ("arg", "arg1", "arg2", "arg3", "text", "start", "length", "pattern", "flags")
+            ]
             args = [part for each in given if each is not None for part in (each if isinstance(each, list) else [each])]
             return Call(name.removeprefix("Builtin_").upper(), tuple(map(self._expr, args)))
         if name == "Function":
             return Call(f"<{node.iri}>", tuple(map(self._expr, node.expr or [])))
+        if name.startswith("Aggregate_"):
+            raise UserError(f"{name[10:].upper()} inside an aggregate or a FILTER", remedy="filter groups by HAVING")
         raise UserError(f"{name} is not supported in an expression")
 
 
@@ -500,6 +546,11 @@ def _check(query: RdfQuery) -> None:
     if not query.streams:
         raise UserError("the query reads no stream", remedy="write STREAM <iri> [RANGE 10s] { ?s ?p ?o }")
     computed = [name for name, _ in query.binds]
+    for name in [*computed, *(name for name, _ in query.outputs)]:
+        if (computed + [name for name, _ in query.outputs]).count(name) > 1:
+            raise UserError(f"?{name} is computed twice", remedy="give one another name")
+    if "born" in query.shown and query.template is None:
+        raise UserError("?born: the answer has a column of this name, the time of the row", remedy="give it another name")
     for name in computed:
         if name in query.bound:
             raise UserError(f"BIND: ?{name} is a variable of a pattern, too", remedy="give it another name")

@@ -7,8 +7,8 @@ codes without an object per term.
 Stays out: what terms mean (`frontends.rdf.term_values`), which text is a term (`frontends.rdf.ntriples`).
 
 A term is its text in N-Triples syntax. Nothing is canonicalised: `"1"` and `"01"` of the type integer are two terms. The text
-itself has one spelling: escapes only for quotes, backslashes and control characters, no datatype xsd:string; the parser makes
-such texts.
+itself has one spelling: escapes only for quotes, backslashes and control characters, language tags in lower case, no datatype
+xsd:string; the parser makes such texts.
 """
 
 from __future__ import annotations
@@ -398,7 +398,7 @@ def indexes_of(texts: pa.DictionaryArray) -> I64:
 
 
 class Term(NamedTuple):
-    """A term's parts. kind: iri, blank or literal. text: IRI, label or lexical form. language: as written. datatype: IRI;
+    """A term's parts. kind: iri, blank or literal. text: IRI, label or lexical form. language: in lower case. datatype: IRI;
     None for terms that are no literals."""
 
     kind: str
@@ -424,7 +424,7 @@ def split_term(text: str) -> Term:
         raise ValueError(f"no RDF term: {text}")
     value, suffix = unescape(text[1:end]), text[end + 1 :]
     if suffix[:1] == "@":
-        return Term("literal", value, suffix[1:], LANG_STRING)
+        return Term("literal", value, suffix[1:].lower(), LANG_STRING)
     if suffix[:3] == "^^<" and suffix[-1:] == ">":
         return Term("literal", value, None, unescape(suffix[3:-1]))
     if suffix:
@@ -451,7 +451,7 @@ def join_term(term: Term) -> str:
     if term.kind == "blank":
         return f"_:{term.text}"
     if term.language is not None:
-        return f'"{escape(term.text)}"@{term.language}'
+        return f'"{escape(term.text)}"@{term.language.lower()}'
     return f'"{escape(term.text)}"' + ("" if term.datatype in (None, STRING) else f"^^<{term.datatype}>")
 
 
@@ -497,6 +497,8 @@ def _double_text(number: float, rank: int) -> str:
         return "NaN"
     if np.isinf(number):
         return "INF" if number > 0 else "-INF"
+    if rank == FLOAT and abs(number) > float(np.finfo(np.float32).max):
+        return "INF" if number > 0 else "-INF"
     sign, digits, exponent = Decimal(str(np.float32(number)) if rank == FLOAT else repr(number)).as_tuple()
     mantissa = "".join(map(str, digits)).rstrip("0") or "0"
     if mantissa == "0":
@@ -506,7 +508,7 @@ def _double_text(number: float, rank: int) -> str:
 
 
 def string_texts(values: pa.Array, languages: pa.Array | None = None) -> pa.LargeStringArray:
-    """String literals of n values; null stays null. languages: (n,) tags, null for none."""
+    """String literals of n values; null stays null. languages: (n,) tags in lower case, null for none."""
     import pyarrow as pa
 
     tags = [None] * len(values) if languages is None else languages.to_pylist()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, one_line
 from swjoin.frontends.rdf.algebra import Call, Const, Expr, Var, variables_of
 
 IRI, BLANK, SIMPLE, TAGGED, NUMERIC, TRUTH, TIME, OTHER, NAIVE = range(9)
@@ -85,7 +85,7 @@ def number(num: str, rank: str, *, integers: bool = False) -> Value:
 def _text(text: str, lang: str | None = None) -> Value:
     if lang is None:
         return Value("text", _only(simple=text, string=text, str=text), kinds=frozenset({SIMPLE}), null=text)
-    simple, tagged = f"CASE WHEN {lang} IS NULL THEN {text} END", f"{text} || '@' || LOWER({lang})"
+    simple, tagged = f"CASE WHEN {lang} IS NULL THEN {text} END", f"{text} || '@' || {lang}"
     return Value(
         "text",
         _only(simple=f"({simple})", tagged=f"({tagged})", string=text, str=text, lang=lang),
@@ -135,7 +135,7 @@ class Compiler:
 
     def holds(self, value: Value) -> str:
         tests = []
-        for which, test in (("truth", "{}"), ("num", "({0} <> 0 AND {0} = {0})"), ("simple", "{} <> ''")):
+        for which, test in (("truth", "{}"), ("num", "({0} <> 0 AND {0} = {0})"), ("string", "{} <> ''")):
             if (text := value.facet(which)) is not None:
                 tests.append(test.format(text))
         if not tests:
@@ -279,6 +279,8 @@ class Compiler:
         num, _ = self.num(value)
         if name == "integer" and not value.integers:
             num = f"(CASE WHEN {num} < 0 THEN CEIL({num}) ELSE FLOOR({num}) END)"
+        if _CASTS[name] < FLOAT and not value.integers:
+            num = f"(CASE WHEN {num} - {num} = 0 THEN {num} END)"  # neither infinite nor NaN
         rank = f"(CASE WHEN {num} IS NULL THEN NULL ELSE {_CASTS[name]} END)"
         return number(num, rank, integers=value.integers)
 
@@ -326,6 +328,10 @@ class Compiler:
     def _chosen(self, cases: list[tuple[str, Value]]) -> Value:
         """The first value whose condition holds. All are terms, or computed alike."""
         forms = {value.form for _, value in cases}
+        if len(forms) == 2 and "term" in forms:
+            other = next(form for form in forms if form != "term")
+            cases = [(test, _as_computed(value, other)) for test, value in cases]
+            forms = {value.form for _, value in cases}
         if len(forms) > 1 or "ordered" in forms:
             raise UserError(f"IF and COALESCE of {' and '.join(sorted(forms))} are not supported", remedy="give values alike")
 
@@ -398,6 +404,7 @@ class Compiler:
         if set(given) - set("ism"):
             raise UserError(f"REGEX: flags {given!r} are not supported", remedy="use i, s and m")
         whole = f"(?{given}){texts[0]}" if given else texts[0]
+        _check_pattern(whole)
         return truth(f"regexp_matches({self._string(self.value(arg))[0]}, {sql_text(whole)})")
 
     def _langmatches(self, tag: Expr, given: Expr) -> Value:
@@ -405,6 +412,16 @@ class Compiler:
         if wanted == "*":
             return truth(f"({text} <> '')")
         return truth(f"(LOWER({text}) = {sql_text(wanted)} OR starts_with(LOWER({text}), {sql_text(wanted + '-')}))")
+
+
+def _as_computed(value: Value, form: Form) -> Value:
+    """A term whose kind is known as a computed value; others as they are."""
+    num, rank, text, holds = (value.facet(which) for which in ("num", "rank", "simple", "truth"))
+    if form == "number" and value.kinds == {NUMERIC} and num is not None and rank is not None:
+        return number(num, rank, integers=value.integers)
+    if form == "text" and value.kinds == {SIMPLE} and text is not None:
+        return _text(text)
+    return truth(holds) if form == "truth" and value.kinds == {TRUTH} and holds is not None else value
 
 
 _FUNCTIONS = {
@@ -423,6 +440,17 @@ _FUNCTIONS = {
     "REGEX": (2, 3),
     "LANGMATCHES": (2, 2),
 }
+
+
+def _check_pattern(pattern: str) -> None:
+    """UserError for what RE2 does not take."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        pc.match_substring_regex(pa.array([""]), pattern)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"REGEX: {one_line(error, 100)}", remedy="patterns are RE2's, without references to groups") from None
 
 
 def sql_text(text: str) -> str:

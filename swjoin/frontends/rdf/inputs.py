@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 Paths: TypeAlias = str | tuple[str, ...]
 _ZONE = r"(Z|[+-]\d\d:\d\d)$"
+_MOST_US = 1 << 58  # lives of windows up to this end before all times
 _EXACT = 1 << 53  # integers up to here are doubles
 
 
@@ -121,6 +122,10 @@ def _read(graphs: Graphs, iri: str, paths: Paths, policy: MalformedPolicy, scope
     batches: list[TripleBatch] = list(found)
     columns = [np.concatenate([np.empty(0, np.int64), *(getattr(b, name) for b in batches)]) for name in ("s", "p", "o")]
     ts = np.concatenate([np.empty(0, np.int64), *(b.ts for b in batches if b.ts is not None)])
+    beyond = np.flatnonzero((ts < -_MOST_US) | (ts > _MOST_US))
+    if len(beyond):
+        problem = f"<{iri}>: a triple of time {ts[beyond[0]]} us; times are from -2^58 to 2^58"
+        raise UserError(problem, remedy="give microseconds")
     graphs.counts[iri] = len(columns[0])
     return Triples(ts, (columns[0], columns[1], columns[2]))
 
@@ -344,7 +349,7 @@ def facet_of(facet: str, codes: I64, values: TermValues, name: str) -> pa.Array:
     if facet == "str":
         return texts
     if facet == "tagged":
-        tags = pc.utf8_lower(values.language.take(at).cast(pa.string()))  # equal, as in LANGMATCHES, whatever their case
+        tags = values.language.take(at).cast(pa.string())
         both = pc.binary_join_element_wise(texts, tags, "@")
         return pc.if_else(pa.array(kinds == 3), both, pa.scalar(None, pa.string()))
     mine = {"simple": kinds == 2, "string": (kinds == 2) | (kinds == 3), "iri": kinds == 0}[facet]
@@ -373,7 +378,6 @@ def _numbers(codes: I64, values: TermValues, name: str) -> pa.Array:
     coarse = np.flatnonzero(numeric & (values.rank[codes] < 2) & (np.abs(numbers) > _EXACT) & (numbers == np.floor(numbers)))
     if len(coarse):
         text = values.dictionary.text_of(int(codes[coarse[0]]))
-        raise UserError(
-            f"?{name}: {text} is too large for arithmetic beside decimals or doubles", remedy="keep integers below 2^53"
-        )
+        problem = f"{text} has more digits than expressions keep: integers of 64 bits, beside decimals and doubles 53"
+        raise UserError(problem, remedy="leave such values out of the variables that expressions read")
     return pa.array(np.where(numeric, numbers, 0.0), mask=~numeric)

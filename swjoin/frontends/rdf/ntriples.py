@@ -6,9 +6,8 @@ delimiters, 64 bytes at once, and a term that the dictionary has is right: only 
 Stays out: files, Turtle (`frontends.rdf.triples`), the dictionary itself.
 
 The grammar is that of RDF 1.1, checked as pyoxigraph does: IRIs by RFC 3987, but for addresses of IPv6, whose characters alone
-are checked; of language tags the grammar of N-Triples is checked, not the registry's. A term has one spelling:
-escapes are resolved, xsd:string is left out. Lexical forms are kept, and so is the case of language tags: RDF 1.1 compares both
-character by character.
+are checked; of language tags the grammar of N-Triples is checked, not the registry's. A term has one spelling, pyoxigraph's:
+escapes are resolved, language tags are in lower case, xsd:string is left out. Lexical forms are kept.
 """
 
 from __future__ import annotations
@@ -375,7 +374,8 @@ def _normal_language(data, at, stop, out, n):  # type: ignore[no-untyped-def]
             return np.int64(_LANGUAGE)
         at += 1
     for j in range(plain, stop):
-        out[n] = data[j]
+        byte = data[j]
+        out[n] = byte | 32 if 65 <= byte <= 90 else byte
         n += 1
     return np.int64(n)
 

@@ -466,8 +466,8 @@ class _Groups:
         value = self._planner.compiler.value(call.of)
         if call.function == "COUNT":
             column = self._computed(f"{name}_of", columns_of(value)[0][1])
-            if call.distinct and value.form == "number":
-                raise UserError("COUNT(DISTINCT of a computed number) is not supported", remedy="count a variable")
+            if call.distinct and (value.form == "number" or (value.form == "text" and value.facet("lang") is not None)):
+                raise UserError(f"COUNT(DISTINCT of a computed {value.form}) is not supported", remedy="count a variable")
             return number(self._call(name, "count", column, distinct=call.distinct), "0", integers=True)
         if call.function in ("MIN", "MAX"):
             return self._extreme(call, value, name)

@@ -139,6 +139,10 @@ def test_what_is_no_window(text: str) -> None:
         ("SELECT ?a { STREAM x:s [NOW] { ?a e:p ?b } }", "unknown prefix x:"),
         ("SELECT ?a { STREAM e:s [NOW] { ?a x:p ?b } }", "unknown prefix x:"),
         ("SELECT ?a { GRAPH e:g { STREAM e:s [NOW] { ?a e:p ?b } } }", "inside another"),
+        ("SELECT ?born { STREAM e:s [NOW] { ?born e:p ?b } }", r"\?born: the answer has a column of this name"),
+        (f"SELECT (?b + 1 AS ?x) (?x + 1 AS ?x) {{ {BLOCK} }}", r"\?x is computed twice"),
+        (f"SELECT ?a {{ {BLOCK} FILTER(COUNT(?b) > 1) }}", "COUNT inside an aggregate or a FILTER"),
+        ("SELECT ?a { STREAM e:s [RANGE 13400000d] { ?a e:p ?b } }", "longer than 2.58 us"),
         ("INSERT DATA { e:a e:b e:c }", "syntax error"),
         ("", "syntax error at the end"),
     ],
@@ -154,6 +158,17 @@ def test_a_syntax_error_has_its_line_and_column() -> None:
         parse_query("SELECT ?a {\n  STREAM <http://e/s> [RANGE 10s SLIDE 5s] { ?a ?b ?c }\n  FOO ?a }")
     with pytest.raises(UserError, match=r"line 2, column 3: window \[RANGE 10\]"):
         parse_query("SELECT ?a {\n  STREAM <http://e/s> [RANGE 10] { ?a ?b ?c } }")
+
+
+def test_prefixes_of_one_iri_and_a_variable_that_is_selected_twice() -> None:
+    query = parse_query(
+        "PREFIX : <http://e/> PREFIX e: <http://e/> PREFIX x: <http://e/>\n"
+        "SELECT ?a ?a { STREAM x:s [NOW] { ?a :p ?b ; e:q x:c } }"
+    )
+    assert [p.terms[1] for p in query.patterns] == [Const("<http://e/p>"), Const("<http://e/q>")]
+    assert query.patterns[1].terms[2] == Const("<http://e/c>")
+    assert query.streams == ["http://e/s"]
+    assert query.shown == ["a"]
 
 
 def test_rdflib_is_as_it_was_afterwards() -> None:

@@ -87,7 +87,7 @@ def test_parts_of_terms() -> None:
         "_:a.b": Term("blank", "a.b"),
         '""': Term("literal", "", None, STRING),
         '"a\\"b\\\\\\n\\u0001\\U0001F600"': Term("literal", 'a"b\\\n\x01\U0001f600', None, STRING),
-        '"a"@en-GB': Term("literal", "a", "en-GB", LANG_STRING),
+        '"a"@en-GB': Term("literal", "a", "en-gb", LANG_STRING),
         f'"01"^^<{XSD}integer>': Term("literal", "01", None, f"{XSD}integer"),
     }
     for text, term in cases.items():
