@@ -260,9 +260,9 @@ def parse_query(text: str) -> RdfQuery:
         raise UserError("queries over RDF streams need rdflib", remedy="pip install 'swjoin[rdf]'") from None
     text = text.removeprefix("\ufeff")
     rewritten = _rewritten(text)
-    told = logging.getLogger("rdflib.term")  # it logs literals that their types do not have
-    normal, reordered, silent = rdflib.NORMALIZE_LITERALS, algebra.reorderTriples, told.disabled
-    told.disabled = True
+    rdflib_log = logging.getLogger("rdflib.term")  # it logs literals that their types do not have
+    normal, reordered, silent = rdflib.NORMALIZE_LITERALS, algebra.reorderTriples, rdflib_log.disabled
+    rdflib_log.disabled = True
     rdflib.NORMALIZE_LITERALS = False  # "01" is not "1"
     algebra.reorderTriples = list  # inputs are numbered in the order of the text
     try:
@@ -285,7 +285,7 @@ def parse_query(text: str) -> RdfQuery:
             raise UserError(f"unknown prefix {prefix}:", remedy=f"declare it: PREFIX {prefix}: <...>") from None
         raise UserError(one_line(error, 300)) from None
     finally:
-        rdflib.NORMALIZE_LITERALS, algebra.reorderTriples, told.disabled = normal, reordered, silent
+        rdflib.NORMALIZE_LITERALS, algebra.reorderTriples, rdflib_log.disabled = normal, reordered, silent
     query = _Reader(rewritten.blocks).query(tree)
     if tree.name == "SelectQuery" and not parsed[1].projection:  # SELECT *, whose variables come in no order
         known = [*(name for p in query.patterns for name in p.variables), *(name for name, _ in query.binds)]
