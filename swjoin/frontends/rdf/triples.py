@@ -50,6 +50,7 @@ _STATIC_FORMS = (*_STREAM_FORMS, ".nt", ".nq", ".ttl", ".trig")
 _CHUNK_BYTES = 2 << 20  # of lines that are parsed at once
 _CSV_BYTES = 4 << 20  # also the longest row
 _TURTLE_ROWS = 1 << 14
+_SAMPLE_ROWS = 1 << 12
 _TERMS = ("s", "p", "o")
 _FIRST = 5  # malformed triples that are kept for messages
 _NO_TIME = 3  # index of REASONS
@@ -307,12 +308,21 @@ def _parquet_columns(path: str, times: bool) -> Iterator[_Rows]:
             source = pa.BufferReader(packed.read())
     with pq.ParquetFile(source) as file:
         wanted = _refuse_missing(path, file.schema_arrow.names, times)
-    with pq.ParquetFile(source, read_dictionary=list(_TERMS)) as file:
+        repeated = _repeated(file)
+    with pq.ParquetFile(source, read_dictionary=repeated) as file:
         at = 0
         for batch in file.iter_batches(columns=wanted):
             numbers = np.arange(at, at + batch.num_rows)
             at += batch.num_rows
             yield _Rows({name: batch.column(name) for name in wanted}, numbers, "row {} (counting from 0)".format)
+
+
+def _repeated(file: Any) -> list[str]:
+    """Columns that are read as dictionaries: of the others most terms differ, as the first rows show."""
+    first = next(file.iter_batches(_SAMPLE_ROWS, columns=list(_TERMS)), None)
+    if first is None:
+        return list(_TERMS)
+    return [name for name in _TERMS if 2 * len(first.column(name).unique()) <= max(2, len(first))]
 
 
 def _csv_columns(path: str, times: bool) -> Iterator[_Rows]:
