@@ -119,14 +119,15 @@ def add_values(slots: Slots, at: I64, values: F64, sign: int, start: int, free: 
 
 
 @kernel
-def _rounded(digits: I64) -> float:
-    """The double nearest to the integer of these carried digits, whose last one has the sign, times 2^-1074."""
-    negative = digits[DIGITS - 1] < 0
+def _rounded(digits: I64, count: int, base: int) -> float:
+    """The double nearest to the integer of these `count` carried digits, whose last one has the sign, times 2^(32 base - 1074).
+    The digits are overwritten."""
+    negative = digits[count - 1] < 0
     if negative:
-        for i in range(DIGITS):
+        for i in range(count):
             digits[i] = -digits[i]
-        _carry(digits, DIGITS)
-    top = DIGITS - 1
+        _carry(digits, count)
+    top = count - 1
     while top >= 0 and digits[top] == 0:
         top -= 1
     if top < 0:
@@ -134,19 +135,22 @@ def _rounded(digits: I64) -> float:
     length = 0  # bits of the highest digit
     while digits[top] >> length:
         length += 1
-    highest = 32 * top + length - 1
-    lowest = max(highest - 52, 0)  # of the bits that a double has
-    mantissa = np.int64(0)
-    for bit in range(highest, lowest - 1, -1):
-        mantissa = mantissa << 1 | (digits[bit >> 5] >> (bit & 31)) & 1
+    lowest = max(32 * top + length - 53, 0)  # of the bits that a double has
+    digit, shift = lowest >> 5, lowest & 31
+    mantissa = digits[digit] >> shift
+    if digit < top:
+        mantissa |= digits[digit + 1] << (32 - shift)
+    if digit + 1 < top:  # then the shift is 12 at least
+        mantissa |= digits[digit + 2] << (64 - shift)
     if lowest > 0:
-        half = (digits[(lowest - 1) >> 5] >> ((lowest - 1) & 31)) & 1
-        below = digits[(lowest - 1) >> 5] & ((1 << ((lowest - 1) & 31)) - 1)
-        for i in range((lowest - 1) >> 5):
+        digit, shift = (lowest - 1) >> 5, (lowest - 1) & 31
+        half = (digits[digit] >> shift) & 1
+        below = digits[digit] & ((1 << shift) - 1)
+        for i in range(digit):
             below |= digits[i]
         if half and (below or mantissa & 1):
             mantissa += 1
-    value = math.ldexp(np.float64(mantissa), lowest - 1074)
+    value = math.ldexp(np.float64(mantissa), lowest + 32 * base - 1074)
     return -value if negative else value
 
 
@@ -176,10 +180,17 @@ def read_values(slots: Slots, at: I64, out: F64) -> None:
             out[i] = np.inf
         elif special[_NEGATIVE]:
             out[i] = -np.inf
+        elif slots.row[slot] >= 0:
+            digits[:] = slots.wide[slots.row[slot]]
+            _carry(digits, DIGITS)
+            out[i] = _rounded(digits, DIGITS, 0)
+        elif slots.base[slot] == _UNUSED:
+            out[i] = 0.0
         else:
-            digits[:] = 0
-            copy_digits(slots, at[i : i + 1], digits.reshape(1, DIGITS))
-            out[i] = _rounded(digits)
+            digits[:_NEAR] = slots.near[slot]
+            digits[_NEAR : _NEAR + 2] = 0  # of carries
+            _carry(digits, _NEAR + 2)
+            out[i] = _rounded(digits, _NEAR + 2, slots.base[slot])
 
 
 @kernel
