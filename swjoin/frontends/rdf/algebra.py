@@ -570,4 +570,4 @@ def _check(query: RdfQuery) -> None:
         if name not in known:
             raise UserError(f"?{name} is bound nowhere", remedy="use it in a pattern, or leave it out")
     if not query.shown and query.template is None:
-        raise UserError("the query selects no variable", remedy="name one or more, or write SELECT *")
+        raise UserError("the query has no variable to select", remedy="use one in a pattern")

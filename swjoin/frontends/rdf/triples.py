@@ -12,6 +12,7 @@ microseconds; static graphs need none.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -192,6 +193,8 @@ def _of_lines(
     line = 1
     with open_stream(Path(path)) as file:
         for data in whole_lines(file):
+            if line == 1 and bytes(data[: len(codecs.BOM_UTF8)]) == codecs.BOM_UTF8:
+                data = data[len(codecs.BOM_UTF8) :]
             parsed = parser.parse(data, line)
             line += parsed.line_count
             malformed.add(_placed(path, parsed.malformed))

@@ -102,7 +102,7 @@ def test_constants_that_their_types_do_not_have_are_told_by_nobody(caplog: pytes
 
 def test_a_query_with_a_byte_order_mark_and_files_of_a_pattern(tmp_path: Path) -> None:
     for name in ("b1.txt", "b2.txt"):
-        (tmp_path / name).write_text(f"1 <http://e/{name[:2]}> <http://e/p> <http://e/o> .\n")
+        (tmp_path / name).write_text(f"\ufeff1 <http://e/{name[:2]}> <http://e/p> <http://e/o> .\n")
     paths = [tmp_path / "b1.txt", tmp_path / "b2.txt"]
     found = swjoin.rdf(f"\ufeff{PREFIXES} SELECT ?s {{ {BLOCK} }}", {"http://e/s": paths})
     assert sorted(found["s"].to_pylist()) == ["<http://e/b1>", "<http://e/b2>"]
