@@ -143,7 +143,7 @@ def test_a_rank_dies_and_the_topics_are_read_again(
     victim: int,
     gateways: int,
 ) -> None:
-    streams, name = tables(2, 24_000), f"killed-{victim}"
+    streams, name = tables(2, 60_000), f"killed-{victim}"  # more than a loaded machine reads before the kill
     config = config_of(tmp_path, topics_of(cluster, name, streams), {"kind": "parquet"}, checkpoint={"epochs": 2})
     run = start("run", "run", config, "--out", tmp_path / "run", "-n", 6, "--gateways", gateways)
     wait_for_checkpoint(run.process, tmp_path / "run")
