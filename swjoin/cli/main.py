@@ -200,13 +200,7 @@ def _add_query(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--assume-timezone", metavar="ZONE", help="times without a zone are local times of it: Europe/Berlin")
     _add_disorder(p, "all tables")
-    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
-    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance")
-    p.add_argument(
-        "--strategy",
-        choices=["subquery", "query", "operator"],
-        help="slaves play one stage each (subquery, the default), all stages (query), or one operator each (operator)",
-    )
+    _add_plan_settings(p)
     _add_routing(p)
     _add_execution(p)
 
@@ -230,11 +224,19 @@ def _add_rdf(p: argparse.ArgumentParser) -> None:
         default="drop",
         help="lines that are no triples: end the run, leave them out, or write them beside the answer (default: drop)",
     )
-    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
-    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance; windows of ALL need one")
-    p.add_argument("--strategy", choices=["subquery", "query", "operator"], help="as of swjoin query")
+    _add_plan_settings(p)
     _add_execution(p)
     p.set_defaults(max_out_of_order="0us", sort=False, late="error", units=None, routing=None)
+
+
+def _add_plan_settings(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--epoch", metavar="1s", help="distribution epoch (default: by buffered tuples)")
+    p.add_argument("--memory", metavar="4GB", help="limit of the window state of one instance")
+    p.add_argument(
+        "--strategy",
+        choices=["subquery", "query", "operator"],
+        help="slaves play one stage each (subquery, the default), all stages (query), or one operator each (operator)",
+    )
 
 
 def _add_disorder(p: argparse.ArgumentParser, inputs: str) -> None:

@@ -1,6 +1,6 @@
 """`swjoin query`: an SQL query over files.
 
-What: `run_query`; `table_of`, what --table says.
+What: `run_query`; `table_of`, what --table says; `content_of` a file with a query.
 Why: settings are those of `swjoin join`, as far as a plan has them.
 Stays out: SQL (`frontends.sql`), starting the job (`cli.run`), writing results (`cli.join`).
 """
@@ -59,10 +59,8 @@ def _described(name: str, config: StreamConfig) -> Table:
         raise error.prefixed(f"--table {name}") from None
 
 
-def _text(given: str) -> str:
-    """The query, or the content of its file. UserError when the file cannot be read."""
-    if not given.lower().endswith(".sql"):
-        return given
+def content_of(given: str) -> str:
+    """Of a file with a query. UserError when it cannot be read."""
     try:
         return Path(given).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +69,8 @@ def _text(given: str) -> str:
 
 
 def run_query(args: argparse.Namespace) -> int:
-    ranks, text = given_ranks(args), _text(args.query)
+    ranks, is_file = given_ranks(args), args.query.lower().endswith(".sql")
+    text = content_of(args.query) if is_file else args.query
     given = {"strategy": args.strategy, "routing": args.routing}
     cluster = {name: value for name, value in given.items() if value is not None}
     config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, cluster, {})), args)
@@ -80,6 +79,6 @@ def run_query(args: argparse.Namespace) -> int:
     try:
         query = plan_query(text, tables, None, config.cluster.routing)
     except UserError as error:
-        raise (error.prefixed(args.query) if text is not args.query else error) from None
+        raise (error.prefixed(args.query) if is_file else error) from None
     config = replace(config, inputs=tuple(inputs[name] for name in query.tables))
     return start_with_outputs(args, config, ranks, plan_to_plain(query.plan))

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 
 from swjoin.cli.common_args import given_ranks, with_role_counts
 from swjoin.cli.join import copied, shared_settings, sink_kind
+from swjoin.cli.query import content_of
 from swjoin.cli.run import shown_progress, typed_command
 from swjoin.cli.summary import print_summary
 from swjoin.config.connectors import StreamConfig
@@ -47,7 +48,8 @@ def run_rdf(args: argparse.Namespace) -> int:
     )
     if not given.streams:
         raise UserError("no streams: give --stream IRI=PATH for each that the query names")
-    text, kind = _text(args.query), sink_kind(args.out, args.format)
+    is_file, kind = "{" not in args.query, sink_kind(args.out, args.format)
+    text = content_of(args.query) if is_file else args.query
     target = None if args.out in ("count", "-") else Path(args.out)
     cluster = {} if args.strategy is None else {"strategy": args.strategy}
     config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, cluster, {})), args)
@@ -61,7 +63,7 @@ def run_rdf(args: argparse.Namespace) -> int:
         try:
             query = prepared(text, given, folder)
         except UserError as error:
-            raise (error.prefixed(args.query) if text is not args.query else error) from None
+            raise (error.prefixed(args.query) if is_file else error) from None
         if side is not None:
             write_malformed(query.graphs, side)
         config = replace(config, inputs=query.inputs, sink=SinkConfig("parquet", ids=False))
@@ -177,14 +179,3 @@ def _split(text: str, option: str) -> tuple[str, str]:
     at = next((i for i in places if os.path.exists(text[i + 1 :]) or glob.glob(text[i + 1 :])), places[0])
     iri = text[:at].strip()
     return (iri[1:-1] if iri[:1] == "<" and iri[-1:] == ">" else iri), text[at + 1 :]
-
-
-def _text(given: str) -> str:
-    """The query, or the content of its file. UserError when the file cannot be read."""
-    if "{" in given:
-        return given
-    try:
-        return Path(given).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise UserError(f"{given}: cannot be read ({reason})") from None
