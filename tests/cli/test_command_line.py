@@ -98,7 +98,7 @@ def test_what_is_mistyped_is_told_with_the_nearest(words: list[str], said: str, 
 def test_a_command_that_is_near_nothing_lists_those_for_users(swjoin: Any) -> None:
     done = swjoin("xyzzy")
     assert done.code == 2
-    assert "join, run, query, serve" in done.err[0]
+    assert "join, run, query, rdf, serve" in done.err[0]
     assert "_rank" not in done.err[0]
 
 
