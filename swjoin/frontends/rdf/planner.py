@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from swjoin.core.errors import UserError
@@ -61,7 +61,8 @@ class Planned:
 @dataclass
 class _Relation:
     """What is joined so far. name: in the SQL text. variables: that it has. columns: of its rows, beside times and lives.
-    reach_us: longest time to a partner. plain: whether bounds of time alone say that lives overlap. static: of no stream."""
+    reach_us: longest time to a partner. plain: whether bounds of time alone say that lives overlap: those of one input, each
+    as long as the other. static: of no stream."""
 
     name: str
     variables: set[str]
@@ -203,7 +204,7 @@ class _Planner:
         name = f"f{len(parts)}"
         condition = " AND ".join(f"({text})" for text in mine)
         parts.append(f"{name} AS (SELECT * FROM {relation.name} WHERE {condition})")
-        return _Relation(name, relation.variables, relation.columns, relation.reach_us, relation.plain, relation.static)
+        return replace(relation, name=name)
 
     def _joined(self, left: _Relation, right: _Relation, keep: set[str], name: str, parts: list[str]) -> _Relation:
         shared = sorted(self._column(v) for v in left.variables & right.variables)
@@ -219,15 +220,14 @@ class _Planner:
         else:
             low, high = (f"INTERVAL '{us}' MICROSECOND" for us in (right.reach_us, left.reach_us))
             tests.append(f'b."ts" BETWEEN a."ts" - {low} AND a."ts" + {high}')
-            of_two = not left.name.startswith("j")
-            if not (left.plain and right.plain and of_two):
+            if not (left.plain and right.plain):
                 born, dead = ("place", "until") if placed else ("born", "dead")
                 tests += [f'a."{born}" < b."{dead}"', f'b."{born}" < a."{dead}"']
             times = ['GREATEST(a."ts", b."ts") AS "ts"']
             for born, dead in (("born", "dead"), *([("place", "until")] if placed else [])):
                 times.append(f'GREATEST(a."{born}", b."{born}") AS "{born}"')
                 times.append(f'LEAST(a."{dead}", b."{dead}") AS "{dead}"')
-            plain = left.plain and right.plain
+            plain = False  # the life of a row is as long as its parts let it
         join = f"JOIN {right.name} b ON {' AND '.join(tests)}" if tests else f"CROSS JOIN {right.name} b"
         parts.append(f"{name} AS (SELECT {', '.join([*times, *items])} FROM {left.name} a {join})")
         reach = left.reach_us if right.static else max(left.reach_us, right.reach_us)

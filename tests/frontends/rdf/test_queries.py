@@ -40,6 +40,21 @@ def test_a_filter_of_a_false_constant_lets_nothing_through(constant: str) -> Non
     assert len(answer(f"SELECT ?s {{ {BLOCK} FILTER(!({constant})) }}", [integer(1)])) == 1
 
 
+def test_a_filter_between_joins_does_not_lengthen_lives() -> None:
+    """a and b meet; c comes while b lives, when a is dead."""
+    stream = pa.table(
+        {
+            "ts": [0, 1_000_000, 2_000_000],
+            "s": ["<http://e/x>"] * 3,
+            "p": ["<http://e/a>", "<http://e/b>", "<http://e/c>"],
+            "o": [integer(1), integer(2), integer(3)],
+        }
+    )
+    for condition in ("", "FILTER(?a < ?b)"):
+        body = f"STREAM :s [RANGE 1s] {{ ?s :a ?a . ?s :b ?b {condition} }} STREAM :s [RANGE 1s] {{ ?s :c ?c }}"
+        assert swjoin.rdf(f"{PREFIXES} SELECT ?s {{ {body} }}", {"http://e/s": stream}).num_rows == 0
+
+
 def test_truth_of_text_with_a_language() -> None:
     assert len(answer(f"SELECT ?s {{ {BLOCK} FILTER(?o) }}", ['"a"@en', '""@en', '"b"'])) == 2
 

@@ -67,6 +67,7 @@ PLAIN = Knobs(filters=0.2, binds=0.1, distinct=0, groups=0, construct=0)
 KINDS: Mapping[str, Knobs] = {
     "any": Knobs(),
     "windows": PLAIN,
+    "ranges": Knobs(windows=("range",), shapes=("star", "chain"), filters=1, binds=0, distinct=0, groups=0, construct=0),
     "counted": Knobs(windows=("triples", "range", "slide"), groups=0.2, construct=0),
     "aligned": Knobs(windows=("slide", "tumbling"), aligned=1, groups=0.7, filters=0.2, construct=0),
     "changes": Knobs(windows=("range", "now"), groups=0.9, filters=0.2, construct=0),
