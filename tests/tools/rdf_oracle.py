@@ -6,9 +6,9 @@ Why: written from `specs/rdf.md` and `specs/cqels.md` alone, so that it shares n
 hashing, no epochs, no retraction; aggregates are computed anew for each instant.
 Stays out: `swjoin`; operators on terms (`tests.tools.rdf_expressions`); speed.
 
-A life is an interval of time, [born, dead) in microseconds, and one of places in the common order of arrival: (ts, 1, (stream,
-row, input)) for a mapping, (t, 0, ()) before everything at t, (t, 2, ()) for the boundary t, after everything at t. Two
-mappings of which one is counted (`[TRIPLES n]`) overlap by places, others by time.
+A life is an interval of time, [born, dead) in microseconds, and one of places in the common order of arrival: (ts, 1,
+(stream, row, input)) for a mapping, (t, 0, ()) before everything at t, (t, 2, ()) for a birth at the boundary t, after
+everything at t. Two mappings of which one is counted (`[TRIPLES n]`) overlap by places, others by time.
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def mappings(pattern: Pattern, data: Data) -> list[Solution]:
             life = life._replace(dead_us=ts + window.size + 1, dead=(ts + window.size + 1, 0, ()))
         elif window.kind == "slide":
             born, dead = (first_boundary(t, window.slide) for t in (ts, ts + window.size))
-            life = Life(born, dead, (born, 2, ()), (dead, 2, ()))
+            life = Life(born, dead, (born, 2, ()), (dead, 0, ()))
         elif window.kind == "triples":
             successor = places[at + window.size] if at + window.size < len(places) else NEVER
             life = life._replace(dead_us=successor[0], dead=successor, is_counted=True)

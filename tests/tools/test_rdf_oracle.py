@@ -120,8 +120,8 @@ def test_one_triple_in_two_counted_inputs_comes_to_the_first_first() -> None:
 
 
 def test_counted_beside_slide_counts_a_boundary_after_all_at_its_time() -> None:
-    """The sliding a lives in places from after everything at 10 to after everything at 20."""
-    assert pairs("RANGE 10ms TUMBLING", "TRIPLES 1", at(5), at(10, 20, 21)) == [("a", "a", 10.0), ("a", "b", 20.0)]
+    """The sliding a lives in places from after everything at 10 to before everything at 20."""
+    assert pairs("RANGE 10ms TUMBLING", "TRIPLES 1", at(5), at(10, 20, 21)) == [("a", "a", 10.0)]
 
 
 def test_self_joins_count_duplicates() -> None:

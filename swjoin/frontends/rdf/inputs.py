@@ -7,7 +7,7 @@ integers (CQELS Cloud, section 4).
 Stays out: reading files (`frontends.rdf.triples`), terms (`frontends.rdf.dictionary`), joins (`frontends.rdf.planner`).
 
 With windows of TRIPLES lives are compared by places in the common order, (time, stream, row, input), in which the deaths of
-other windows have places, too: a boundary comes after all triples of its time, the end of a RANGE before them.
+other windows have places, too: a birth at a boundary comes after all triples of its time, a death at a time before them.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _place(inputs: Sequence[Input], rows_of: Sequence[I64], streams: Sequence[st
         ends[0] = found.lives.dead
         if window.kind == "slide":
             own = np.zeros((5, n), np.int64)
-            own[0], own[1], ends[1] = found.lives.born, 2, 2
+            own[0], own[1] = found.lives.born, 2
         elif window.kind == "triples":
             ends[:, : max(0, n - window.count)] = own[:, window.count :]
         points += [own, ends]
