@@ -22,14 +22,14 @@ from typing import Final, Literal, TypeAlias
 
 from swjoin.core.errors import UserError, one_line
 from swjoin.frontends.rdf.algebra import Call, Const, Expr, Var, variables_of
+from swjoin.frontends.rdf.dictionary import DECIMAL, DOUBLE, FLOAT, INTEGER, XSD
+from swjoin.frontends.rdf.term_values import BLANK, BOOLEAN, IRI, NUMERIC, OTHER, SIMPLE, TAGGED, TIME
 
-IRI, BLANK, SIMPLE, TAGGED, NUMERIC, TRUTH, TIME, OTHER, NAIVE = range(9)
-XSD: Final = "http://www.w3.org/2001/XMLSchema#"
-INTEGER, DECIMAL, FLOAT, DOUBLE = range(4)
+NAIVE: Final = OTHER + 1  # a kind besides those of terms: of dateTimes without a zone
 _KINDS_OF = {
     "num": {NUMERIC},
     "rank": {NUMERIC},
-    "truth": {TRUTH},
+    "truth": {BOOLEAN},
     "time": {TIME},
     "naive": {NAIVE},
     "simple": {SIMPLE},
@@ -95,7 +95,7 @@ def _text(text: str, lang: str | None = None) -> Value:
 
 
 def truth(text: str) -> Value:
-    return Value("truth", _only(truth=text), kinds=frozenset({TRUTH}), null=text)
+    return Value("truth", _only(truth=text), kinds=frozenset({BOOLEAN}), null=text)
 
 
 @dataclass
@@ -200,7 +200,7 @@ class Compiler:
         """Numbers by value, others as terms; null for a literal of another type and one that is not the same."""
         by_code = one.code is not None and two.code is not None
         common = one.kinds & two.kinds
-        whole = by_code and not common & {NUMERIC, TRUTH, TIME, NAIVE, TAGGED}
+        whole = by_code and not common & {NUMERIC, BOOLEAN, TIME, NAIVE, TAGGED}
         tests = []
         for which in () if whole else _EQUAL:
             if by_code and which in ("simple", "iri"):
@@ -421,7 +421,7 @@ def _as_computed(value: Value, form: Form) -> Value:
         return number(num, rank, integers=value.integers)
     if form == "text" and value.kinds == {SIMPLE} and text is not None:
         return _text(text)
-    return truth(holds) if form == "truth" and value.kinds == {TRUTH} and holds is not None else value
+    return truth(holds) if form == "truth" and value.kinds == {BOOLEAN} and holds is not None else value
 
 
 _FUNCTIONS = {

@@ -1,4 +1,4 @@
-"""The door of a query over RDF streams: triples are read, encoded and matched; what goes on are mappings of codes.
+"""The inputs of a query over RDF streams: triples are read, encoded and matched; what goes on are mappings of codes.
 
 What: `Graphs`, the triples of streams and static graphs, by codes; `Input`, the mappings of one pattern; `read_graphs`,
 `matched`; `table_of`, an input as an Arrow table.
@@ -26,8 +26,8 @@ from swjoin.core.ids import LAST_TIME_US
 from swjoin.core.lives import Lives
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var
 from swjoin.frontends.rdf.dictionary import TermDictionary
-from swjoin.frontends.rdf.expressions import NAIVE, NUMERIC, TIME, Variable
-from swjoin.frontends.rdf.term_values import TermValues
+from swjoin.frontends.rdf.expressions import NAIVE, Variable
+from swjoin.frontends.rdf.term_values import BOOLEAN, IRI, NUMERIC, SIMPLE, TAGGED, TIME, TermValues
 from swjoin.frontends.rdf.triples import MalformedPolicy, MalformedTriples, TripleBatch, read_triples
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def facet_of(facet: str, codes: I64, values: TermValues, name: str) -> pa.Array:
     if facet == "rank":
         return pa.array(values.rank[codes].astype(np.int64), mask=kinds != NUMERIC)
     if facet == "truth":
-        return pa.array(values.truth[codes], mask=kinds != 5)
+        return pa.array(values.truth[codes], mask=kinds != BOOLEAN)
     if facet in ("time", "naive"):
         wanted = (kinds == TIME) & (_naive(codes, values) == (facet == "naive"))
         return pa.array(values.time_us[codes], mask=~wanted)
@@ -351,8 +351,8 @@ def facet_of(facet: str, codes: I64, values: TermValues, name: str) -> pa.Array:
     if facet == "tagged":
         tags = values.language.take(at).cast(pa.string())
         both = pc.binary_join_element_wise(texts, tags, "@")
-        return pc.if_else(pa.array(kinds == 3), both, pa.scalar(None, pa.string()))
-    mine = {"simple": kinds == 2, "string": (kinds == 2) | (kinds == 3), "iri": kinds == 0}[facet]
+        return pc.if_else(pa.array(kinds == TAGGED), both, pa.scalar(None, pa.string()))
+    mine = {"simple": kinds == SIMPLE, "string": (kinds == SIMPLE) | (kinds == TAGGED), "iri": kinds == IRI}[facet]
     return pc.if_else(pa.array(mine), texts, pa.scalar(None, pa.string()))
 
 

@@ -925,11 +925,6 @@ class LineParser(_Reader):
         return answer
 
 
-def parse_lines(data: bytes | memoryview, first_line: int, times: bool, dictionary: TermDictionary) -> Parsed:
-    """The triples of whole lines of N-Triples, of one scope."""
-    return LineParser(dictionary, times=TIMES if times else NO_TIMES).parse(data, first_line)
-
-
 class TermReader(_Reader):
     """Columns of terms as codes; each term is checked as in a line, without space around it."""
 

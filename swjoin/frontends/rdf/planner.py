@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import AggregateOf, Call, Const, Expr, RdfQuery, Term, Var, variables_of
-from swjoin.frontends.rdf.expressions import NUMERIC, Compiler, Form, Value, Variable, number, sql_text
+from swjoin.frontends.rdf.expressions import Compiler, Form, Value, Variable, number, sql_text
 from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, matched, table_of, variable_of
+from swjoin.frontends.rdf.term_values import NUMERIC
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.plan.aggregates import AggregateCall
 from swjoin.plan.live_groups import LifeMode, LiveGroups
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _COLUMN = re.compile(r'"(v\d+(?:_\w+)?)"')
 _BORN = "born"
-_WHOLE_KEY = "all"  # of rows that are one group
 
 
 class Shown(NamedTuple):
@@ -47,15 +47,13 @@ class Shown(NamedTuple):
 @dataclass(frozen=True)
 class Planned:
     """inputs: the mappings of every pattern. tables: of these, by the names of the plan's sources. shown: the answer's columns,
-    beside `born`. template: of CONSTRUCT, of positions in shown and constants; None: rows are solutions. text: the joins as
-    SQL."""
+    beside `born`. template: of CONSTRUCT, of positions in shown and constants; None: rows are solutions."""
 
     plan: LogicalPlan
     inputs: tuple[Input, ...]
     tables: dict[str, pa.Table]
     shown: tuple[Shown, ...]
     template: tuple[tuple[int | str, int | str, int | str], ...] | None
-    text: str
 
 
 @dataclass
@@ -128,7 +126,12 @@ class _Planner:
         text = self._joins(filters, last.columns)
         self.tables = self._tables()
         plan = self._plan(text, last)
-        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template, text)
+        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template)
+
+    @property
+    def _placed(self) -> bool:
+        """Whether lives are compared by places."""
+        return any(found.places is not None for found in self.inputs)
 
     def _constant(self, text: str) -> Value:
         """A constant as columns would have it."""
@@ -179,7 +182,7 @@ class _Planner:
             relation = self._joined(relation, right, keep, f"j{i}", parts)
             relation = self._filtered(relation, waiting, parts)
         assert not waiting, "a filter of a variable that no pattern binds"
-        placed = ["place", "until"] if self.inputs[0].places is not None or any(f.places for f in self.inputs) else []
+        placed = ["place", "until"] if self._placed else []
         names = ", ".join(f'"{name}"' for name in ("ts", "born", "dead", *placed, *sorted(needed_later)))
         return f"{'WITH ' if parts else ''}{', '.join(parts)} SELECT {names} FROM {relation.name}".strip()
 
@@ -211,7 +214,7 @@ class _Planner:
         tests = [f'a."{column}" = b."{column}"' for column in shared]
         columns = (left.columns | right.columns) & keep
         items = [f'{"a" if column in left.columns else "b"}."{column}" AS "{column}"' for column in sorted(columns)]
-        placed = any(found.places is not None for found in self.inputs)
+        placed = self._placed
         plain = True
         if right.static:
             lives = ["born", "dead", *(["place", "until"] if placed else [])]
@@ -306,7 +309,7 @@ class _Planner:
 
     def _dead(self, last: _Last) -> str:
         """Deaths of results. One that dies at its birth, as places tell, has been there, so it is a row of DISTINCT."""
-        placed = any(found.places is not None for found in self.inputs)
+        placed = self._placed
         return 'GREATEST("dead", "born" + 1)' if placed and last.distinct else '"dead"'
 
     def _groups(self, below: str, last: _Last) -> LiveGroups:
