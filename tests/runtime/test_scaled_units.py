@@ -235,13 +235,15 @@ def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
 # ---------------------------------------------------------------- on files
 
 
-def _files(folder: Path, rows: int) -> tuple[Path, Path]:
-    """The rate of rows rises, and falls again."""
+def _files(folder: Path, rows: int, tail: int = 0) -> tuple[Path, Path]:
+    """The rate of rows rises, and falls again. tail: rows that follow at a low rate, so that units can become empty however
+    late they are closed."""
     paths = folder / "left.parquet", folder / "right.parquet"
     for seed, path in enumerate(paths):
         random = np.random.default_rng(seed)
         times = np.sort(random.integers(0, 200 * rows, rows) + random.integers(0, 200 * rows, rows))
-        table = {"v": random.integers(0, 1_000_000, rows), "ts": pa.array(times, pa.timestamp("us"))}
+        times = np.concatenate([times, np.sort(random.integers(400 * rows, 900 * rows, tail))])
+        table = {"v": random.integers(0, 1_000_000, rows + tail), "ts": pa.array(times, pa.timestamp("us"))}
         pq.write_table(pa.table(table), path, row_group_size=5_000)
     return paths
 
@@ -301,8 +303,8 @@ def test_a_side_of_few_wide_rows_gets_its_units(swjoin: Any, tmp_path: Path, mon
     assert {change["side"] for change in changes if change["to"] > change["from"]} == {"right"}
 
 
-def _configured(folder: Path, rows: int, **more: Any) -> dict[str, Any]:
-    left, right = _files(folder, rows)
+def _configured(folder: Path, rows: int, tail: int = 0, **more: Any) -> dict[str, Any]:
+    left, right = _files(folder, rows, tail)
     sql = """SELECT l.v FROM l JOIN r ON abs(l.v - r.v) <= 50
         AND r.ts BETWEEN l.ts - INTERVAL '10' SECOND AND l.ts + INTERVAL '10' SECOND"""
     plain: dict[str, Any] = {
@@ -323,7 +325,7 @@ def _configured(folder: Path, rows: int, **more: Any) -> dict[str, Any]:
 def test_a_configuration_on_ranks(gateways: int, swjoin: Any, tmp_path: Path, monkeypatch: Monkey) -> None:
     """Read by one gateway or two. Events tell of the units."""
     monkeypatch.undo()
-    plain = _configured(tmp_path, 150_000)
+    plain = _configured(tmp_path, 150_000, 20_000)
     plain["cluster"]["gateways"] = gateways
     (tmp_path / "few.yaml").write_text(json.dumps(plain))
     runs = {name: tmp_path / f"run-{name}" for name in ("few", "all")}

@@ -14,6 +14,7 @@ import pytest
 import rdflib
 
 from tests.tools.random_rdf import Case, Knobs, random_case
+from tests.tools.rdf_expressions import literal, to_text
 from tests.tools.rdf_oracle import (
     Query,
     Solution,
@@ -85,7 +86,14 @@ def by_rdflib(query: str, graphs: Graphs) -> list[dict[str, str | None]]:
         graph = data.graph(rdflib.URIRef(name.value)) if isinstance(name, pyoxigraph.NamedNode) else data.default_graph
         graph.add((node(quad.subject), node(quad.predicate), node(quad.object)))
     found = data.query(query)
-    return [{str(name): None if row[name] is None else row[name].n3() for name in found.vars or []} for row in found]
+    return [{str(name): None if row[name] is None else _text(row[name]) for name in found.vars or []} for row in found]
+
+
+def _text(term: Any) -> str:
+    """N-Triples syntax, as which rdflib writes some literals otherwise, with a line feed in them."""
+    if not isinstance(term, rdflib.Literal):
+        return str(term.n3())
+    return to_text(literal(str(term), str(term.datatype or ""), str(term.language or "")))
 
 
 def node(term: Any) -> Any:
