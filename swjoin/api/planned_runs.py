@@ -1,7 +1,7 @@
 """Runs of plans from Python: what `swjoin.sql` and joins without join columns have in common.
 
 What: `settings_of`, options as a configuration; `stored`, an input as paths; `Planned`, the configuration of inputs and a plan;
-`answered`, its rows and their proof; `report_of`, the report of its run.
+`answered`, its rows and their proof, `answered_queries`, those of several queries; `report_of`, the report of its run.
 Why: tables in memory are written to a temporary folder, from which threads or ranks read them, as from any files.
 Stays out: queries (`api.queries`), joins (`api.tables`), runs (`runtime`).
 """
@@ -102,6 +102,22 @@ def answered(
     return (pq.read_table(target) if written is None and not counted else None), proof
 
 
+def answered_queries(
+    planned: Planned, options: Mapping[str, Any], written: Written | None, folder: Path
+) -> dict[str, tuple[pa.Table | None, Proof]]:
+    """As `answered`, of each query. written: a folder, and the kind of the files in it."""
+    import pyarrow.parquet as pq
+
+    nowhere: Written = folder / "rows", "parquet"
+    target, kind = nowhere if written is None else written
+    found = report_of(planned, options, (target, kind), folder)
+    ledger, warnings, answers = ledger_of(found), tuple(found["warnings"]), {}
+    for query in found["queries"]:
+        rows = pq.read_table(target / query["name"], partitioning=None) if written is None else None
+        answers[query["name"]] = rows, Proof(query["count"], query["digest"], ledger, warnings)
+    return answers
+
+
 def report_of(
     planned: Planned,
     options: Mapping[str, Any],
@@ -112,7 +128,7 @@ def report_of(
     target, kind = output
     config = dataclasses.replace(planned.config, sink=SinkConfig(kind, ids=False))
     job = Job(config, target, False, None, folder / "report.json", planned.command, spelling="arguments", plan=planned.plan)
-    return _run(job, options)
+    return _run(dataclasses.replace(job, directory=bool(job.queries)), options)
 
 
 def _run(job: Job, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +143,8 @@ def _run(job: Job, options: Mapping[str, Any]) -> dict[str, Any]:
     except LateRowError as error:
         if options["max_out_of_order"] is not None or error.no_time:
             raise
+        for path in [path for of_query in job.result_folders for path in of_query.glob("part-*.incomplete")]:
+            path.unlink()  # the folders were empty
         config = dataclasses.replace(job.config, time=dataclasses.replace(job.config.time, sort=True))
         return run_local(dataclasses.replace(job, config=config), progress, threads)
     found: dict[str, Any] = json.loads(job.report.read_text())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from swjoin.api.inputs import Input
-from swjoin.api.planned_runs import Planned, answered, settings_of, stored
+from swjoin.api.planned_runs import Planned, answered, answered_queries, settings_of, stored
 from swjoin.api.proofs import remember
 from swjoin.api.result_files import result_file
 from swjoin.api.result_frames import converter
@@ -25,9 +25,10 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import SqlOptions, TimeUnit, complete, takes_options
 from swjoin.core.errors import UserError, spelled
 from swjoin.frontends.sql.functions import Function
-from swjoin.frontends.sql.planner import plan_query
+from swjoin.frontends.sql.planner import QueryText, plan_queries
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
+from swjoin.plan.sharing import check_query_name
 from swjoin.runtime.plausibility import warn
 from swjoin.runtime.progress import check_progress
 
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 
 @takes_options(SqlOptions, named="named")
-def sql(query: str, /, **given: Any) -> Any:
-    """The rows of an SQL query (docs/queries.md) as an Arrow table, in no order.
+def sql(query: str | Mapping[str, str], /, **given: Any) -> Any:
+    """The rows of an SQL query (docs/queries.md) as an Arrow table, in no order; of several queries in one run, which are given
+    by their names, a dictionary of tables by these names.
 
     named: the tables by the names that the query has for them, as `swjoin.join` takes its inputs: Arrow tables, pandas, polars,
     anything with `__arrow_c_stream__`, or paths. tables: the same as a mapping, for names that are arguments here. time: the
@@ -50,7 +52,8 @@ def sql(query: str, /, **given: Any) -> Any:
     such as "range" or "matrix:2,3" (docs/queries.md#routings; default: by the condition). units, progress: as of
     `swjoin.join`.
     returns: "arrow", "pandas" or "polars"; "same": what the first table is. out: a file for the rows, .parquet, .csv or
-    .csv.gz; returns its `Proof`.
+    .csv.gz; returns its `Proof`. Of several queries out is a folder, with a folder for each, and their proofs are returned by
+    name.
 
     `swjoin.proof(table)` has the count, the digest of the rows' values and the ledger of an Arrow table.
 
@@ -60,7 +63,7 @@ def sql(query: str, /, **given: Any) -> Any:
 
 
 def answer(
-    query: str,
+    query: str | Mapping[str, str],
     given: Mapping[str, Any],
     functions: Mapping[str, Function],
     of_process: Mapping[str, Callable[[Any], Any]],
@@ -75,14 +78,34 @@ def answer(
         tables = _tables(options["tables"], tables)
         convert = _converter(options, tables)
         written = None if options["out"] is None else result_file(options["out"])
-        planned = _planned(query, tables, functions, options, Path(name))
+        queries = _texts(query, functions)
+        planned = _planned(queries, tables, options, Path(name))
         with _known(of_process):
-            rows, found = answered(planned, options, written, Path(name))
-    warn(found.warnings, 3)
-    if rows is None:
-        return found
-    remember(rows, found)
-    return convert(rows)
+            if "" in queries:
+                answers = {"": answered(planned, options, written, Path(name))}
+            else:
+                answers = answered_queries(planned, options, written, Path(name))
+    warn(next(iter(answers.values()))[1].warnings, 3)
+    for rows, found in answers.values():
+        if rows is not None:
+            remember(rows, found)
+    shown = {name: proof if rows is None else convert(rows) for name, (rows, proof) in answers.items()}
+    return shown.get("", shown)
+
+
+def _texts(query: object, functions: Mapping[str, Function]) -> dict[str, QueryText]:
+    """By the names of the queries; a single one has none. UserError for what is no query."""
+    if isinstance(query, str):
+        return {"": QueryText(query, functions)}
+    if not isinstance(query, Mapping) or not query:
+        raise UserError(f"query: {query!r:.60} is no text", remedy="give the query, or {name: query, ...}")
+    found: dict[str, QueryText] = {}
+    for name, text in query.items():
+        check_query_name(name, "query", found)
+        if not isinstance(text, str):
+            raise UserError(f"query {name}: {text!r:.60} is no text")
+        found[name] = QueryText(text, functions, f"query {name}")
+    return found
 
 
 def _known(of_process: Mapping[str, Callable[[Any], Any]]) -> AbstractContextManager[None]:
@@ -103,11 +126,9 @@ def _converter(options: Mapping[str, Any], tables: Mapping[str, Any]) -> Callabl
 
 
 def _planned(
-    query: object, tables: Mapping[str, Input], functions: Mapping[str, Function], options: Mapping[str, Any], folder: Path
+    queries: Mapping[str, QueryText], tables: Mapping[str, Input], options: Mapping[str, Any], folder: Path
 ) -> Planned:
     """folder: for tables in memory."""
-    if not isinstance(query, str):
-        raise UserError(f"query: {query!r:.60} is no text")
     streams, known = _streams(tables, options["time"], options["time_unit"], folder), {}
     for name, stream in streams.items():
         try:
@@ -115,7 +136,7 @@ def _planned(
         except UserError as error:
             raise error.prefixed(name) from None
     settings = settings_of(options)
-    planned = plan_query(query, known, functions, settings.cluster.routing)
+    planned = plan_queries(queries, known, settings.cluster.routing)
     inputs = tuple(streams[name] for name in planned.tables)
     config = dataclasses.replace(settings, inputs=inputs)
     return Planned(config, plan_to_plain(planned.plan), "swjoin.sql")

@@ -397,7 +397,7 @@ class CollectorCheckpointer:
             manifest = read_manifest(self._path / manifest_name)
             contents, generation = manifest.plain["sinks"][number::sinks], manifest.generation + 1
             names = [name for sink in manifest.plain["sinks"] for name in sink["results"]]
-        self._names, self._sealed = [name for name in names if sink_of_file(name) % sinks == number], {}
+        self._names, self._sealed = [name for name in names if sink_of_file(Path(name).name) % sinks == number], {}
         self._sink.restore(self._names, generation)
         if manifest_name is not None:
             with restoring(self._path / manifest_name):

@@ -19,6 +19,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.path_patterns import first_mismatch, is_amount, is_count, is_number
 from swjoin.core.splits import ALL_ROWS
+from swjoin.plan.sharing import QUERY_NAME
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 
 
@@ -57,7 +58,12 @@ def _late_name(value: Any) -> bool:
 
 
 def _result_name(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"part-(s\d+-)?[\d-]+(\.\w+)?", value, re.ASCII) is not None
+    """The name of a file in the folder of results, or of a query's in its own there."""
+    if not isinstance(value, str):
+        return False
+    query, separator, name = value.rpartition("/")
+    known = not separator or QUERY_NAME.fullmatch(query) is not None
+    return known and re.fullmatch(r"part-(s\d+-)?[\d-]+(\.\w+)?", name, re.ASCII) is not None
 
 
 def _maybe_estimates(value: Any) -> bool:
@@ -168,6 +174,7 @@ _TALLY = {
     "digest": _digest,
     **dict.fromkeys(("delay_sum_us", "delay_max_us"), is_amount),
     "histogram": ([_bin], [is_count]),
+    "queries?": [(is_count, is_count, _digest)],
 }
 _STAGE = {
     **dict.fromkeys(("joined", "null_key"), (is_count, is_count)),

@@ -428,6 +428,8 @@ def _results(s: Setting) -> list[str]:
     else:
         shown = _sink(s.config)
         if sink.in_files:
+            if s.plan is not None and s.plan.query_count:
+                shown = shown.replace("results/", "results/QUERY/")
             out = [f"DIR/{shown}; names appear when the files are whole."]
         elif sink.kind == "kafka":
             out = [f"{shown}: a message for every row, or for many, with their position."]
@@ -562,9 +564,14 @@ def setting_of(job: Job, slaves: int, ranks: RankMap | None, reading: tuple[str,
 
 def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None, reading: tuple[str, ...] = ()) -> Setting:
     """What there is to explain of a job with this plan."""
+    from swjoin.connectors.output_columns import QueryColumns
     from swjoin.runtime.open import plan_output
 
-    columns = None if job.config.sink.kind == "count" else [(c.name, str(c.type)) for c in plan_output(plan).schema]
+    columns: list[tuple[str, str]] | None = None
+    if job.config.sink.kind != "count":
+        found = plan_output(plan)
+        by_query = found.queries if isinstance(found, QueryColumns) else (("", found),)
+        columns = [(f"{name}.{c.name}" if name else c.name, str(c.type)) for name, of in by_query for c in of.schema]
     return Setting(job.config, plan.width, ranks, columns, "", plan, job.config.inputs, reading)
 
 

@@ -104,7 +104,8 @@ def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
     """Number, sender, and what the edge is routed by and carries."""
     stage = f"stage {edge.sender.id}" if isinstance(edge.sender, Stage) else "gateway"
     if not isinstance(edge.receiver, Stage):
-        return f"edge {edge.id}", f"{stage}, {_sender(edge)}", "results"
+        of = f" of {edge.receiver.name}" if instances.query_count else ""
+        return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"results{of}"
     columns = ", ".join(name for name, _ in _carried(instances, edge)) or "no columns"
     columns = columns if len(columns) <= _SHOWN else f"{columns[: _SHOWN - 3]}..."
     how = "in runs" if edge.receiver.gathers else f"hash of {', '.join(edge.key)}" if edge.key else ""

@@ -92,6 +92,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"swjoin query {_PAID} \\\n      --table t=trips.csv:started --table p=payments.csv:paid -o paid.parquet",
         "swjoin query 'SELECT user, km * 0.62 AS miles FROM t WHERE km >= 3' --table t=trips.csv:started -o - > long.csv",
         "swjoin query paid.sql --table t=trips.csv:started --table p=payments.csv:paid -n 4 -o count --report report.json",
+        "swjoin query paid.sql long.sql --table t=trips.csv:started --table p=payments.csv:paid -o rows.parquet",
     ),
     "rdf": (
         "swjoin rdf likes.rq --stream http://example.org/posts=posts.txt --stream http://example.org/likes=likes.txt \\\n"

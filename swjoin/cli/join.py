@@ -179,8 +179,8 @@ def start_with_outputs(
     options that do not fit."""
     target = None if args.out == "count" else Path(args.out)
     report = None if args.report is None else Path(args.report)
-    outputs = target, config.sink_count > 1, None, report
-    job = Job(config, *outputs, typed_command(), spelling="options", plan=plan)
+    job = Job(config, target, config.sink_count > 1, None, report, typed_command(), spelling="options", plan=plan)
+    job = dataclasses.replace(job, directory=job.directory or bool(job.queries))
     if args.format is not None and args.out != "-":
         raise UserError(f"--format {args.format}: is for -o -, standard output; a file's extension says its format")
     if args.out == "-":
@@ -198,6 +198,8 @@ def _to_standard_output(args: argparse.Namespace, job: Job, ranks: int | None) -
     config = job.config
     if config.time.late == "side":
         raise UserError("--late side with -o -: late rows need a place; name a file with -o")
+    if job.queries:
+        raise UserError(f"-o -: {len(job.queries)} queries have as many results, standard output is one; name a folder with -o")
     if config.sink_count > 1:
         raise UserError(f"--sinks {config.sink_count} with -o -: standard output is one; name a file with -o, or leave it out")
     with TemporaryDirectory(prefix="swjoin-", ignore_cleanup_errors=True) as folder:

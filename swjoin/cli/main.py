@@ -189,7 +189,13 @@ def _add_routing(p: argparse.ArgumentParser) -> None:
 
 def _add_query(p: argparse.ArgumentParser) -> None:
     p.description = "Run an SQL query over streams in files, in one process or on MPI ranks (docs/queries.md)."
-    p.add_argument("query", metavar="SQL|FILE.sql", help="the query, or a file that holds it")
+    p.add_argument(
+        "queries",
+        metavar="SQL|FILE.sql",
+        nargs="+",
+        help="the query, or a file that holds it; several files are queries of one run, which have the files' names, and their "
+        "rows are in folders of these names",
+    )
     p.add_argument(
         "--table",
         dest="tables",

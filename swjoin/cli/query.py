@@ -1,4 +1,4 @@
-"""`swjoin query`: an SQL query over files.
+"""`swjoin query`: an SQL query over files, or several in one run.
 
 What: `run_query`; `table_of`, what --table says; `content_of` a file with a query.
 Why: settings are those of `swjoin join`, as far as a plan has them.
@@ -18,10 +18,11 @@ from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import TimeUnit
 from swjoin.config.run import QueryConfig, RunConfig
 from swjoin.connectors.files.inputs import split_paths
-from swjoin.core.errors import UserError
-from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.core.errors import UserError, one_line
+from swjoin.frontends.sql.planner import QueryText, Table, plan_queries
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
+from swjoin.plan.sharing import check_query_name
 
 
 def table_of(text: str) -> tuple[str, str, str | None, str | None]:
@@ -68,17 +69,33 @@ def content_of(given: str) -> str:
         raise UserError(f"{given}: cannot be read ({reason})") from None
 
 
+def _queries(given: list[str]) -> dict[str, QueryText]:
+    """By the names of their files; a single one may be text."""
+    if len(given) == 1:
+        (text,) = given
+        return {"": QueryText(content_of(text), {}, text) if _is_file(text) else QueryText(text, {})}
+    found: dict[str, QueryText] = {}
+    for path in given:
+        if not _is_file(path):
+            shown = one_line(path, 60)
+            raise UserError(f"{shown}: one of {len(given)} queries; write each into a file NAME.sql, whose name is the query's")
+        name = Path(path).stem
+        check_query_name(name, path, found)
+        found[name] = QueryText(content_of(path), {}, path)
+    return found
+
+
+def _is_file(text: str) -> bool:
+    return text.lower().endswith(".sql")
+
+
 def run_query(args: argparse.Namespace) -> int:
-    ranks, is_file = given_ranks(args), args.query.lower().endswith(".sql")
-    text = content_of(args.query) if is_file else args.query
+    ranks, queries = given_ranks(args), _queries(args.queries)
     given = {"strategy": args.strategy, "routing": args.routing}
     cluster = {name: value for name, value in given.items() if value is not None}
     config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, cluster, {})), args)
     inputs = _inputs(args)
     tables = {name: _described(name, stream) for name, stream in inputs.items()}
-    try:
-        query = plan_query(text, tables, None, config.cluster.routing)
-    except UserError as error:
-        raise (error.prefixed(args.query) if is_file else error) from None
+    query = plan_queries(queries, tables, config.cluster.routing)
     config = replace(config, inputs=tuple(inputs[name] for name in query.tables))
     return start_with_outputs(args, config, ranks, plan_to_plain(query.plan))

@@ -110,6 +110,9 @@ def _memory_text(memory: dict[str, Any]) -> str:
     )
 
 
+_MOST_QUERIES = 20  # that the summary names
+
+
 def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
     """(name, value) lines of the summary."""
     names = input_names(report)
@@ -129,6 +132,8 @@ def summary_rows(report: dict[str, Any], job: Job) -> list[tuple[str, str]]:
         rows.append(("left out", ", ".join(left_out)))
     rows += [
         ("pairs" if job.plan is None else "rows", f"{report['results']['count']:,}"),
+        *[(f"  {q['name']}", f"{q['count']:,}, digest {q['digest']}") for q in report.get("queries", [])[:_MOST_QUERIES]],
+        *([("  others", f"{more:,} queries")] if (more := len(report.get("queries", [])) - _MOST_QUERIES) > 0 else []),
         ("digest", report["results"]["digest"]),
         *([("columns", ", ".join(columns))] if (columns := report["results"]["columns"]) else []),
         ("ledger", "balanced" if report["ledger"]["balanced"] else "; ".join(report["ledger"]["complaints"])),

@@ -10,8 +10,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swjoin.cli.common_args import chosen_engine
+
+if TYPE_CHECKING:
+    from swjoin.connectors.files.verification import QueriesVerified, VerifyResult
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -21,7 +25,7 @@ def run_verify(args: argparse.Namespace) -> int:
     if chosen_engine(args) == "spark":
         from swjoin.spark.verify import verify as verify_by_spark
 
-        result = verify_by_spark(folder, args.spark_master)
+        result: VerifyResult | QueriesVerified = verify_by_spark(folder, args.spark_master)
     else:
         from swjoin.duckdb.verify import verify
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,8 @@ from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 @dataclass
 class Tally:
-    """Results of one generation (the time between two checkpoints). Delays in microseconds."""
+    """Results of one generation (the time between two checkpoints). Delays in microseconds. by_query: of named queries, by
+    number, count and digest of completed epochs."""
 
     count: int = 0
     digest: int = 0
@@ -54,6 +55,7 @@ class Tally:
     delay_sum_us: float = 0.0
     delay_max_us: float = 0.0
     histogram: I64 = field(default_factory=lambda: np.zeros(HISTOGRAM_SIZE, np.int64))
+    by_query: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, other: Tally) -> None:
         """Add another tally to this one."""
@@ -64,32 +66,45 @@ class Tally:
         self.delay_sum_us += other.delay_sum_us
         self.delay_max_us = max(self.delay_max_us, other.delay_max_us)
         self.histogram = self.histogram + other.histogram
+        for query, (count, digest) in other.by_query.items():
+            self.add_of_query(query, count, digest)
+
+    def add_of_query(self, query: int, count: int, digest: int) -> None:
+        before = self.by_query.get(query, (0, 0))
+        self.by_query[query] = before[0] + count, (before[1] + digest) % 2**64
 
     def to_plain(self) -> dict[str, Any]:
         """Ready for JSON."""
         plain = {name: getattr(self, name) for name in ("count", "digest", "delay_sum_us", "delay_max_us")}
         filled = np.flatnonzero(self.histogram)
-        return {**plain, "histogram": [filled.tolist(), self.histogram[filled].tolist()]}
+        queries = {"queries": [[query, *sums] for query, sums in sorted(self.by_query.items())]} if self.by_query else {}
+        return {**plain, **queries, "histogram": [filled.tolist(), self.histogram[filled].tolist()]}
 
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Tally:
         tally = Tally(plain["count"], plain["digest"], 0, 0, plain["delay_sum_us"], plain["delay_max_us"])
         buckets, counts = plain["histogram"]
         tally.histogram[buckets] = counts
+        for query, count, digest in plain.get("queries", ()):
+            tally.add_of_query(query, count, digest)
         return tally
 
 
-def _sums(chunk: ResultChunk) -> tuple[int, int] | None:
-    """Count and digest of the pairs of a final chunk's epoch, as its slave has counted them; None when something is missing."""
+_Sums: TypeAlias = dict[int, tuple[int, int]]  # by query, count and digest of its rows
+
+
+def _sums(chunk: ResultChunk) -> _Sums | None:
+    """Of the rows of a final chunk's epoch, as its slave has counted them; None when something is missing."""
     results, metrics, delays = chunk.results, chunk.metrics, chunk.delay_histogram
     whole = results is not None and metrics is not None and delays is not None
     if whole and (len(metrics) != len(COLUMNS) or len(delays) != HISTOGRAM_SIZE):  # type: ignore[arg-type]
         return None
     if chunk.sent is not None:
-        return int(chunk.sent[0]), int(chunk.sent[1])
+        return {query: (count, digest) for query, count, digest in chunk.sent.tolist()}
     if results is None or not whole:
         return None
-    return int(results.counts.sum()), int(np.add.reduce(results.digests, dtype=np.uint64)) if len(results.digests) else 0
+    digest = int(np.add.reduce(results.digests, dtype=np.uint64)) if len(results.digests) else 0
+    return {0: (int(results.counts.sum()), digest)}
 
 
 @dataclass
@@ -99,9 +114,13 @@ class _Sender:
     completed: int = -1  # its last distribution epoch
     ended: bool = False
     chunks: int = 0
-    pairs: int = 0  # received in its open epoch, and their digest
-    digest: int = 0
+    received: _Sums = field(default_factory=dict)  # in its open epoch
     in_prefill: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """Received in its open epoch."""
+        return sum(count for count, _ in self.received.values())
 
 
 class Collector:
@@ -109,15 +128,22 @@ class Collector:
 
     materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only. number: of several
     sinks, each of which has its share of the pairs; the first one has metrics and production delays of all. of_rows: rows come
-    that are no pairs; of those that have production delays some may not be among them.
+    that are no pairs; of those that have production delays some may not be among them. queries: number of named ones.
     """
 
     def __init__(
-        self, slave_count: int, *, materialised: bool, number: int = 0, sink_count: int = 1, of_rows: bool = False
+        self,
+        slave_count: int,
+        *,
+        materialised: bool,
+        number: int = 0,
+        sink_count: int = 1,
+        of_rows: bool = False,
+        queries: int = 0,
     ) -> None:
         self.number, self._delays_of_others = number, sink_count > 1 or of_rows
         self._name = f"sink {number}" if number else "collector"
-        self.materialised = materialised
+        self.materialised, self.queries = materialised, queries
         self.slave_count = slave_count
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.committed = EpochIndex(-1)
@@ -154,12 +180,15 @@ class Collector:
             raise RunFailed(f"{self._name}: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
         sender = self._senders[slave]
         sender.in_prefill = chunk.prefill
+        if not 0 <= chunk.query < max(1, self.queries):
+            raise RunFailed(f"{self._name}: slave {slave}: results of query {chunk.query}, of {max(1, self.queries)}")
         if chunk.pairs is not None and len(chunk.pairs):
             self._count(chunk, len(chunk.pairs))
-            sender.pairs += len(chunk.pairs)
-            sender.digest += digest_results(chunk.pairs)
+            count, digest = sender.received.get(chunk.query, (0, 0))
+            digest = (digest + digest_results(chunk.pairs)) % 2**64
+            sender.received[chunk.query] = count + len(chunk.pairs), digest
             if not chunk.prefill:
-                effects.append(Write(chunk.pairs, chunk.generation))
+                effects.append(Write(chunk.pairs, chunk.generation, chunk.query))
         sender.chunks += 1
         effects.append(Send(slave_role(slave), Granted(-1, sender.chunks)))
         if chunk.final:
@@ -216,24 +245,22 @@ class Collector:
             before = sender.completed
             raise RunFailed(f"{self._name}: slave {chunk.slave} completed epoch {chunk.epoch} after epoch {before}")
         self._missing[chunk.epoch] = missing - 1
-        pairs, digest = sums
         if not self.materialised:
-            self._count(chunk, pairs)
-        elif pairs != sender.pairs or (digest - sender.digest) % 2**64:
-            raise RunFailed(
-                f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: "
-                f"produced {pairs} pairs with digest {format_digest(digest)}, "
-                f"{sender.pairs} with digest {format_digest(sender.digest)} arrived"
-            )
-        sender.digest = sender.pairs = 0
+            self._count(chunk, sum(count for count, _ in sums.values()))
+        else:
+            self._compare(chunk, sums, sender.received)
+        sender.received = {}
         sender.completed, sender.ended = chunk.epoch, chunk.last
         if chunk.checkpoint:
             self._cuts[chunk.epoch] = chunk.generation
         tally = self._open.setdefault(chunk.generation, Tally())
+        digest = sum(digest for _, digest in sums.values())
         if chunk.prefill:
             tally.prefill_digest += digest
             return
         tally.digest += digest
+        for query, of_query in sums.items() if self.queries else ():
+            tally.add_of_query(query, *of_query)
         if chunk.metrics is None or chunk.delay_histogram is None:
             return  # the first sink has them
         mean_us, max_us = (float(chunk.metrics[COLUMNS.index(name)]) for name in ("delay_mean_us", "delay_max_us"))
@@ -241,6 +268,18 @@ class Collector:
         tally.delay_sum_us += mean_us * int(chunk.delay_histogram.sum())
         tally.delay_max_us = max(tally.delay_max_us, max_us)
         self._metrics.append((chunk.generation, chunk.metrics))
+
+    def _compare(self, chunk: ResultChunk, sums: _Sums, received: _Sums) -> None:
+        """RunFailed unless the rows of a completed epoch are those that its slave has counted."""
+        for query in sums.keys() | received.keys():
+            (pairs, digest), (arrived, found) = sums.get(query, (0, 0)), received.get(query, (0, 0))
+            if (pairs, digest) != (arrived, found):
+                of = f" of query {query}" if self.queries else ""
+                raise RunFailed(
+                    f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: "
+                    f"produced {pairs} pairs{of} with digest {format_digest(digest)}, "
+                    f"{arrived} with digest {format_digest(found)} arrived"
+                )
 
     def take_metrics(self) -> list[tuple[int, NDArray[np.float64]]]:
         """Remove and return the metric rows received since the last call, with their generations."""
@@ -250,16 +289,18 @@ class Collector:
     @staticmethod
     def merged(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The summary of all sinks together; delays are in the first one's."""
-        history = [summary["history"] for summary in summaries]
+        history, queries = ([summary[name] for summary in summaries] for name in ("history", "queries"))
 
         def total(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
             digest = sum(int(part["digest"], 16) for part in parts)
             return {"count": sum(part["count"] for part in parts), "digest": format_digest(digest)}
 
-        return {**summaries[0], **total(summaries), "history": total(history)}
+        of_queries = [total(parts) for parts in zip(*queries, strict=True)]
+        return {**summaries[0], **total(summaries), "history": total(history), "queries": of_queries}
 
     def summary(self) -> dict[str, Any]:
-        """The sink's part of run.json: count, digest, production delay in seconds (null without results)."""
+        """The sink's part of run.json: count and digest, also of each of several queries; production delay in seconds, null
+        without results."""
         tally = self.tally
         delay: dict[str, float | None] = dict.fromkeys(("mean", "p50", "p99", "max"))
         timed = int(tally.histogram.sum())  # unmatched rows have no delay
@@ -277,7 +318,12 @@ class Collector:
             "delay_s": delay,
             "committed_epoch": int(self.committed),
             "history": {"count": tally.prefill_count, "digest": format_digest(tally.prefill_digest)},
+            "queries": [{"count": count, "digest": format_digest(digest)} for count, digest in self._by_query(tally)],
         }
+
+    def _by_query(self, tally: Tally) -> list[tuple[int, int]]:
+        """Count and digest of each query that has a name."""
+        return [tally.by_query.get(query, (0, 0)) for query in range(self.queries)]
 
     def validate(self) -> None:
         waiting = sum(sender.pairs for sender in self._senders if not sender.in_prefill)

@@ -22,9 +22,9 @@ from swjoin.cluster.role import RoleId, gateway_role, slave_role
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError, setting
-from swjoin.core.ids import SlaveId
+from swjoin.core.ids import QueryId, SlaveId
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
-from swjoin.plan.logical import LogicalPlan, Source
+from swjoin.plan.logical import LogicalPlan, Result, Source
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
 from swjoin.plan.subclusters import Subclusters
 from swjoin.policy.placement import round_robin
@@ -59,7 +59,7 @@ class Instances:
         stages = cut(logical, config.cluster.strategy)
         _check_plan(stages)
         _check_config(config)
-        _check_order(stages, config)
+        _check_sinks(stages, config)
         _check_skew(stages, config)
         _check_scaling(stages, config)
         columns = columns_of(logical, stages, rows=config.sink.kind != "count", tables=tables)
@@ -84,21 +84,24 @@ class Instances:
         """Slave ranks."""
         return self.subclusters.width
 
+    @cached_property
+    def result_edges(self) -> tuple[Edge, ...]:
+        """From stages to the sinks, in the order of the queries, whose results they are."""
+        by_result = {edge.receiver.name: edge for edge in self.stages.edges if isinstance(edge.receiver, Result)}
+        return tuple(by_result[result.name] for result in self.stages.results)
+
     @property
-    def result_edge(self) -> Edge:
-        """From the last stage to the sinks."""
-        return self.stages.edges_to(self.stages.results[0])[0]
+    def query_count(self) -> int:
+        """Of queries that have names."""
+        return sum(result.named for result in self.stages.results)
 
     @property
     def of_rows(self) -> bool:
-        """Whether the result has rows that were gathered, aggregated, or made by filters and projections, or whose values are
-        digested, not pairs of the last join."""
-        return not self.last.joins or bool(self.result_edge.steps) or self.of_values
-
-    @property
-    def of_values(self) -> bool:
-        """Whether the result's digest is of its rows' values."""
-        return self.stages.results[0].of_values
+        """Whether results have rows that were gathered, aggregated, or made by filters and projections, or whose values are
+        digested, or are of named queries, not pairs of the last join."""
+        edge, result = self.result_edges[0], self.stages.results[0]
+        as_they_are = not edge.steps and isinstance(edge.sender, Stage) and edge.sender.joins
+        return not as_they_are or result.of_values or result.named
 
     @cached_property
     def skewed_joins(self) -> tuple[SkewedJoin, ...]:
@@ -130,13 +133,6 @@ class Instances:
     def slave_count(self) -> int:
         return self.subclusters.slave_count
 
-    @property
-    def last(self) -> Stage:
-        """The stage whose rows are the result."""
-        (edge,) = self.stages.edges_to(self.stages.results[0])
-        assert isinstance(edge.sender, Stage)
-        return edge.sender
-
     def stage_of(self, slave: int) -> Stage:
         return self.stages.stages[self.subclusters.stage_of(slave)]
 
@@ -149,6 +145,10 @@ class Instances:
 
     def slaves_of(self, stage: Stage) -> list[SlaveId]:
         return [SlaveId(slave) for slave in self.subclusters.slaves_of(stage.id)]
+
+    def results_of(self, stage: Stage) -> list[tuple[QueryId, Edge]]:
+        """The queries whose results a stage brings forth."""
+        return [(QueryId(query), edge) for query, edge in enumerate(self.result_edges) if edge.sender == stage]
 
     def edges_from(self, sender: Source | Stage) -> list[Edge]:
         """Edges to other stages."""
@@ -180,22 +180,30 @@ class Instances:
 
 
 def _check_plan(stages: StagePlan) -> None:
-    if len(stages.results) > 1:
-        raise UserError(f"{len(stages.results)} results", subject="plan", remedy="runs of plans have one result for now")
+    if len(stages.results) > 1 and not all(result.named for result in stages.results):
+        raise UserError(f"{len(stages.results)} results without names", subject="plan", remedy="name each for its query")
     for stage in stages.stages:
         if stage.joins and stage.join.semantics.bounds.count_windows:
             raise UserError("count windows", subject=stage.name, remedy="runs of plans join within bounds of time for now")
 
 
-def _check_order(stages: StagePlan, config: RunConfig) -> None:
-    """Rows are sorted by one sink, at the end."""
-    if not stages.results[0].order or config.sink.kind == "count":
-        return
-    apart = {"several sinks": config.sink_count > 1, "checkpoints": config.checkpoint.enabled}
-    apart[f"sink {config.sink.kind}"] = config.sink.kind not in ("parquet", "csv")
-    for name, given in apart.items():
-        if given:
-            raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
+def _check_sinks(stages: StagePlan, config: RunConfig) -> None:
+    """Rows are sorted by one sink, at the end; consumers know one result by its name."""
+    where = "" if config.sink.kind in ("parquet", "csv", "count") else f"sink {config.sink.kind}"
+    apart = {
+        "several sinks": config.sink_count > 1,
+        "checkpoints": config.checkpoint.enabled,
+        where: bool(where),
+    }
+    if any(result.order for result in stages.results) and config.sink.kind != "count":
+        for name, given in apart.items():
+            if given:
+                raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
+    if len(stages.results) > 1 and (where or config.serve.listen is not None):
+        raise UserError(
+            f"{len(stages.results)} queries with {where or 'serve.listen'}",
+            remedy="write files, or count, or run them one by one",
+        )
 
 
 def _may_be_spread(stages: StagePlan, stage: Stage) -> bool:

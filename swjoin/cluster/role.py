@@ -234,10 +234,12 @@ class SetAside:
 
 @dataclass(frozen=True)
 class Write:
-    """Write pairs, or rows of a plan, to the sink. generation: as in the delivery that they come from."""
+    """Write pairs, or rows of a plan, to the sink. generation: as in the delivery that they come from. query: its
+    number."""
 
     pairs: Pairs | ResultRows
     generation: int = 0
+    query: int = 0
 
 
 @dataclass(frozen=True)

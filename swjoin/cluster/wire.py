@@ -194,7 +194,7 @@ _RESULTS = _Layout(
     (
         *(*_optional(_I, "keys", "left times", "right times"), *_optional(_U, "left ids", "right ids")),
         *(*_rows_of("left "), *_rows_of("right "), *_optional(_I, "partition-groups", "counts"), *_optional(_U, "digests")),
-        *(*_optional(_F, "metrics"), *_optional(_I, "delays"), _Column("edges", _I, 2, True), *_optional(_U, "sent")),
+        *(*_optional(_F, "metrics"), *_optional(_I, "delays"), _Column("edges", _I, 2, True), _Column("sent", _U, 2, True)),
         *(*_optional(_U, "row ids"), *_optional(_I, "row times"), *_optional(_B, "row columns")),
     ),
 )
@@ -480,8 +480,8 @@ def unpack_results(buffer: U8) -> ResultChunk:
         raise frame.refuse("negative partition-groups or counts")
     if a[16] is not None and (a[16].shape[1] != 3 or a[16].min(initial=0) < 0):
         raise frame.refuse("edges without rows and bytes")
-    if a[17] is not None and len(a[17]) != 2:
-        raise frame.refuse("neither count nor digest of what was sent")
+    if a[17] is not None and a[17].shape[1] != 3:
+        raise frame.refuse("neither counts nor digests of what was sent")
     labels = (QueryId(i[0]), SlaveId(i[1]), EpochIndex(i[2]), bool(i[3]), bool(i[4]))
     return ResultChunk(*labels, pairs, results, a[14], a[15], i[5], bool(i[6]), i[7], bool(i[8]), a[16], a[17])
 

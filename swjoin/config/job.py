@@ -53,6 +53,19 @@ class Job:
         """What run.json and checkpoints say of the job's plan; nothing without one."""
         return {} if self.plan is None else {"plan": self.plan}
 
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """Names of queries that have names, as several have."""
+        nodes = [] if self.plan is None else self.plan["nodes"]
+        return tuple(node["name"] for node in nodes if node["kind"] == "result" and node.get("named"))
+
+    @property
+    def result_folders(self) -> list[Path]:
+        """Directories of result files: of each query that has a name."""
+        if self.target is None or not self.directory:
+            return []
+        return [self.target / name for name in self.queries] or [self.target]
+
     def with_plan_of(self, saved: Mapping[str, Any]) -> Job:
         """The job with the plan of a run.json or of a checkpoint, if there is one. UserError when its keys are damaged."""
         if not isinstance(saved.get("plan", {}), dict):

@@ -1,7 +1,7 @@
 """Columns of result rows.
 
 What: `OutputColumns`, made of both streams' codecs, and `decode(pairs) -> RecordBatch`; `RowColumns`, the same of a plan's rows
-that are no pairs; `ResultColumns`, either.
+that are no pairs; `QueryColumns`, these of several queries; `AnyColumns`.
 Why: the master reads the schemas, and the collector may be another process: `OutputColumns` travel as bytes, without pickle.
 Stays out: files (`connectors.files.sink`).
 
@@ -194,14 +194,50 @@ class RowColumns:
         return json.dumps({"rows": schema, "ids": self.ids, "order": self.order}).encode()
 
 
+@dataclass(frozen=True)
+class QueryColumns:
+    """Columns of the rows of several queries, by their names."""
+
+    of_pairs: ClassVar = False
+    queries: tuple[tuple[str, RowColumns], ...]
+
+    def check_text(self) -> None:
+        """UserError when a column cannot be written as text."""
+        for name, columns in self.queries:
+            try:
+                columns.check_text()
+            except UserError as error:
+                raise error.prefixed(f"query {name}") from None
+
+    def nothing(self) -> None:
+        """Make no rows of each."""
+        for _, columns in self.queries:
+            columns.nothing()
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"queries": [[name, columns.to_bytes().decode()] for name, columns in self.queries]}).encode()
+
+
 ResultColumns: TypeAlias = OutputColumns | RowColumns
+AnyColumns: TypeAlias = ResultColumns | QueryColumns
 
 
-def columns_from_bytes(data: bytes) -> ResultColumns:
-    """What `to_bytes` of either wrote."""
+def columns_from_bytes(data: bytes) -> AnyColumns:
+    """What `to_bytes` of any wrote."""
+    plain = json.loads(data)
+    if "queries" not in plain:
+        return _of_one(plain)
+    found = []
+    for name, text in plain["queries"]:
+        columns = _of_one(json.loads(text))
+        assert isinstance(columns, RowColumns), "queries have rows"
+        found.append((name, columns))
+    return QueryColumns(tuple(found))
+
+
+def _of_one(plain: dict[str, Any]) -> ResultColumns:
     import pyarrow as pa
 
-    plain = json.loads(data)
     if "rows" not in plain:
         return OutputColumns(_codec_in(plain["left"]), _codec_in(plain["right"]), plain["ids"], plain["how"])
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["rows"])))

@@ -177,5 +177,5 @@ def check_outputs(job: Job) -> None:
         refuse_other_file(late)
     if job.run_dir is not None and not started:
         refuse_files(job.run_dir, run_files)
-    if job.target is not None and job.directory and job.config.sink.in_files:
-        refuse_results(job.target, staged=job.checkpoints is not None, resumes=job.resumes)
+    for folder in job.result_folders if job.config.sink.in_files else ():
+        refuse_results(folder, staged=job.checkpoints is not None, resumes=job.resumes)

@@ -1,6 +1,6 @@
 """Protocol of sinks: Parquet or CSV files, a Kafka topic, or count and digest only.
 
-What: `Sink`, `CountSink`, `open_sink`.
+What: `Sink`, `CountSink`, `QuerySinks`, `open_sink`, `open_sinks`.
 Why: the collector writes pairs and commits generations; the sink decides the format, and that incomplete output never looks
 complete.
 Stays out: count and digest themselves (`cluster.collector`).
@@ -8,15 +8,16 @@ Stays out: count and digest themselves (`cluster.collector`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swjoin.core.batch import Pairs, ResultRows
+from swjoin.core.errors import RunFailed
 
 if TYPE_CHECKING:
     from swjoin.config.run import KafkaSinkConfig
-    from swjoin.connectors.output_columns import ResultColumns
+    from swjoin.connectors.output_columns import AnyColumns, ResultColumns
 
 
 class Sink(Protocol):
@@ -90,6 +91,87 @@ class CountSink:
 
     def abort(self, *, started: bool = True) -> None:
         """Nothing to remove."""
+
+
+class QuerySinks:
+    """A sink of each of several queries, as one. Files are known by the name of their query, which is that of their folder, and
+    their own."""
+
+    def __init__(self, sinks: Mapping[str, Sink]) -> None:
+        """sinks: by the names of their queries."""
+        self._sinks = dict(sinks)
+        self._ordered = list(self._sinks.values())
+
+    def write_to(self, query: int, rows: Pairs | ResultRows, generation: int) -> None:
+        """Rows of a query. query: its number."""
+        self._ordered[query].write(rows, generation)
+
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
+        raise AssertionError("rows of no query")
+
+    def seal(self, generation: int) -> list[Path]:
+        return [path for sink in self._ordered for path in sink.seal(generation)]
+
+    def sync(self, files: Sequence[Path]) -> None:
+        for name, sink in self._sinks.items():
+            sink.sync([file for file in files if file.parent.name == name])
+
+    def name_of(self, file: Path) -> str:
+        return f"{file.parent.name}/{self._sinks[file.parent.name].name_of(file)}"
+
+    def publish(self, names: Sequence[str], generation: int) -> None:
+        for sink, mine in self._each(names):
+            sink.publish(mine, generation)
+
+    def restore(self, names: Sequence[str], generation: int) -> None:
+        for sink, mine in self._each(names):
+            sink.restore(mine, generation)
+
+    def _each(self, names: Sequence[str]) -> Iterator[tuple[Sink, list[str]]]:
+        by_query: dict[str, list[str]] = {query: [] for query in self._sinks}
+        for name in names:
+            query, _, file = name.partition("/")
+            if query not in by_query:
+                raise RunFailed(f"results {name}: of no query of this run")
+            by_query[query].append(file)
+        for query, sink in self._sinks.items():
+            yield sink, by_query[query]
+
+    def finish(self, whole: dict[str, Any] | None = None) -> None:
+        for sink, mine in self._of_each(whole):
+            sink.finish(mine)
+
+    def close(self, whole: dict[str, Any] | None = None) -> None:
+        self.finish(whole)
+        for sink, mine in self._of_each(whole):
+            sink.close(mine)
+
+    def _of_each(self, whole: dict[str, Any] | None) -> Iterator[tuple[Sink, dict[str, Any] | None]]:
+        """The proof of a query's rows has its own count and digest."""
+        for query, sink in self._sinks.items():
+            yield sink, None if whole is None else {**whole, **whole["queries"][query], "queries": None}
+
+    def abort(self, *, started: bool = True) -> None:
+        for sink in reversed(self._ordered):  # the first one has made the folder of all
+            sink.abort(started=started)
+
+
+def open_sinks(kind: str, target: Path, plan: AnyColumns, **more: Any) -> Sink:
+    """The sink of a run, which for several queries is one for each, in a folder of its own. UserError and the rest as
+    `open_sink`."""
+    from swjoin.connectors.output_columns import QueryColumns
+
+    if not isinstance(plan, QueryColumns):
+        return open_sink(kind, target, plan, **more)
+    opened: dict[str, Sink] = {}
+    try:
+        for name, columns in plan.queries:
+            opened[name] = open_sink(kind, target / name, columns, **more)
+    except BaseException:
+        for sink in reversed(opened.values()):
+            sink.abort(started=False)
+        raise
+    return QuerySinks(opened)
 
 
 def open_sink(

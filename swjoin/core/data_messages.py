@@ -180,8 +180,8 @@ class ResultChunk:
     epoch is complete at this slave; only final chunks, and of several sinks only those to the first one, have `results`,
     `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see `state.delay_histogram`). last: the
     slave's last chunk of the run.
-    sent: of a final chunk to one of several sinks, or of a plan that ends with filters, uint64 (2,): count and digest of the
-    epoch's rows that went to this sink.
+    sent: of a final chunk to one of several sinks, or of a plan that ends with filters, uint64 (queries, 3): the epoch's rows
+    that went to this sink, each query of which there are some, their count and digest.
     edges: of an instance of a plan's stage, int64 (n, 3): edge, rows and bytes that it has taken since it was started; with
     `metrics`. served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
     (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.

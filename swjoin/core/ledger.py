@@ -85,15 +85,18 @@ class PlanLedger(Ledger):
 
     @staticmethod
     def of(plain: Mapping[str, Any], count: int) -> PlanLedger:
-        """plain: `input`, `late`, `stages` and `edges` of a run.json, and `collected` where the answer's rows are others than
-        the plan's. count: rows that the sinks have."""
+        """plain: `input`, `late`, `stages`, `edges` and `queries` of a run.json, and `collected` where the answer's rows are
+        others than the plan's. count: rows that the sinks have."""
         sources = {}
         for name, counts in plain["input"].items():
             late = plain["late"][name]
             ends = counts.get("earliest_us"), counts.get("latest_us")
             sources[name] = StreamCounts(counts["tuples"], counts["tuples"] - late, 0, late, 0, *ends)
         last = plain["stages"][-1]
-        sums = {"produced": last["produced"] - last["filtered"], "collected": plain.get("collected", count)}
+        produced = last["produced"] - last["filtered"]
+        if queries := plain.get("queries"):
+            produced = sum(query["produced"] for query in queries)
+        sums = {"produced": produced, "collected": plain.get("collected", count)}
         return PlanLedger(**sums, sources=sources, edges=list(plain["edges"]))
 
     def complaints(self) -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import codecs
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ from swjoin.connectors.files.inputs import (
 )
 from swjoin.connectors.files.verification import (
     SHOWN,
+    QueriesVerified,
     VerifyResult,
     claimed,
     condition,
@@ -59,6 +61,7 @@ from swjoin.plan.columns import columns_of
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.plain import plan_from_plain
+from swjoin.plan.sharing import alone
 from swjoin.plan.stages import cut
 
 if TYPE_CHECKING:
@@ -363,9 +366,9 @@ def _number(db: Any) -> None:
 # ---------------------------------------------------------------- result files
 
 
-def _define_results(db: Any, run_dir: Path, config: RunConfig, folder: Path) -> None:
+def _define_results(db: Any, results: Path, config: RunConfig, folder: Path) -> None:
     """The view `kept`: the rows of the result files, l and r (ids; without ids in the files, both missing)."""
-    files = result_files(run_dir, config)
+    files = result_files(results, config)
     there = set(read_schema(files[0]).names)
     left = "row_id" if "row_id" in there and "left_id" not in there else "left_id"  # of rows that are no pairs
     ids = [column for column in (left, "right_id") if column in there]
@@ -383,6 +386,23 @@ def _except(db: Any, one: str, other: str) -> list[tuple[int, int]]:
     none = (1 << 64) - 1
     found = db.execute(query).fetchall()
     return [(-1 if left == none else left, -1 if right == none else right) for left, right in found]
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """What a run claims. results: folder of its result files. plan: of a query, whose result is `result`. inputs: of the plan's
+    sources, by their names."""
+
+    config: RunConfig
+    run_dir: Path
+    results: Path
+    plan: LogicalPlan | None = None
+    result: Result | None = None
+    inputs: Mapping[str, StreamConfig] = field(default_factory=dict)
+
+    @property
+    def of_values(self) -> bool:
+        return self.result is not None and self.result.of_values
 
 
 def _define_join(db: Any, report: dict[str, Any], config: RunConfig, run_dir: Path, folder: Path) -> None:
@@ -409,18 +429,21 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
         if isinstance(node, MapBatches):
             problem = f"{run_dir}: DuckDB cannot call {node.description}, a function in Python"
             raise UserError(problem, remedy="run it once more with other ranks or threads, and compare the digests")
-    counts = [sum(isinstance(node, kind) for node in plan.nodes) for kind in (Result, Source)]
+    sources = sum(isinstance(node, Source) for node in plan.nodes)
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
-    if any(join.semantics.bounds.count_windows for join in joins) or counts != [1, len(job.config.inputs)]:
+    if any(join.semantics.bounds.count_windows for join in joins) or sources != len(job.config.inputs):
         raise UserError(f"{run_dir / 'run.json'}: plan: is not what it must be; the file is damaged")
     return plan
 
 
-def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Path) -> bool:
-    """The view `found`: the ids of all rows of a plan's result. Returns whether these are the pairs of a join."""
-    sources, found = [node for node in plan.nodes if isinstance(node, Source)], {}
+def _define_plan(db: Any, of: _Claimed, job: Job, folder: Path) -> bool:
+    """The view `found`: the ids of all rows of a query's result. Returns whether these are the pairs of a join."""
+    plan, result, found = of.plan, of.result, dict[str, NodeTable]()
+    assert plan is not None, "a query without a plan"
+    assert result is not None, "a query without a result"
     read = columns_of(plan, cut(plan), rows=False).read  # all that the result has, where its values are digested
-    for i, (source, stream) in enumerate(zip(sources, job.config.inputs, strict=True)):
+    for i, source in enumerate(node for node in plan.nodes if isinstance(node, Source)):
+        stream = of.inputs[source.name]
         table, columns, types = f"source{i}", list(read[source.name]), dict(source.columns)
         if stream.generate is not None:
             _load_generated_input(db, job.config, stream, columns, table)
@@ -439,19 +462,14 @@ def _define_plan(db: Any, plan: LogicalPlan, job: Job, run_dir: Path, folder: Pa
             _drop_late(db, table, job.config.time)
         found[source.name] = NodeTable(table, {column: f"c{j}" for j, column in enumerate(columns)})
     if job.config.time.idle_timeout_us or job.config.on_overload.policy == "shed":
-        _leave_out(db, run_dir, [(name, rows.table) for name, rows in found.items()])
+        _leave_out(db, of.run_dir, [(name, rows.table) for name, rows in found.items()])
     rows = define_found(db, plan, found)
-    result = _result_of(plan)
     if rows is not None and result.of_values:
         schema = plan.schema(result.name)
         query = f"SELECT {', '.join(f'{rows.columns[column]} AS {name(column)}' for column in schema.types)} FROM {rows.table}"
         db.execute("DROP VIEW found")
         _define_hashes(db, "found", query, schema.types)
     return rows is None
-
-
-def _result_of(plan: LogicalPlan) -> Result:
-    return next(node for node in plan.nodes if isinstance(node, Result))
 
 
 def _as(column: Any, kind: Any) -> Any:
@@ -479,36 +497,47 @@ def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) ->
     cursor.execute(f"CREATE TABLE {table} AS SELECT l, {NONE} AS r FROM hashes")
 
 
-def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult:
+def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult | QueriesVerified:
     """Recompute and compare. UserError when the run or its input cannot be read; RunFailed when the run did not finish.
 
     memory_bytes: limit of DuckDB's memory; None: 4 GiB, or half of the machine's if that is less."""
     report, job = claimed(run_dir)
-    config = job.config
-    with open_database(memory_bytes) as (db, folder):
-        define_macros(db)
-        of_pairs, plan = True, None
-        if job.plan is None:
-            _define_join(db, report, config, run_dir, folder)
-        else:
-            plan = _plan_of(job, run_dir)
-            of_pairs = _define_plan(db, plan, job, run_dir, folder)
-        count, digest = count_and_digest(db, "found", of_pairs=of_pairs)
+    if job.plan is None:
+        with open_database(memory_bytes) as (db, folder):
+            define_macros(db)
+            _define_join(db, report, job.config, run_dir, folder)
+            return _compared(db, report["results"], _Claimed(job.config, run_dir, run_dir / "results"), folder)
+    plan, found = _plan_of(job, run_dir), []
+    inputs = dict(zip((node.name for node in plan.nodes if isinstance(node, Source)), job.config.inputs, strict=True))
+    for result in (node for node in plan.nodes if isinstance(node, Result)):
+        of = _Claimed(job.config, run_dir, run_dir / "results", plan, result, inputs)
         said = report["results"]
-        of_values = plan is not None and _result_of(plan).of_values
-        compared = config.sink.in_files and (config.sink.kind == "parquet" if of_values else config.sink.ids)
-        result = VerifyResult(count, format_digest(digest), said["count"], said["digest"], compared, engine="DuckDB")
-        if config.sink.in_files:
-            if plan is not None and of_values and compared:
-                types = plan.schema(_result_of(plan).name).types
-                columns = ", ".join(name(column) for column in types)
-                files = path_list(result_files(run_dir, config))
-                _define_hashes(db, "kept", f"SELECT {columns} FROM read_parquet({files}, hive_partitioning = false)", types)
-            else:
-                _define_results(db, run_dir, config, folder)
-            file_count, file_digest = count_and_digest(db, "kept", of_pairs=of_pairs)
-            result.file_count = file_count
-            if compared and (file_count, file_digest) != (count, digest):
-                found, kept = "SELECT l, r FROM found", "SELECT l, r FROM kept"
-                result.missing, result.surplus = _except(db, found, kept), _except(db, kept, found)
+        if job.queries:
+            of = replace(of, plan=alone(plan, result.name), results=run_dir / "results" / result.name)
+            said = next(query for query in report["queries"] if query["name"] == result.name)
+        with open_database(memory_bytes) as (db, folder):
+            define_macros(db)
+            of_pairs = _define_plan(db, of, job, folder)
+            found.append(_compared(db, said, of, folder, of_pairs=of_pairs))
+    return QueriesVerified(dict(zip(job.queries, found, strict=True))) if job.queries else found[0]
+
+
+def _compared(db: Any, said: dict[str, Any], of: _Claimed, folder: Path, *, of_pairs: bool = True) -> VerifyResult:
+    """The view `found` beside what the run claims. said: its count and digest."""
+    config, (count, digest) = of.config, count_and_digest(db, "found", of_pairs=of_pairs)
+    compared = config.sink.in_files and (config.sink.kind == "parquet" if of.of_values else config.sink.ids)
+    result = VerifyResult(count, format_digest(digest), said["count"], said["digest"], compared, engine="DuckDB")
+    if config.sink.in_files:
+        if of.plan is not None and of.result is not None and of.of_values and compared:
+            types = of.plan.schema(of.result.name).types
+            columns = ", ".join(name(column) for column in types)
+            files = path_list(result_files(of.results, config))
+            _define_hashes(db, "kept", f"SELECT {columns} FROM read_parquet({files}, hive_partitioning = false)", types)
+        else:
+            _define_results(db, of.results, config, folder)
+        file_count, file_digest = count_and_digest(db, "kept", of_pairs=of_pairs)
+        result.file_count = file_count
+        if compared and (file_count, file_digest) != (count, digest):
+            found, kept = "SELECT l, r FROM found", "SELECT l, r FROM kept"
+            result.missing, result.surplus = _except(db, found, kept), _except(db, kept, found)
     return result

@@ -1,8 +1,8 @@
 """The job of a configuration: the join of two streams, or a query in SQL over inputs.
 
 What: `job_of` and `job_to_run(path, overrides, command)`, without outputs; `job_of_query` and `has_query`, of a mapping.
-Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{sql: ..., functions: ...}]` and `inputs`
-stand in place of `join`, `left` and `right`; all other sections are those of any run.
+Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{name: ..., sql: ..., functions: ...}]` and
+`inputs` stand in place of `join`, `left` and `right`; all other sections are those of any run.
 Stays out: the other keys (`config.loader`), SQL (`frontends.sql`), options of `swjoin query` (`cli.query`).
 """
 
@@ -21,9 +21,11 @@ from swjoin.config.option_keys import JOIN_KEYS, OPTION_KEYS
 from swjoin.config.run import to_plain
 from swjoin.connectors.schema import parse_schema
 from swjoin.core.errors import UserError
+from swjoin.plan.sharing import check_query_name
 
 if TYPE_CHECKING:
     from swjoin.frontends.sql.functions import Function
+    from swjoin.frontends.sql.planner import QueryText
 
 _OF_TWO_STREAMS = (
     *("join", "left", "right", *JOIN_KEYS),
@@ -62,11 +64,11 @@ def has_query(plain: Mapping[str, Any]) -> bool:
 
 def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: bool = False) -> Job:
     """Of a configuration with a query. where: it begins errors of other keys. UserError names the key of what is wrong."""
-    from swjoin.frontends.sql.planner import plan_query
+    from swjoin.frontends.sql.planner import plan_queries
     from swjoin.frontends.sql.tables import described
     from swjoin.plan.plain import plan_to_plain
 
-    (text, functions), inputs = _query_of(plain.get("queries")), _inputs_of(plain.get("inputs"))
+    queries, inputs = _queries_of(plain.get("queries")), _inputs_of(plain.get("inputs"))
     for key in _OF_TWO_STREAMS:
         if plain.get(key) is not None:
             raise UserError(f"{key}: is for the join of two streams; leave it out beside queries")
@@ -81,27 +83,40 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
         raise UserError("workload: no input is generated; leave it out, or write inputs: {NAME: {generate: calls}}")
     rest |= {"inputs": [to_plain(stream) for stream in inputs.values()], "join": {"lower_us": 0, "upper_us": 0}}
     config = read_config(rest, [], where, served=served)
-    try:
-        query = plan_query(text, tables, functions, config.cluster.routing)
-    except UserError as error:
-        raise error.prefixed("queries.0.sql") from None
+    query = plan_queries(queries, tables, config.cluster.routing)
     streams = dict(zip(inputs, config.inputs, strict=True))
     config = replace(config, inputs=tuple(streams[name] for name in query.tables))
     return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan))
 
 
-def _query_of(queries: object) -> tuple[str, dict[str, Function]]:
-    """The query, and its functions by name. UserError unless there is one, with nothing beside them."""
-    if not isinstance(queries, list) or len(queries) != 1:
-        count = f"{len(queries)} queries" if isinstance(queries, list) else "no list of queries"
-        raise UserError(f"queries: {count}; give one query for now, as [{{sql: SELECT ...}}]")
-    (query,) = queries
-    if not isinstance(query, dict) or not {"sql"} <= set(query) <= {"sql", "functions"} or not isinstance(query["sql"], str):
-        raise UserError(f"queries.0: {shown(query)} is no query; write sql: and its text, and nothing beside it but functions:")
-    functions = query.get("functions", {})
-    if not isinstance(functions, dict):
-        raise UserError(f"queries.0.functions: expected a mapping of names to {_FUNCTION}, got {shown(functions)}")
-    return query["sql"], {name: _function_of(given, f"queries.0.functions.{name}") for name, given in functions.items()}
+def _queries_of(queries: object) -> dict[str, QueryText]:
+    """By name. UserError for one that is no query."""
+    from swjoin.frontends.sql.planner import QueryText
+
+    if not isinstance(queries, list) or not queries:
+        count = "0 queries" if isinstance(queries, list) else "no list of queries"
+        raise UserError(f"queries: {count}; give one or more, as [{{name: NAME, sql: SELECT ...}}]")
+    found: dict[str, QueryText] = {}
+    for number, query in enumerate(queries):
+        where = f"queries.{number}"
+        known = isinstance(query, dict) and {"sql"} <= set(query) <= {"name", "sql", "functions"}
+        if not known or not isinstance(query["sql"], str):
+            raise UserError(
+                f"{where}: {shown(query)} is no query; write sql: and its text, and beside it name: and functions: at most"
+            )
+        if len(queries) > 1 and "name" not in query:
+            raise UserError(
+                f"{where}: one of {len(queries)} queries has no name; write name: NAME, under which its rows are found"
+            )
+        name = query.get("name", "")
+        if "name" in query:
+            check_query_name(name, f"{where}.name", found)
+        given = query.get("functions", {})
+        if not isinstance(given, dict):
+            raise UserError(f"{where}.functions: expected a mapping of names to {_FUNCTION}, got {shown(given)}")
+        functions = {name: _function_of(of, f"{where}.functions.{name}") for name, of in given.items()}
+        found[name] = QueryText(query["sql"], functions, f"{where}.sql")
+    return found
 
 
 def _function_of(plain: object, where: str) -> Function:

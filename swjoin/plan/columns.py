@@ -92,8 +92,8 @@ class StageColumns:
 @dataclass(frozen=True)
 class PlanColumns:
     """read: columns of each source, static tables among them. travels: columns of each edge between a source or a stage and a
-    stage, and of one to a result that has steps. steps: of each of these edges, what its sender does to the rows. stages: by
-    id."""
+    stage, and of one to a result that has steps, or that has a name. steps: of each of these edges, what its sender
+    does to the rows. stages: by id."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
@@ -104,7 +104,7 @@ class PlanColumns:
 def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: StaticTables | None = None) -> PlanColumns:
     """rows: whether results have columns, or are only counted; a digest of values needs them in any case. tables: read static
     tables, when a lookup needs them first. UserError for a column whose type cannot travel."""
-    rows = rows or any(result.of_values for result in stages.results)
+    rows, named = rows or any(result.of_values for result in stages.results), stages.results[0].named
     needed = _needed(plan, rows=rows)
     described = tuple(_stage_columns(plan, stage, needed) for stage in stages.stages)
     travels: dict[EdgeId, tuple[str, ...]] = {}
@@ -115,9 +115,11 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
             node = edge.receiver.node
             through = _through(plan, node, needed[node.name], rows=rows)
-            if isinstance(node, Result):  # projections after it are its instances' work
-                (last,) = stages.edges_from(edge.receiver)
-                through = binder.steps(last.steps, set(plan.schema(node.input).types) if rows else set())[1]
+            if isinstance(node, Result):  # what is after it is its instances' work
+                through = set()
+                for last in stages.edges_from(edge.receiver):
+                    assert isinstance(last.receiver, Result), "what gathers the rows of results has no other receivers"
+                    through |= binder.steps(last.steps, set(plan.schema(last.receiver.input).types) if rows else set())[1]
             travels[edge.id] = tuple(name for name in edge.receiver.schemas[0].types if name in through)
         elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, Keyed):
             keyed = described[edge.receiver.id].keyed
@@ -131,7 +133,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
             stored = {name for name, _, origin in codec.columns if origin == "row"}
             schema = edge.receiver.schemas[edge.port]
             travels[edge.id] = tuple(c.name for c in schema.columns if c.name in stored or c.name in key)
-        elif edge.steps or edge.sender_is_keyed or (edge.receiver.of_values and not edge.sender_gathers):
+        elif named or edge.steps or edge.sender_is_keyed or (edge.receiver.of_values and not edge.sender_gathers):
             travels[edge.id] = tuple(plan.schema(edge.receiver.input).types) if rows else ()
         else:
             continue  # pairs of a join, or gathered rows

@@ -219,12 +219,14 @@ class Copies(_OneInput):
 class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
     (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids. order: of the rows in a
-    file; none: they come as they are."""
+    file; none: they come as they are. named: its name is that of a query, one of several, by which its rows and counts are
+    found."""
 
     name: str
     input: str
     of_values: bool = False
     order: tuple[OrderKey, ...] = ()
+    named: bool = False
 
 
 Node: TypeAlias = Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Copies | Union | Result

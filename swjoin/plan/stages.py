@@ -188,14 +188,10 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
         receivers.append((stage, tuple(_ports(plan, node))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, tuple[Stage, tuple[Step, ...]]] = {}
-    for result in results:
-        ways = list(ways_to(plan, result.input, senders))
-        if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
-            continue
-        gathered, projections = _before_projections(plan, result.input)
+    for gathered, ways_on in _gathered(plan, results, senders).items():
         schema = plan.schema(gathered)
-        stage = Stage(StageId(len(receivers)), result, (schema, Schema((), None)), schema)
-        gathering[result.name] = stage, projections
+        stage = Stage(StageId(len(receivers)), next(iter(ways_on)), (schema, Schema((), None)), schema)
+        gathering |= {result.name: (stage, steps) for result, steps in ways_on.items()}
         receivers.append((stage, ((0, gathered, (), ()),)))
     edges: list[Edge] = []
     for receiver, inputs in receivers:
@@ -215,13 +211,31 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     return _aligned(found) if strategy == "subquery" else found
 
 
-def _before_projections(plan: LogicalPlan, name: str) -> tuple[str, tuple[Step, ...]]:
-    """The node whose rows are gathered for a result of these, and the projections and functions of batches after it: all
-    instances share their work."""
-    last: tuple[Step, ...] = ()
-    while isinstance(node := plan.node(name), Project | MapBatches):
-        name, last = node.input, (node, *last)
-    return name, last
+def _gathered(
+    plan: LogicalPlan, results: Sequence[Result], senders: Mapping[str, Sender]
+) -> dict[str, dict[Result, tuple[Step, ...]]]:
+    """The nodes whose rows are gathered, as no stage brings forth those of a result, and the results of each, with the steps on
+    the way there, which are its instances' work. Of one result these are the projections and functions of batches at its end,
+    as no row should travel that a filter drops; several that have a node in common gather its rows once."""
+    by_base: dict[str, dict[Result, list[Node]]] = {}
+    for result in results:
+        ways = list(ways_to(plan, result.input, senders))
+        if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
+            continue
+        chain = [plan.node(result.input)]
+        while isinstance(node := chain[-1], Filter | Project | MapBatches | Lookup):
+            chain.append(plan.node(node.input))
+        by_base.setdefault(chain[-1].name, {})[result] = chain
+    found: dict[str, dict[Result, tuple[Step, ...]]] = {}
+    for chains in by_base.values():
+        common = set.intersection(*({node.name for node in chain} for chain in chains.values()))
+        for result, chain in chains.items():
+            end = next(i for i, node in enumerate(chain) if node.name in common)
+            if len(chains) == 1:
+                end = next(i for i, node in enumerate(chain) if not isinstance(node, Project | MapBatches))
+            steps = tuple(node for node in reversed(chain[:end]) if isinstance(node, Step))
+            found.setdefault(chain[end].name, {})[result] = steps
+    return found
 
 
 def _stream_inputs(node: Node) -> tuple[str, ...]:

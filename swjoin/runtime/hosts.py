@@ -79,6 +79,7 @@ from swjoin.connectors.files.run_files import (
     MetricsFile,
 )
 from swjoin.connectors.output_paths import check_outputs
+from swjoin.connectors.sink import QuerySinks
 from swjoin.connectors.source import Source, is_live, is_shared, is_split
 from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
@@ -110,7 +111,7 @@ from swjoin.runtime.run_report import partial_report, publish
 if TYPE_CHECKING:
     from swjoin.connectors.files.late_rows import LateSink
     from swjoin.connectors.flight.server import Endpoint
-    from swjoin.connectors.output_columns import ResultColumns
+    from swjoin.connectors.output_columns import AnyColumns
     from swjoin.expressions.vm import Program
 
 
@@ -565,7 +566,7 @@ class MasterHost(Host):
         if self.gateway.ingest is not None and location:
             self.gateway.ingest.places.locations[gateway] = location
 
-    def output_plan(self) -> ResultColumns:
+    def output_plan(self) -> AnyColumns:
         """The columns of result rows, from the schemas of both sources."""
         from swjoin.connectors.output_columns import OutputColumns
 
@@ -576,8 +577,11 @@ class MasterHost(Host):
 
     @property
     def output_columns(self) -> list[str] | None:
-        """Names of the columns of result rows; None when results are only counted."""
-        return None if self.job.config.sink.kind == "count" else list(self.output_plan().schema.names)
+        """Names of the columns of result rows; None when results are only counted, or are of several queries."""
+        from swjoin.connectors.output_columns import QueryColumns
+
+        plan = None if self.job.config.sink.kind == "count" else self.output_plan()
+        return None if plan is None or isinstance(plan, QueryColumns) else list(plan.schema.names)
 
     def make(self, clock: RunClock, slave_count: int, on_saved: Callable[[RoleId, Any], None] | None = None) -> None:
         """Make master and gateway, from the newest checkpoint if there is one; the rank's loop starts them.
@@ -690,7 +694,7 @@ class CollectorHost(Host):
     def __init__(
         self,
         job: Job,
-        plan: ResultColumns,
+        plan: AnyColumns,
         clock: RunClock,
         endpoint: Endpoint | None = None,
         number: int = 0,
@@ -698,6 +702,8 @@ class CollectorHost(Host):
     ) -> None:
         """endpoint: of the master, in one process; without it the collector opens its own if the run serves results. number: of
         the sink. first: what the first sink serves, in one process."""
+        from swjoin.connectors.output_columns import QueryColumns
+
         super().__init__(sink_role(number))
         self.number = number
         self.clock = clock
@@ -708,8 +714,10 @@ class CollectorHost(Host):
         self.role = Collector(0, materialised=False)  # until `make`
         self._of_rows = not plan.of_pairs
         self._sink = open_job_sink(job, plan, number)
-        served = job.config.serve.listen is not None
-        self.offered = ServedResults(job, plan, self._sink, number, endpoint, first) if served else None
+        self.offered: ServedResults | None = None
+        if job.config.serve.listen is not None:
+            assert not isinstance(plan, QueryColumns), "served results of several queries"
+            self.offered = ServedResults(job, plan, self._sink, number, endpoint, first)
         if self.offered is not None and self.offered.sink is not None:
             self._sink = self.offered.sink
         if job.config.sink.kind != "count":  # load what the first results need before the run's clock starts
@@ -720,12 +728,18 @@ class CollectorHost(Host):
         self.send_view: Callable[[dict[str, Any]], None] = lambda view: None  # set by the runtime
         self._metrics: MetricsFile | None = None
         checkpointer = self.checkpointer
-        self.performers |= {Write: lambda effect: self._sink.write(effect.pairs, effect.generation), CommitEpoch: nothing}
+        self.performers |= {Write: self._write, CommitEpoch: nothing}
         if checkpointer is not None:
             self.performers |= {
                 SavePart: lambda effect: checkpointer.save(effect.generation, effect.snapshot),
                 Publish: lambda effect: checkpointer.publish(effect.generation),
             }
+
+    def _write(self, effect: Write) -> None:
+        if isinstance(self._sink, QuerySinks):
+            self._sink.write_to(effect.query, effect.pairs, effect.generation)
+        else:
+            self._sink.write(effect.pairs, effect.generation)
 
     def __enter__(self) -> Self:
         return self
@@ -787,6 +801,7 @@ class CollectorHost(Host):
             number=self.number,
             sink_count=config.sink_count,
             of_rows=self._of_rows,
+            queries=len(self.job.queries),
         )
         if self._watcher is not None:
             self._watcher.begin()

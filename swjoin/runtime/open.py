@@ -34,12 +34,12 @@ from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
-from swjoin.plan.stages import cut
+from swjoin.plan.stages import Stage, cut
 from swjoin.plan.subclusters import Subclusters
 from swjoin.routing.named import is_placed
 
 if TYPE_CHECKING:
-    from swjoin.connectors.output_columns import ResultColumns
+    from swjoin.connectors.output_columns import AnyColumns, RowColumns
     from swjoin.connectors.sink import Sink
     from swjoin.connectors.source import InputSource, Source
     from swjoin.expressions.vm import Program
@@ -197,31 +197,41 @@ def compile_job_where(job: Job, sources: tuple[Source, Source]) -> Program | Non
     return compile_text(query.where, sources[LEFT].codec, sources[RIGHT].codec, count_windows=query.bounds.count_windows)
 
 
-def plan_output(instances: Instances) -> ResultColumns:
+def plan_output(instances: Instances) -> AnyColumns:
     """The columns of a plan's result rows."""
-    from swjoin.connectors.output_columns import OutputColumns, RowColumns
+    from swjoin.connectors.output_columns import OutputColumns, QueryColumns
 
+    results = instances.stages.results
+    if results[0].named:
+        return QueryColumns(tuple((result.name, _row_columns(instances, result)) for result in results))
     if instances.of_rows:
-        result, ids = instances.stages.results[0], instances.config.sink.ids
-        columns = instances.logical.schema(result.input).columns
-        taken = [name for name, _ in columns if ids and name in ("row_id", "row_ts")]
-        if taken:
-            problem = f"its column {taken[0]} has the name that rows' ids have in files"
-            raise UserError(problem, subject=result.name, remedy="name it otherwise, or set sink.ids: false")
-        types = tuple((name, plain_type_named(kind)) for name, kind in columns)
-        return RowColumns(types, ids, result.order)
-    codecs, how = instances.columns.stages[instances.last.id].codecs, instances.last.join.semantics.how
-    return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, how)
+        return _row_columns(instances, results[0])
+    stage = instances.result_edges[0].sender
+    assert isinstance(stage, Stage), "pairs of no join"
+    codecs = instances.columns.stages[stage.id].codecs
+    return OutputColumns(codecs[LEFT], codecs[RIGHT], instances.config.sink.ids, stage.join.semantics.how)
 
 
-def open_job_sink(job: Job, plan: ResultColumns, number: int = 0) -> Sink:
+def _row_columns(instances: Instances, result: logical.Result) -> RowColumns:
+    from swjoin.connectors.output_columns import RowColumns
+
+    ids, columns = instances.config.sink.ids, instances.logical.schema(result.input).columns
+    taken = [name for name, _ in columns if ids and name in ("row_id", "row_ts")]
+    if taken:
+        problem = f"its column {taken[0]} has the name that rows' ids have in files"
+        raise UserError(problem, subject=result.name, remedy="name it otherwise, or set sink.ids: false")
+    types = tuple((name, plain_type_named(kind)) for name, kind in columns)
+    return RowColumns(types, ids, result.order)
+
+
+def open_job_sink(job: Job, plan: AnyColumns, number: int = 0) -> Sink:
     """The sink of this number of a job. UserError when the target cannot be written."""
-    from swjoin.connectors.sink import open_sink
+    from swjoin.connectors.sink import open_sinks
 
     staged = job.checkpoints is not None
     sink, target = job.config.sink, job.target or Path()
     more: dict[str, Any] = {"staged": staged, "resumes": job.resumes, "kafka": sink.kafka, "run_id": job.run_id}
-    return open_sink(sink.kind, target, plan, share=(number, job.config.sink_count) if job.directory else None, **more)
+    return open_sinks(sink.kind, target, plan, share=(number, job.config.sink_count) if job.directory else None, **more)
 
 
 def open_spill(job: Job) -> SpillFolder | None:

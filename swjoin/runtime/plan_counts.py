@@ -27,13 +27,15 @@ _Plain = dict[str, Any]
 
 @dataclass(frozen=True)
 class PlanCounts:
-    """stages, edges: as in run.json. sources: by name. produced: rows of the result. complaints: a line per imbalance."""
+    """stages, edges, queries: as in run.json; queries only where they have names. sources: by name. produced: rows of the
+    results. complaints: a line per imbalance."""
 
     stages: list[_Plain]
     edges: list[_Plain]
     sources: dict[str, StreamCounts]
     produced: int
     complaints: list[str]
+    queries: list[_Plain]
 
 
 def plan_counts(
@@ -66,11 +68,19 @@ def plan_counts(
         sent = edge["sent"]["rows"] + edge["null_key"] + edge["filtered"]
         if sent != out[edge["from"]]:
             complaints.append(f"edge {edge['edge']}: {edge['from']} gave {out[edge['from']]} rows, {sent} were sent or dropped")
-    stages[instances.last.id]["filtered"] = filtered = ledger["filtered"].get(str(instances.result_edge.id), [0])[0]
-    produced = out[instances.last.name] - filtered
-    if produced != collector["count"]:
-        complaints.append(f"results: slaves produced {produced}, the collector collected {collector['count']}")
-    return PlanCounts(stages, edges, sources, produced, complaints)
+    dropped = [ledger["filtered"].get(str(edge.id), [0])[0] for edge in instances.result_edges]
+    produced = [out[edge.sender.name] - rows for edge, rows in zip(instances.result_edges, dropped, strict=True)]
+    if sum(produced) != collector["count"]:
+        complaints.append(f"results: slaves produced {sum(produced)}, the collector collected {collector['count']}")
+    if not instances.query_count:
+        (sender,) = (stage for stage in stages if stage["join"] == instances.result_edges[0].sender.name)
+        sender["filtered"] = dropped[0]
+    queries = []
+    for result, rows, filtered, sums in zip(instances.stages.results, produced, dropped, collector["queries"], strict=False):
+        queries.append({"name": result.name, **sums, "produced": rows, "filtered": filtered})
+        if rows != sums["count"]:
+            complaints.append(f"query {result.name}: slaves produced {rows}, the collector collected {sums['count']}")
+    return PlanCounts(stages, edges, sources, sum(produced), complaints, queries)
 
 
 def _edge(edge: Edge, ledger: dict[str, dict[str, list[int]]]) -> _Plain:

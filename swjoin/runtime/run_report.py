@@ -101,6 +101,8 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
         streams, complaints, more = plan.sources, plan.complaints, {"stages": stages, "edges": plan.edges}
         results = {"count": collector["count"], "digest": collector["digest"], "produced": plan.produced, "matches": None}
         results["columns"] = outcome.columns
+        if plan.queries:
+            more["queries"] = plan.queries
     return {
         "format": FORMAT,
         "command": job.command,
@@ -273,7 +275,8 @@ def ledger_of(report: dict[str, Any]) -> Ledger:
 
 
 def proof_of(report: dict[str, Any]) -> dict[str, Any]:
-    """The proof of a balanced run, which result files contain: count, digest, ledger and warnings."""
+    """The proof of a balanced run, which result files contain: count, digest, also of each of several queries, ledger and
+    warnings."""
     results = report["results"]
     ledger = {name: report[name] for name in ("input", "late", "stages", "edges")} if "stages" in report else None
     return {
@@ -281,6 +284,7 @@ def proof_of(report: dict[str, Any]) -> dict[str, Any]:
         "digest": results["digest"],
         "ledger": asdict(ledger_of(report)) if ledger is None else ledger,
         "warnings": report.get("warnings", []),
+        **({"queries": {query.pop("name"): query for query in map(dict, report["queries"])}} if "queries" in report else {}),
     }
 
 

@@ -284,7 +284,7 @@ def _rows(
 
 
 def _results(spark: SparkSession, run_dir: Path, config: RunConfig) -> DataFrame:
-    files = [str(p.resolve()) for p in result_files(run_dir, config)]
+    files = [str(p.resolve()) for p in result_files(run_dir / "results", config)]
     return spark.read.parquet(*files) if config.sink.kind == "parquet" else _csv(spark).csv(files)
 
 

@@ -39,6 +39,7 @@ FILES = {
     "paid.sql": (
         "SELECT t.user, p.eur FROM t JOIN p\nON t.user = p.user AND p.paid BETWEEN t.started AND t.started + INTERVAL 1 HOUR\n"
     ),
+    "long.sql": "SELECT user, km FROM t WHERE km > 3",
     **dict.fromkeys(
         ("traffic.json", "monday.json", "tuesday.json"),
         '{"tasks": [{"id": 1, "work": 5}, {"id": 2, "work": 5}, {"id": 3, "work": 9}], '

@@ -121,7 +121,7 @@ def test_an_outlet_sends_every_row_once_and_keeps_to_its_credit(data: st.DataObj
         parts = [part for found in sent.values() for part in found if part.edge == edge.id]
         sides = [(part.left, part.right)[edge.port] for part in parts] + [part.null_keys[edge.port] for part in parts]
         ids = sorted(i for side in sides for i in side.id.tolist())
-        dropped = 0 if edge.receiver == _INSTANCES.last else nulls
+        dropped = 0 if edge.receiver == _INSTANCES.result_edges[0].sender else nulls
         assert len(ids) == len(set(ids)) == rows - dropped
         assert outlet.ledger.sent[edge.id][0] == len(ids)
         assert outlet.ledger.null_keys[edge.id] == dropped

@@ -108,7 +108,9 @@ def test_round_trip() -> None:
         assert batch.columns is not None
         assert batch.columns.batch.equals(columns.batch)
     for shown in (columns, None):
-        rows = dataclasses.replace(a_chunk(), pairs=ResultRows(right.id, right.ts, shown), sent=np.array([3, 7], np.uint64))
+        rows = dataclasses.replace(
+            a_chunk(), pairs=ResultRows(right.id, right.ts, shown), sent=np.array([[0, 3, 7]], np.uint64)
+        )
         again = unpack_results(pack_results(rows))
         assert isinstance(again.pairs, ResultRows)
         assert same(dataclasses.replace(again.pairs, columns=None), ResultRows(right.id, right.ts, None))

@@ -36,6 +36,20 @@ def test_more_random_plans_are_right(first: int) -> None:
     assert main(["100", "--seed", str(first)]) == 0
 
 
+@pytest.mark.parametrize("first", [0, 60_000])
+def test_random_queries_of_one_run_are_right(first: int) -> None:
+    """Several results of a random plan: each has the oracle's rows, whatever moves, crashes or is shared."""
+    for seed in range(first, first + 10):
+        run_plan(seed, queries=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", [100, 60_100])
+def test_more_random_queries_of_one_run_are_right(first: int) -> None:
+    for seed in range(first, first + 100):
+        run_plan(seed, queries=True)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_are_right_at_every_width(name: str) -> None:
     shape = SHAPES[name]
@@ -106,7 +120,7 @@ def _refused(nodes: tuple[Node, ...], config: RunConfig, words: str) -> None:
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ((*_TWO, join("j", "a", "b"), Result("out", "j"), Result("more", "j")), "plan: 2 results"),
+        ((*_TWO, join("j", "a", "b"), Result("out", "j"), Result("more", "j")), "plan: 2 results without names"),
         (
             (*_TWO, IntervalJoin("j", "a", "b", ("k",), ("k",), QueryConfig(0, 0, last=(3, 3))), Result("out", "j")),
             "j: count windows",

@@ -30,7 +30,7 @@ def _known(function: _Function) -> _Function:
 
 # text with a column in double quotes -> (type of the column, function of its value)
 _CONDITIONS: dict[str, tuple[str, _Function]] = {
-    '"{}" % 3 <> 1': ("int64", _known(lambda v: math.fmod(v, 3) != 1)),
+    '"{}" % 3 <> 1': ("int64", _known(lambda v: v % 3 != 1 if v >= 0 else True)),
     '"{}" is not null': ("", lambda v: v is not None),
     '"{}" between 2 and 60 or "{}" is null': ("int64", lambda v: v is None or 2 <= v <= 60),
     "\"{}\" in ('s0', 'key 1', null)": ("string", lambda v: True if v in ("s0", "key 1") else None),

@@ -12,7 +12,7 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,9 +30,10 @@ from swjoin.config.loader import config_from_plain
 from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, to_plain
 from swjoin.config.sections import QueryConfig
+from swjoin.connectors.output_columns import QueryColumns, ResultColumns
 from swjoin.core.aggregate_functions import PLACED
 from swjoin.core.band_keys import BandKeys
-from swjoin.core.batch import LEFT, SourceBatch
+from swjoin.core.batch import LEFT, Pairs, ResultRows, SourceBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import SwjoinError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
@@ -64,7 +65,7 @@ from swjoin.runtime.simulator.attempts import NO_FREEZES, Freezes
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.simulator.result import SimulationError, SimulationResult
 from tests.tools.plan_expressions import band_key, born_at, dead_at, draw_condition, draw_value, one_key
-from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate
+from tests.tools.plan_oracle import Answer, Row, TooManyRowsError, evaluate, row_hash, words_of
 from tests.tools.random_freezes import draw_freezes
 
 _OUTPUT_TIMES = ("max", "min", "left")
@@ -97,8 +98,9 @@ class PlanScenario:
     freezes: Freezes = NO_FREEZES
 
     @staticmethod
-    def draw(seed: int, *, calm: bool = False) -> PlanScenario:
-        """A scenario from a seed. calm: without moves, checkpoints, crashes and freezes; otherwise the same."""
+    def draw(seed: int, *, calm: bool = False, queries: bool = False) -> PlanScenario:
+        """A scenario from a seed. calm: without moves, checkpoints, crashes and freezes; otherwise the same. queries: several,
+        over nodes of the plan."""
         random = np.random.default_rng([seed, 20])
         span = int(random.choice([20, 200, 5_000]))
         plan = _draw_plan(random, span)
@@ -138,6 +140,8 @@ class PlanScenario:
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         plan = _fitted(plan, config.cluster.partition_count)
+        if queries:
+            plan = _draw_queries(np.random.default_rng([seed, 38]), plan)
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
         width, batch_rows = int(random.integers(1, 4)), int(random.choice([1, 7, 1000]))
         part_rows = (None, 1, 2, 10)[seed % 4] if config.pace == "asap" else None  # slots end while small parts wait
@@ -228,8 +232,8 @@ class PlanScenario:
         """The rows of every node."""
         return self._answer or evaluate(self.plan, self.good_rows())
 
-    def without_shed(self, result: SimulationResult) -> list[Row]:
-        """The rows of the result without the tuples that the run has shed. SimulationError when it counts others."""
+    def without_shed(self, result: SimulationResult) -> dict[str, list[Row]]:
+        """The rows of every node without the tuples that the run has shed. SimulationError when it counts others."""
         good = self.good_rows()
         for stream, source in enumerate(cut(self.plan).sources):
             ids = [int(i) for of, rows, reason in result.set_aside if of == stream and reason == "shed" for i in rows.id]
@@ -237,7 +241,7 @@ class PlanScenario:
             if len(set(ids)) != len(ids) or counted != len(ids):
                 raise SimulationError(f"{source.name}: {counted} tuples counted as shed, {len(ids)} set aside")
             good[source.name] = [row for row in good[source.name] if row.id not in set(ids)]
-        return evaluate(self.plan, good)["out"]
+        return evaluate(self.plan, good)
 
     @cached_property
     def _answer(self) -> dict[str, list[Row]] | None:
@@ -639,6 +643,25 @@ def _fitted(plan: LogicalPlan, groups: int) -> LogicalPlan:
     return LogicalPlan(tuple(map(fits, plan.nodes)))
 
 
+def _draw_queries(random: np.random.Generator, plan: LogicalPlan) -> LogicalPlan:
+    """With one to four more queries, each of a node on the way, and of some of its rows and columns."""
+    nodes = [node for node in plan.nodes if not isinstance(node, Result)]
+    results = [replace(node, named=True) for node in plan.nodes if isinstance(node, Result)]
+    streams = [node for node in plan.nodes if not isinstance(node, Result | Spread) and plan.schema(node.name).time is not None]
+    of_stages = {stage.node for stage in cut(plan, "operator").stages} | set(cut(plan).sources)
+    streams = [node for node in streams if node in of_stages]
+    for number in range(int(random.integers(1, 5))):
+        below = streams[int(random.integers(len(streams)))].name
+        if random.random() < 0.5:
+            nodes.append(Filter(f"of {number}", below, draw_condition(random, plan.schema(below))))
+            below = f"of {number}"
+        if random.random() < 0.5:
+            nodes.append(_draw_projection(random, f"shown {number}", below, _schema_with(nodes, below)))
+            below = f"shown {number}"
+        results.append(Result(f"q{number}", below, bool(random.random() < 0.5), named=True))
+    return LogicalPlan((*nodes, *results))
+
+
 def _draw_band(random: np.random.Generator) -> BandKeys:
     """Of few values, in cells that are not much wider."""
     width = int(random.integers(0, 6))
@@ -783,21 +806,19 @@ def _sliced(batch: SourceBatch, start: int, stop: int) -> SourceBatch:
     return SourceBatch(batch.key[start:stop], batch.ts[start:stop], batch.id[start:stop], None, valid, None, columns)
 
 
-def decoded(instances: Instances, result: SimulationResult) -> Counter[tuple[Any, ...]]:
-    """The rows of the result, times as microseconds."""
-    output = replace(plan_output(instances), ids=False)
+def decoded(columns: ResultColumns, batches: Sequence[Pairs | ResultRows]) -> Counter[tuple[Any, ...]]:
+    """The rows of a result, times as microseconds."""
+    output = replace(columns, ids=False)
     found: Counter[tuple[Any, ...]] = Counter()
-    for pairs in result.pairs:
-        batch = output.decode(pairs)
-        assert batch.schema.names == list(instances.logical.schema("out").types)
-        arrays = [a.cast(pa.int64()) if pa.types.is_timestamp(a.type) else a for a in batch.columns]
+    for pairs in batches:
+        arrays = [a.cast(pa.int64()) if pa.types.is_timestamp(a.type) else a for a in output.decode(pairs).columns]
         found.update(zip(*(array.to_pylist() for array in arrays), strict=True))
     return found
 
 
-def run_plan(seed: int, *, calm: bool = False) -> PlanScenario:
+def run_plan(seed: int, *, calm: bool = False, queries: bool = False) -> PlanScenario:
     """Simulate one scenario. SimulationError, SwjoinError or AssertionError when the run or its answer is wrong."""
-    scenario = PlanScenario.draw(seed, calm=calm)
+    scenario = PlanScenario.draw(seed, calm=calm, queries=queries)
     simulate(scenario, scenario.evaluated()["out"])
     return scenario
 
@@ -812,8 +833,12 @@ def simulate(scenario: PlanScenario, expected: Sequence[Row], kind: type[PlanSim
         if scenario.seed // 4 % 4 == 3:  # whatever part_rows is
             simulation.block_sends()
         result = simulation.run()
-    if scenario.config.on_overload.policy == "shed":
-        expected = scenario.without_shed(result)
+    shed = scenario.config.on_overload.policy == "shed"
+    if simulation.instances.query_count:
+        check_queries(simulation.instances, result, scenario.without_shed(result) if shed else scenario.evaluated())
+        return
+    if shed:
+        expected = scenario.without_shed(result)["out"]
     check_answer(scenario, simulation.instances, result, expected)
 
 
@@ -837,9 +862,28 @@ def check_answer(scenario: PlanScenario, instances: Instances, result: Simulatio
     if (result.count, result.digest) != (answer.row_count, format_digest(answer.digest)):
         raise SimulationError(f"{result.count} rows, digest {result.digest}; the oracle has {answer.row_count}")
     if scenario.config.sink.kind != "count":
-        rows = decoded(instances, result)
+        columns = plan_output(instances)
+        assert not isinstance(columns, QueryColumns)
+        assert replace(columns, ids=False).schema.names == list(instances.logical.schema("out").types)
+        rows = decoded(columns, result.pairs)
         if rows != Counter(row.values for row in expected):
             raise SimulationError(f"count and digest are right, rows are not: {(rows - Counter(r.values for r in expected))}")
+
+
+def check_queries(instances: Instances, result: SimulationResult, expected: Mapping[str, Sequence[Row]]) -> None:
+    """SimulationError unless count, digest and rows of every query are the expected ones, those of its result."""
+    columns = plan_output(instances)
+    assert isinstance(columns, QueryColumns)
+    for number, (node, (name, of)) in enumerate(zip(instances.stages.results, columns.queries, strict=True)):
+        rows = expected[name]
+        digest = sum(row_hash(list(map(words_of, row.values))) if node.of_values else row.id for row in rows) % 2**64
+        found = result.queries.sums[number]
+        if (found["count"], found["digest"]) != (len(rows), format_digest(digest)):
+            raise SimulationError(f"query {name}: {found}; the oracle has {len(rows)} rows, digest {format_digest(digest)}")
+        if instances.config.sink.kind != "count":
+            mine = [batch for batch, query in zip(result.pairs, result.queries.batches, strict=True) if query == number]
+            if decoded(of, mine) != Counter(row.values for row in rows):
+                raise SimulationError(f"query {name}: count and digest are right, rows are not")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

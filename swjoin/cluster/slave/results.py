@@ -31,16 +31,20 @@ def receipts(outlet: ResultOutlet, effects: Iterable[Effect]) -> list[Received]:
 
 class ResultOutlet:
     """The edge from one instance to all sinks. buffer_bytes: of a full chunk (`module.result_buffer`). of_rows: the
-    result has rows that are no pairs. Final chunks then say what was sent, as they do for each of several sinks."""
+    result has rows that are no pairs. Final chunks then say what was sent, as they do for each of several sinks. queries: of
+    which this instance brings forth the result; a step of its work may send a chunk for each."""
 
-    def __init__(self, sink_count: int, buffer_bytes: int, *, of_rows: bool = False) -> None:
+    def __init__(self, sink_count: int, buffer_bytes: int, *, of_rows: bool = False, queries: int = 1) -> None:
+        self._queries = max(1, queries)
         self._sums = of_rows or sink_count > 1
         self._most_bytes = BUFFERS_AHEAD * (_CHUNK_BYTES + buffer_bytes)
         self._ahead: list[deque[int]] = [deque() for _ in range(sink_count)]  # bytes of chunks that a sink has not taken
         self._ahead_bytes = [0] * sink_count
         self._taken = [0] * sink_count  # chunks
         self._pairs = [0] * sink_count  # since the start
-        self._of_epoch = [(0, 0)] * sink_count  # count and digest of pairs; with `sums`
+        self._of_epoch: list[dict[int, tuple[int, int]]] = [
+            {} for _ in range(sink_count)
+        ]  # with `sums`, see `ResultChunk.sent`
 
     def send(self, chunk: ResultChunk) -> list[Effect]:
         """A chunk with pairs of the open epoch."""
@@ -55,13 +59,14 @@ class ResultOutlet:
         chosen = self._emptiest()
         self._count(chosen, chunk)
         effects: list[Effect] = []
-        for sink, (count, digest) in enumerate(self._of_epoch):
+        for sink, sums in enumerate(self._of_epoch):
             pairs = chunk.pairs if sink == chosen else None
-            part = replace(chunk, pairs=pairs, sent=np.array([count, digest], np.uint64))
+            sent = np.array([(query, *found) for query, found in sorted(sums.items())], np.uint64).reshape(-1, 3)
+            part = replace(chunk, pairs=pairs, sent=sent)
             if sink:
                 part = replace(part, results=None, metrics=None, delay_histogram=None, edges=None)
             effects.append(self._send(sink, part))
-        self._of_epoch = [(0, 0)] * len(self._of_epoch)
+        self._of_epoch = [{} for _ in self._of_epoch]
         return effects
 
     def _emptiest(self) -> int:
@@ -70,9 +75,9 @@ class ResultOutlet:
     def _count(self, sink: int, chunk: ResultChunk) -> None:
         if not self._sums or chunk.pairs is None:
             return
-        count, digest = self._of_epoch[sink]
+        count, digest = self._of_epoch[sink].get(chunk.query, (0, 0))
         digest += digest_results(chunk.pairs)
-        self._of_epoch[sink] = count + len(chunk.pairs), digest % 2**64
+        self._of_epoch[sink][chunk.query] = count + len(chunk.pairs), digest % 2**64
         self._pairs[sink] += len(chunk.pairs)
 
     def _send(self, sink: int, chunk: ResultChunk) -> Send:
@@ -107,5 +112,5 @@ class ResultOutlet:
     def validate(self) -> None:
         for sink, ahead in enumerate(self._ahead):
             assert self._ahead_bytes[sink] == sum(ahead), f"sink {sink}: wrong count of bytes ahead"
-            before = sum(ahead) - (ahead[-1] if ahead else 0)
+            before = sum(list(ahead)[: -self._queries])
             assert before < self._most_bytes, f"sink {sink}: a chunk was sent with {before} bytes ahead"

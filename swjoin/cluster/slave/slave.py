@@ -109,7 +109,8 @@ class Slave:
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
         of_rows = stage is not None and stage.of_rows
-        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows)
+        queries = 1 if stage is None else len(stage.results)
+        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows, queries=queries)
         self._config = config
         several = config.gateway_count > 1
         self.join: JoinOperator = join or join_of_run(
@@ -442,8 +443,7 @@ class Slave:
         self._work_bytes -= used
         self._buffered_bytes -= used
         ends_epoch = work.delivery.final and not work.settles
-        inner = self.stage is not None and not self.stage.is_last
-        if step.done and ends_epoch and not inner:
+        if step.done and ends_epoch and (self.stage is None or self.stage.is_last):
             self._joined = step
             return []
         effects = self._emit(step, work.delivery)
@@ -475,15 +475,20 @@ class Slave:
         """Send the rows of a step on: to the collector, or to the next stages of a plan."""
         if step.pairs is None or not len(step.pairs):
             return []
-        if self.stage is not None and not self.stage.is_last:
-            return self.stage.emit(step.pairs, delivery)
-        labels = (_QUERY, self.id, self.epoch, False, False)
-        rows = self._results(step.pairs)
-        return self.results.send(ResultChunk(*labels, rows, prefill=self.in_prefill, generation=self._generation))
+        found = [(_QUERY, step.pairs)] if self.stage is None else self.stage.rows_for_sinks(step.pairs)
+        effects = [] if self.stage is None else self.stage.emit(step.pairs, delivery)
+        for query, rows in found:
+            if len(rows) or len(found) == 1:
+                chunk = ResultChunk(query, self.id, self.epoch, False, False, rows)
+                effects += self.results.send(replace(chunk, prefill=self.in_prefill, generation=self._generation))
+        return effects
 
     def _results(self, pairs: Pairs | ResultRows | None) -> Pairs | ResultRows | None:
-        """What goes to a sink of these pairs."""
-        return pairs if pairs is None or self.stage is None or not self.stage.is_last else self.stage.results(pairs)
+        """What goes to a sink of these pairs, the last of an epoch; those of several queries have been sent."""
+        if pairs is None or self.stage is None or not self.stage.is_last:
+            return pairs
+        ((_, rows),) = self.stage.rows_for_sinks(pairs)
+        return rows
 
     def _account(self, work: Work) -> None:
         """Count a joined delivery."""
@@ -533,7 +538,7 @@ class Slave:
         works, self._settled = [*self._settled, work], []
         left, right = (sum(len(w.delivery.left if s == LEFT else w.delivery.right) for w in works) for s in (LEFT, RIGHT))
         pairs = sum(w.pair_count for w in works)
-        is_result = self.stage is None or self.stage.is_last
+        is_result = self.stage is None or bool(self.stage.results)
         emitted = works if is_result else []  # rows for the next stages are no results, and have no production delay
         parts = [_NO_RESULTS, *(part for w in emitted for part in w.all_results)]
         results = GroupResults(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(GroupResults)))

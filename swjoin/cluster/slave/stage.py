@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,27 +28,28 @@ from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, P
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
 from swjoin.core.hashing import pair_ids
-from swjoin.core.ids import SlaveId
+from swjoin.core.ids import QueryId, SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.core.row_digests import row_hashes
 from swjoin.plan.columns import StageColumns
+from swjoin.plan.logical import Result
+from swjoin.plan.stages import Edge
 from swjoin.plan.watermarks import needed_below, watermark_out
 
 _GRANT_PARTS = PARTS_AHEAD // 4  # worked on since the last credit
 
 
 class StageInstance:
-    """One instance of one stage. is_last: its rows are the result, and go to the sink. outlet: otherwise, its exchange. ended:
-    the last epoch has been joined. join_cpu_us: CPU time of the join. peak_window_tuples: at the ends of epochs."""
+    """One instance of one stage. outlet: its exchange with later stages. ended: the last epoch has been joined. join_cpu_us:
+    CPU time of the join. peak_window_tuples: at the ends of epochs."""
 
     def __init__(self, instances: Instances, slave: SlaveId) -> None:
         self._slave, self._instances = slave, instances
         self.stage = instances.stage_of(slave)
         name = f"slave {slave} ({self.stage.name})"
         self.merger = Merger(name, instances.senders_to(self.stage), instances.first_epoch)
-        edges = [] if self.stage == instances.last else instances.edges_from(self.stage)
-        self.outlet = Outlet(instances, edges, instances.index_of(slave))
+        self.outlet = Outlet(instances, instances.edges_from(self.stage), instances.index_of(slave))
         self.null_key_rows = [0, 0]  # that were taken
         self.ended = False
         self.join_cpu_us = self.peak_window_tuples = 0
@@ -85,14 +87,20 @@ class StageInstance:
         """As of `Units`: which partition-groups store left tuples; None where all store both streams."""
         return self._units.stores_left
 
+    @cached_property
+    def results(self) -> list[tuple[QueryId, Edge]]:
+        """The queries of which its rows are the result, and the edges to the sinks."""
+        return self._instances.results_of(self.stage)
+
     @property
     def of_rows(self) -> bool:
         """Whether its rows go to the sinks, and are no pairs."""
-        return self.is_last and self._instances.of_rows
+        return bool(self.results) and self._instances.of_rows
 
     @property
     def is_last(self) -> bool:
-        return self.stage == self._instances.last
+        """Whether its rows are those of the run's only query, and go to the sinks alone."""
+        return bool(self.results) and len(self._instances.result_edges) == 1
 
     @property
     def owned(self) -> Bool:
@@ -199,21 +207,26 @@ class StageInstance:
         self.outlet.add_to_all(self._rows_of(pairs), _header(delivery))
         return self.outlet.serve()
 
-    def results(self, pairs: Pairs | ResultRows) -> Pairs | ResultRows:
-        """Rows of the last stage as they go to the sinks."""
-        if isinstance(pairs, ResultRows) and self.stage.gathers and not self._instances.result_edge.steps:
-            return self._shown(pairs.id, pairs.ts, pairs.columns)
+    def rows_for_sinks(self, pairs: Pairs | ResultRows) -> list[tuple[QueryId, Pairs | ResultRows]]:
+        """Rows of the operator as they go to the sinks, by query."""
         if not self._instances.of_rows:
-            return pairs
-        edge, rows = self._instances.result_edge, self._rows_of(pairs)
-        rows = rows_after(rows, edge.id, self._instances.columns.steps[edge.id])
-        self.ledger.filtered[edge.id] += len(pairs) - len(rows)
-        shown = self._instances.columns.travels[edge.id]
-        return self._shown(rows.id, rows.ts, None if rows.columns is None or not shown else rows.columns.select(shown))
+            return [(query, pairs) for query, _ in self.results]
+        columns, found, rows = self._instances.columns, list[tuple[QueryId, Pairs | ResultRows]](), self._rows_of(pairs)
+        for query, edge in self.results:
+            if edge.id not in columns.travels:
+                found.append((query, self._shown(edge, rows.id, rows.ts, rows.columns)))
+                continue
+            mine = rows_after(rows, edge.id, columns.steps[edge.id])
+            self.ledger.filtered[edge.id] += len(pairs) - len(mine)
+            shown = columns.travels[edge.id]
+            selected = None if mine.columns is None or not shown else mine.columns.select(shown)
+            found.append((query, self._shown(edge, mine.id, mine.ts, selected)))
+        return found
 
-    def _shown(self, ids: U64, ts: I64, columns: Columns | None) -> ResultRows:
-        """Rows of the result. Where their values are digested these have the place of ids."""
-        if self._instances.of_values and columns is not None:
+    def _shown(self, edge: Edge, ids: U64, ts: I64, columns: Columns | None) -> ResultRows:
+        """Rows of a result. Where their values are digested these have the place of ids."""
+        assert isinstance(edge.receiver, Result), "rows of a result"
+        if edge.receiver.of_values and columns is not None:
             ids = row_hashes(columns.batch)
         return ResultRows(ids, ts, columns if self._instances.config.sink.kind != "count" else None)
 

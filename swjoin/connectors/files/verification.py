@@ -1,7 +1,7 @@
 """Verification of a run, as far as no engine is needed: what is claimed, what is read, what was found.
 
-What: `claimed`, the checks before an engine starts; `VerifyResult`; `result_files`, `left_out_file`; `condition`, and for a
-join of a plan `condition_sql` and `kinds_of`.
+What: `claimed`, the checks before an engine starts; `VerifyResult`, `QueriesVerified`; `result_files`, `left_out_file`;
+`condition`, and for a join of a plan `condition_sql` and `kinds_of`.
 Why: DuckDB and Spark recompute a result, each in its own way, and answer in the same way.
 Stays out: recomputing (`duckdb.verify`, `spark.verify`).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,25 @@ class VerifyResult:
         return [*out, "DIFFERENT"]
 
 
+@dataclass
+class QueriesVerified:
+    """What was found of each of several queries, by its name."""
+
+    queries: dict[str, VerifyResult]
+
+    @property
+    def equal(self) -> bool:
+        return all(result.equal for result in self.queries.values())
+
+    def lines(self) -> list[str]:
+        """What `verify` prints: a line for each query, and more of those that differ."""
+        out = []
+        for name, result in self.queries.items():
+            out.append(f"{name}: {result.count:,} rows, digest {result.digest}: {'equal' if result.equal else 'DIFFERENT'}")
+            out += [f"  {line}" for line in result.lines()[:-1] if not result.equal]
+        return [*out, "equal" if self.equal else "DIFFERENT"]
+
+
 def _shown(number: int) -> str:
     return "none" if number == -1 else str(number)
 
@@ -104,16 +123,17 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], Job]:
             except UserError as error:
                 raise UserError(f"{error}; verify reads the run's input again") from None
     if config.sink.kind == "parquet":
-        for path in result_files(run_dir, config):
-            row_count(path)
+        for folder in replace(job, target=run_dir / "results", directory=True).result_folders:
+            for path in result_files(folder, config):
+                row_count(path)
     return report, job
 
 
-def result_files(run_dir: Path, config: RunConfig) -> list[Path]:
-    """The result files of a run whose sink is files. RunFailed when there are none."""
-    files = sorted((run_dir / "results").glob(f"*.{config.sink.kind}"))
+def result_files(folder: Path, config: RunConfig) -> list[Path]:
+    """The result files in a folder of a run whose sink is files. RunFailed when there are none."""
+    files = sorted(folder.glob(f"*.{config.sink.kind}"))
     if not files:
-        raise RunFailed(f"{run_dir / 'results'}: holds no result files")
+        raise RunFailed(f"{folder}: holds no result files")
     return files
 
 

@@ -1,6 +1,6 @@
 """From the text of a query to a logical plan.
 
-What: `parse_query`, `plan_query(text, tables) -> Query`; `Table`.
+What: `parse_query`, `plan_query(text, tables) -> Query`, `plan_queries` of several; `Table`.
 Why: sqlglot parses, in DuckDB's dialect; what of a clause is not read is refused by name, so nothing is passed over.
 Stays out: conditions of joins (`frontends.sql.conditions`), the nodes (`frontends.sql.relations`), expressions
 (`expressions.binder`).
@@ -45,6 +45,7 @@ from swjoin.frontends.sql.relations import (
 )
 from swjoin.frontends.sql.windows import END, START, Dialect, InWindows, WindowCall, Windowed, edge_names, window_call
 from swjoin.plan.logical import LogicalPlan, check_routing
+from swjoin.plan.sharing import shared
 
 _CLAUSES = {
     "offset": "OFFSET",
@@ -82,6 +83,28 @@ class Query:
 
     plan: LogicalPlan
     tables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class QueryText:
+    """A query before it is planned. functions: that it may name. where: it begins errors; empty: nothing does."""
+
+    text: str
+    functions: Mapping[str, Function]
+    where: str = ""
+
+
+def plan_queries(queries: Mapping[str, QueryText], tables: Mapping[str, Table], routing: str = "auto") -> Query:
+    """The plan of queries, by their names, that share what is equal in them; of one with no name, that of `plan_query`.
+    UserError as there."""
+    plans = {}
+    for name, query in queries.items():
+        try:
+            plans[name] = plan_query(query.text, tables, query.functions, routing).plan
+        except UserError as error:
+            raise (error.prefixed(query.where) if query.where else error) from None
+    plan = plans[""] if "" in plans else shared(plans)
+    return Query(plan, tuple(node.name for node in plan.nodes if not node.inputs))
 
 
 def parse_query(text: str) -> exp.Query:

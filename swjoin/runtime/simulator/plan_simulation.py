@@ -26,7 +26,7 @@ from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import SlaveId
 from swjoin.plan.columns import StaticTables
 from swjoin.plan.logical import LogicalPlan, spread_over
-from swjoin.plan.stages import cut
+from swjoin.plan.stages import Stage, cut
 from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.checkers import check_owners, check_stages
 from swjoin.runtime.simulator.result import SimulationResult
@@ -75,7 +75,7 @@ class PlanSimulation(Simulation):
             for share in self._shares()
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
-        self._make_sinks(count, of_rows=instances.of_rows)
+        self._make_sinks(count, of_rows=instances.of_rows, queries=instances.query_count)
 
     def _check_owners(self) -> None:
         for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):
@@ -96,12 +96,17 @@ class PlanSimulation(Simulation):
 
     @property
     def _produced(self) -> int:
-        before, edge, produced = self._plan_before, self.instances.result_edge.id, 0
-        if before is not None:
-            produced += int(before.stages[self.instances.last.id]["produced"])
-            produced -= before.edges["filtered"].get(str(edge), [0])[0]
-        last = [slave for slave in self.slaves if slave.stage is not None and slave.stage.is_last]
-        return produced + sum(slave.produced - slave.stage.ledger.filtered[edge] for slave in last if slave.stage is not None)
+        before, produced = self._plan_before, 0
+        for edge in self.instances.result_edges:
+            assert isinstance(edge.sender, Stage), "a result of no stage"
+            if before is not None:
+                produced += int(before.stages[edge.sender.id]["produced"])
+                produced -= before.edges["filtered"].get(str(edge.id), [0])[0]
+            for slave in self.instances.slaves_of(edge.sender):
+                stage = self.slaves[slave].stage
+                assert stage is not None, "a slave of no stage"
+                produced += self.slaves[slave].produced - stage.ledger.filtered[edge.id]
+        return produced
 
     @property
     def _width(self) -> int:

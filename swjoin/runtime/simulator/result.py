@@ -7,8 +7,9 @@ Stays out: virtual time, messages and crashes (`runtime.simulator.simulator`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,13 @@ from swjoin.core.data_messages import RunEvent
 
 class SimulationError(AssertionError):
     """A checker found a broken invariant; the text contains the virtual time and the last steps."""
+
+
+class OfQueries(NamedTuple):
+    """batches: of every batch of `pairs`, whose query's it is. sums: count and digest of each named query."""
+
+    batches: Sequence[int] = ()
+    sums: Sequence[dict[str, Any]] = ()
 
 
 @dataclass
@@ -39,6 +47,7 @@ class SimulationResult:
     recoveries: int = 0
     checkpoints: int = 0
     excluded: int = 0
+    queries: OfQueries = field(default_factory=OfQueries)
 
     def ids(self) -> tuple[I64, I64]:
         """Ids of all pairs, left and right, as int64."""

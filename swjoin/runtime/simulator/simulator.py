@@ -91,7 +91,7 @@ from swjoin.runtime.open import open_spill
 from swjoin.runtime.simulator.attempts import NEVER_US, Attempt, Freeze, Freezes, SimulatedHost, Step, Watch
 from swjoin.runtime.simulator.blocking_sends import BlockingSends
 from swjoin.runtime.simulator.checkers import check_commits, check_ledger, check_owners, check_results, check_shown
-from swjoin.runtime.simulator.result import Delays, SimulationError, SimulationResult
+from swjoin.runtime.simulator.result import Delays, OfQueries, SimulationError, SimulationResult
 from swjoin.runtime.simulator.storage import BatchSource, MemorySink, SideRows, VirtualDisk
 
 ACTORS = 3  # beside slaves, further gateways and further sinks
@@ -254,13 +254,11 @@ class Simulation:
         """The first one."""
         return self.gateways[0]
 
-    def _make_sinks(self, slave_count: int, *, of_rows: bool = False) -> None:
-        """of_rows: the result has rows that are no pairs."""
-        count = len(self._sinks)
-        materialised = of_rows or self.config.sink.kind != "count"
-        self.sinks = [
-            Collector(slave_count, materialised=materialised, number=i, sink_count=count, of_rows=of_rows) for i in range(count)
-        ]
+    def _make_sinks(self, slave_count: int, *, of_rows: bool = False, queries: int = 0) -> None:
+        """of_rows: the result has rows that are no pairs. queries: number of those that have names."""
+        count, materialised = len(self._sinks), of_rows or self.config.sink.kind != "count"
+        make = partial(Collector, slave_count, materialised=materialised, of_rows=of_rows, queries=queries)
+        self.sinks = [make(number=i, sink_count=count) for i in range(count)]
 
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""
@@ -682,7 +680,7 @@ class Simulation:
             self._events.append(effect.event)
 
     def _write(self, files: MemorySink, effect: Write) -> None:
-        files.write(effect.pairs, effect.generation)
+        files.write(effect.pairs, effect.generation, effect.query)
 
     def _commit(self, host: SimulatedHost, effect: CommitEpoch) -> None:
         if not host.excluded:  # no effect outside of its process
@@ -752,7 +750,7 @@ class Simulation:
         except AssertionError as error:
             raise self._error(str(error)) from error
         return SimulationResult(
-            [pairs for sink in self._sinks for pairs in sink.pairs],
+            [pairs for sink in self._sinks for _, pairs in sink.pairs],
             summary["count"],
             summary["digest"],
             {name: sum(s.joined[i] for s in self.slaves) + joined[i] for i, name in enumerate(STREAM_NAMES)},
@@ -766,4 +764,5 @@ class Simulation:
             self.recoveries,
             self.master.checkpoints.completed,
             self.excluded,
+            OfQueries([query for sink in self._sinks for query, _ in sink.pairs], summary["queries"]),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -51,8 +51,12 @@ class VirtualDisk:
         self._waiting.clear()
 
 
+_Written: TypeAlias = tuple[int, Pairs | ResultRows]
+
+
 class MemorySink:
-    """Pairs by generation. pairs: of all generations, published or not. checked: count of published pairs at the last check.
+    """Pairs, each batch with the number of its query, by generation. pairs: of all generations, published or not. checked:
+    count of published pairs at the last check.
 
     As in a directory of result files, every process marks those that are not published with its own mark, the writer's.
     """
@@ -60,9 +64,9 @@ class MemorySink:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.checked = self._writer = 0
-        self._open: dict[int, list[Pairs | ResultRows]] = {}
-        self._sealed: dict[tuple[str, int], list[Pairs | ResultRows]] = {}  # by name and writer
-        self._shown: dict[str, list[Pairs | ResultRows]] = {}
+        self._open: dict[int, list[_Written]] = {}
+        self._sealed: dict[tuple[str, int], list[_Written]] = {}  # by name and writer
+        self._shown: dict[str, list[_Written]] = {}
 
     def successor(self) -> MemorySink:
         """Of another process, in the same directory, when this one is excluded from the run and may yet go on."""
@@ -72,7 +76,7 @@ class MemorySink:
         return other
 
     @property
-    def pairs(self) -> list[Pairs | ResultRows]:
+    def pairs(self) -> list[_Written]:
         sealed = [group for (_, writer), group in self._sealed.items() if writer == self._writer]
         groups = [*self._shown.values(), *sealed, *self._open.values()]
         return [pairs for group in groups for pairs in group]
@@ -80,10 +84,10 @@ class MemorySink:
     @property
     def shown_count(self) -> int:
         """Count of published pairs."""
-        return sum(len(pairs) for group in self._shown.values() for pairs in group)
+        return sum(len(pairs) for group in self._shown.values() for _, pairs in group)
 
-    def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
-        self._open.setdefault(generation, []).append(pairs)
+    def write(self, pairs: Pairs | ResultRows, generation: int = 0, query: int = 0) -> None:
+        self._open.setdefault(generation, []).append((query, pairs))
 
     def seal(self, generation: int) -> list[Path]:
         name = f"part-s{self.number}-{generation:06d}"

@@ -1,0 +1,90 @@
+"""Many queries as one plan: what is equal in them is read, joined and aggregated once.
+
+What: `shared(plans) -> LogicalPlan`, with a result for every query; `alone(plan, result)`, the plan of one of them;
+`QUERY_NAME`, `check_query_name`.
+Why: a run of many queries costs what is different in them. A node that two queries have has the same rows, times and ids in
+both, so a query's count and digest are those of a run of its own.
+Stays out: joins that are equal but for their windows, which are two; stages (`plan.stages`); queries' text (`frontends`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from swjoin.core.errors import UserError, one_line
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result, Source, Union
+from swjoin.plan.lookups import Lookup
+
+_NUMBER = re.compile(r" \d+$")
+QUERY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def check_query_name(name: object, where: str, others: Iterable[str]) -> None:
+    """UserError, which begins with where, unless this can be the name of a query, and so of a folder, beside the others."""
+    if not isinstance(name, str) or not QUERY_NAME.fullmatch(name):
+        problem = f"{where}: {one_line(str(name), 60)!r} is no name of a query"
+        raise UserError(problem, remedy="write letters, digits, _, - and dots, 100 at most, and no dot or - in front")
+    if name.casefold() in map(str.casefold, others):
+        raise UserError(f"{where}: {name} is the name of another query", remedy="name each once, in upper or lower case")
+
+
+def shared(plans: Mapping[str, LogicalPlan]) -> LogicalPlan:
+    """plans: by the names of their queries, each with one result, which has its query's name in the plan; sources that have the
+    same name are the same. UserError for a query with the name of a source. The results are named."""
+    sources = {node.name for plan in plans.values() for node in plan.nodes if isinstance(node, Source)}
+    for name in plans:
+        if name in sources:
+            raise UserError("an input has this name, too", subject=f"query {name}", remedy="name the query otherwise")
+    nodes: dict[Node, str] = {}  # by content
+    taken, numbers = sources | set(plans), Counter[str]()
+    results = []
+    for query, plan in plans.items():
+        names: dict[str, str] = {}
+        for node in plan.ordered:
+            if isinstance(node, Result):
+                results.append(replace(node, name=query, input=names[node.input], named=True))
+                continue
+            if isinstance(node, Source):
+                names[node.name] = nodes.setdefault(node, node.name)
+                continue
+            content = replace(_reading(node, names), name="")
+            if content not in nodes:
+                nodes[content] = _free(node.name, taken, numbers)
+                taken.add(nodes[content])
+            names[node.name] = nodes[content]
+    return LogicalPlan((*(replace(node, name=name) for node, name in nodes.items()), *results))
+
+
+def alone(plan: LogicalPlan, result: str) -> LogicalPlan:
+    """The nodes that this result needs, in their order."""
+    needed, waiting = {result}, [result]
+    while waiting:
+        for name in plan.node(waiting.pop()).inputs:
+            if name not in needed:
+                needed.add(name)
+                waiting.append(name)
+    return LogicalPlan(tuple(node for node in plan.nodes if node.name in needed))
+
+
+def _reading(node: Node, names: Mapping[str, str]) -> Node:
+    """The node over inputs of these names."""
+    if isinstance(node, IntervalJoin):
+        return replace(node, left=names[node.left], right=names[node.right])
+    if isinstance(node, Union):
+        return replace(node, inputs=tuple(names[name] for name in node.inputs))
+    if isinstance(node, Lookup):
+        return replace(node, input=names[node.input], table=names[node.table])
+    assert not isinstance(node, Source), "a source reads nothing"
+    return replace(node, input=names[node.input])
+
+
+def _free(name: str, taken: set[str], numbers: Counter[str]) -> str:
+    """This name, or with another number at its end. numbers: the last one, by what is before it."""
+    base = _NUMBER.sub("", name)
+    while name in taken:
+        numbers[base] += 1
+        name = f"{base} {numbers[base]}"
+    return name

@@ -1,0 +1,349 @@
+"""Many queries in one run: each has the rows, count and digest of a run of its own, whatever is shared; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import swjoin as library
+from swjoin.cluster.slave.results import ResultOutlet
+from swjoin.cluster.slave.stage import StageInstance
+from swjoin.core.errors import RunFailed, UserError
+from swjoin.duckdb.verify import verify
+from tests.cli.test_help import FILES
+from tests.conftest import ROOT
+from tests.support.limits import LONG_S, PROCESS_S
+from tests.tools.processes import LaunchedRun
+
+_NEAR = "b.ts BETWEEN a.ts - INTERVAL '1' SECOND AND a.ts + INTERVAL '1' SECOND"
+QUERIES = {
+    "near": f"SELECT a.k, a.v AS x, b.v AS y FROM a JOIN b ON a.k = b.k AND {_NEAR}",
+    "near_too": f"SELECT a.k, a.v AS x, b.v AS y FROM a JOIN b ON a.k = b.k AND {_NEAR}",
+    "larger": f"SELECT a.v + b.v AS sum, a.k FROM a JOIN b ON a.k = b.k AND {_NEAR} WHERE a.v < b.v",
+    "alone": f"SELECT a.k, a.ts, b.v FROM a LEFT JOIN b ON a.k = b.k AND {_NEAR}",
+    "counts": "SELECT k, window_end, count(*) AS n FROM TUMBLE(a, ts, INTERVAL '10' SECOND) GROUP BY k, window_end",
+    "sums": f"""SELECT k, window_end, sum(y) AS s
+        FROM TUMBLE((SELECT a.k, a.ts, b.v AS y FROM a JOIN b ON a.k = b.k AND {_NEAR}), ts, INTERVAL '10' SECOND)
+        GROUP BY k, window_end""",
+    "few": "SELECT k, v FROM a WHERE v < 10",
+    "fewer": "SELECT v, k FROM a WHERE v < 10 AND k < 5",
+    "kinds": "SELECT a.v, kind.name FROM a JOIN kind ON kind.k = a.k",
+    "both": "SELECT k, v FROM a WHERE v < 5 UNION ALL SELECT k, v FROM b WHERE v > 95",
+    "top": "SELECT v, k FROM b WHERE k = 3 ORDER BY v DESC, k",
+}
+
+
+def _inputs(folder: Path, rows: int = 2_000) -> dict[str, Any]:
+    random = np.random.default_rng(4)
+    for name in "ab":
+        times = pa.array(np.sort(random.integers(0, 60_000_000, rows)), pa.timestamp("us"))
+        table = {"k": random.integers(0, 40, rows), "v": random.integers(0, 100, rows), "ts": times}
+        pq.write_table(pa.table(table), folder / f"{name}.parquet", row_group_size=max(1, rows // 10))
+    pq.write_table(pa.table({"k": np.arange(20), "name": [f"kind {i}" for i in range(20)]}), folder / "kind.parquet")
+    found = {name: {"path": str(folder / f"{name}.parquet"), "time": "ts"} for name in "ab"}
+    return {**found, "kind": {"path": str(folder / "kind.parquet")}}
+
+
+def _saved(folder: Path, **more: Any) -> Path:
+    queries = [{"name": name, "sql": sql} for name, sql in QUERIES.items() if name != "top"]
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump({"queries": queries, "inputs": _inputs(folder), "cluster": {"epoch_tuples": 300}} | more))
+    return path
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Count and digest of each query in a run of its own."""
+    folder = tmp_path_factory.mktemp("lone")
+    _inputs(folder)
+    tables = {name: folder / f"{name}.parquet" for name in ("a", "b", "kind")}
+    times = {"a": "ts", "b": "ts"}
+    proofs = {name: library.proof(library.sql(sql, **tables, time=times)) for name, sql in QUERIES.items()}
+    return {name: (proof.count, proof.digest) for name, proof in proofs.items()}
+
+
+def _found(folder: Path) -> dict[str, Any]:
+    """Count and digest of each query, of a run whose ledger balances."""
+    report = json.loads((folder / "run.json").read_text())
+    assert report["ledger"] == {"balanced": True, "complaints": []}
+    assert report["results"]["count"] == sum(query["count"] for query in report["queries"])
+    assert all(query["produced"] == query["count"] for query in report["queries"])
+    return {query["name"]: (query["count"], query["digest"]) for query in report["queries"]}
+
+
+def _without_top(lone: dict[str, Any]) -> dict[str, Any]:
+    return {name: sums for name, sums in lone.items() if name != "top"}
+
+
+def test_queries_have_the_answers_of_runs_of_their_own(lone: dict[str, Any], swjoin: Any, tmp_path: Path) -> None:
+    """Recomputed by DuckDB, one by one. What is equal is there once."""
+    done = swjoin("run", _saved(tmp_path), "--out", tmp_path / "out", "--threads", 3)
+    assert done.code == 0, done.err
+    assert f"  near            {lone['near'][0]:,}, digest {lone['near'][1]}" in done.out
+    assert _found(tmp_path / "out") == _without_top(lone)
+    assert min(count for count, _ in lone.values()) > 10
+    for name, (count, _) in _without_top(lone).items():
+        assert pq.read_table(tmp_path / "out" / "results" / name, partitioning=None).num_rows == count
+    report = json.loads((tmp_path / "out" / "run.json").read_text())
+    kinds = [node["kind"] for node in report["plan"]["nodes"]]
+    assert (kinds.count("interval_join"), kinds.count("aggregate"), kinds.count("source")) == (3, 2, 3)
+    assert len({stage["join"] for stage in report["stages"]}) == len(report["stages"]) == 7
+    done = swjoin("verify", tmp_path / "out")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "equal")
+    assert f"near: {lone['near'][0]:,} rows, digest {lone['near'][1]}: equal" in done.out
+    assert json.loads((tmp_path / "out" / "verified.json").read_text())["queries"]["near"]["count"] == lone["near"][0]
+    assert swjoin("report", tmp_path / "out").code == 0
+
+
+def test_a_wrong_row_is_found_by_verify(swjoin: Any, tmp_path: Path) -> None:
+    assert swjoin("run", _saved(tmp_path), "--out", tmp_path / "out").code == 0
+    (file,) = (tmp_path / "out" / "results" / "few").iterdir()
+    table = pq.read_table(file)
+    pq.write_table(pa.concat_tables([table.slice(1), table.slice(1, 1)]), file)
+    done = swjoin("verify", tmp_path / "out")
+    assert (done.code, done.out.splitlines()[-1]) == (1, "DIFFERENT")
+    assert [line.split(":")[0] for line in done.out.splitlines()[:-1] if line.endswith("DIFFERENT")] == ["few"]
+    assert not verify(tmp_path / "out").equal
+
+
+@pytest.mark.parametrize("strategy", ["query", "subquery", "operator"])
+def test_whatever_the_strategy_and_the_sinks(strategy: str, lone: dict[str, Any], swjoin: Any, tmp_path: Path) -> None:
+    path = _saved(tmp_path, sink={"kind": "count" if strategy == "query" else "csv"})
+    words = ["--set", f"cluster.strategy={strategy}", "--threads", 2, *(["--sinks", "2"] if strategy != "query" else [])]
+    done = swjoin("run", path, "--out", tmp_path / "out", *words)
+    assert done.code == 0, done.err
+    assert _found(tmp_path / "out") == _without_top(lone)
+    if strategy != "query":
+        files = sorted(path.name for path in (tmp_path / "out" / "results" / "near").iterdir())
+        assert files == ["part-s0-00000.csv", "part-s1-00000.csv"]
+
+
+def test_explained(swjoin: Any, tmp_path: Path) -> None:
+    done = swjoin("explain", _saved(tmp_path))
+    assert done.code == 0, done.err
+    assert "results of near_too" in done.out
+    assert "DIR/results/QUERY/*.parquet" in done.out
+    assert "near.k (int64)" in done.out.replace("\n", " ")
+    assert swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "out").code == 0
+    for words in (["plan", tmp_path / "out"], ["simulate", tmp_path / "out", "--slaves", "2", "--out", tmp_path / "sim"]):
+        done = swjoin(*words)
+        assert done.code == 0, done.err
+
+
+@pytest.mark.mpi
+@pytest.mark.drawn
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("strategy", ["query", "subquery", "operator"])
+def test_on_ranks(strategy: str, lone: dict[str, Any], swjoin: Any, tmp_path: Path) -> None:
+    words = ["--set", f"cluster.strategy={strategy}", "--set", "cluster.gateways=2", "--sinks", "2", "-n", "5"]
+    done = swjoin("run", _saved(tmp_path), "--out", tmp_path / "out", *words)
+    assert done.code == 0, done.err
+    assert _found(tmp_path / "out") == _without_top(lone)
+    assert verify(tmp_path / "out").equal
+
+
+@pytest.mark.mpi
+@pytest.mark.drawn
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("killed", ["a slave", "the collector", "all"])
+def test_killed_in_the_middle(killed: str, swjoin: Any, tmp_path: Path) -> None:
+    """Files of every query are those of the checkpoint, and the rest comes again."""
+    more = {"pace": "realtime", "checkpoint": {"epochs": 2}, "cluster": {"distribution_epoch": "100ms", "partition_count": 12}}
+    path = _saved(tmp_path, **more)
+    plain = yaml.safe_load(path.read_text())
+    for name in "ab":  # 6 s of event time
+        table = pq.read_table(tmp_path / f"{name}.parquet")
+        times = pa.array(table["ts"].to_numpy().astype("int64") // 10_000)
+        pq.write_table(table.set_column(2, "ts", times), tmp_path / f"{name}.parquet", row_group_size=200)
+        plain["inputs"][name]["time_unit"] = "ms"
+    for query in plain["queries"]:
+        query["sql"] = query["sql"].replace("'1' SECOND", "'100' MILLISECOND").replace("'10' SECOND", "'1' SECOND")
+    path.write_text(yaml.safe_dump(plain))
+    run = LaunchedRun([str(path), "-n", "5", "--out", str(tmp_path / "out")], tmp_path / "log")
+    deadline = time.monotonic() + PROCESS_S
+    while not any((tmp_path / "out" / "checkpoints").glob("checkpoint-*.json")):
+        assert run.process.poll() is None, run.said()
+        assert time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.005)
+    if killed == "all":
+        run.kill_all()
+        run.process.wait()
+        run = LaunchedRun(["--resume", str(tmp_path / "out"), "-n", "4"], tmp_path / "again")
+    else:
+        run.kill([3 if killed == "a slave" else 1])
+    assert run.end(PROCESS_S) == 0, run.said()
+    assert swjoin("run", path, "--out", tmp_path / "alone", "--set", "pace=asap").code == 0
+    assert _found(tmp_path / "out") == _found(tmp_path / "alone")
+    assert verify(tmp_path / "out").equal
+
+
+# ---------------------------------------------------------------- options and Python
+
+
+def _written(folder: Path, *names: str) -> list[Path]:
+    for name in names:
+        (folder / f"{name}.sql").write_text(QUERIES[name])
+    return [folder / f"{name}.sql" for name in names]
+
+
+def test_files_of_queries(lone: dict[str, Any], swjoin: Any, tmp_path: Path) -> None:
+    """A query whose rows are sorted is so in its file."""
+    _inputs(tmp_path)
+    tables = [word for n in "ab" for word in ("--table", f"{n}={tmp_path / n}.parquet:ts")]
+    words = [*_written(tmp_path, "near", "few", "top"), *tables, "--report", tmp_path / "report.json"]
+    done = swjoin("query", *words, "-o", tmp_path / "rows.parquet")
+    assert done.code == 0, done.err
+    report = json.loads((tmp_path / "report.json").read_text())
+    found = {query["name"]: (query["count"], query["digest"]) for query in report["queries"]}
+    assert found == {name: lone[name] for name in ("near", "few", "top")}
+    values = pq.read_table(tmp_path / "rows.parquet" / "top")["v"].to_pylist()
+    assert values == sorted(values, reverse=True)
+    assert library.proof(tmp_path / "rows.parquet" / "few" / "part-00000.parquet").digest == lone["few"][1]
+    again = swjoin("query", *words, "-o", tmp_path / "rows.parquet")
+    assert (again.code, again.err) == (
+        2,
+        [f"swjoin: {tmp_path}/rows.parquet/near: is not empty; choose another --out or remove it"],
+    )
+    counted = swjoin("query", *words, "-o", "count")
+    assert counted.code == 0
+    assert json.loads((tmp_path / "report.json").read_text())["queries"] == report["queries"]
+
+
+def test_the_page(swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its command, its configuration and its Python."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("trips.csv", "payments.csv", "paid.sql", "long.sql"):
+        (tmp_path / name).write_text(FILES[name])
+    page = (ROOT / "docs" / "many-queries.md").read_text()
+    (command,), (configuration,), (code,) = (re.findall(rf"(?s)```{kind}\n(.*?)```", page) for kind in ("sh", "yaml", "python"))
+    done = swjoin(*shlex.split(command)[1:])
+    assert done.code == 0, done.err
+    assert {path.name for path in (tmp_path / "rows.parquet").iterdir()} == {"paid", "long"}
+    (tmp_path / "run.yaml").write_text(configuration)
+    done = swjoin("run", "run.yaml", "--out", "out")
+    assert done.code == 0, done.err
+    assert {name: count for name, (count, _) in _found(tmp_path / "out").items()} == {"paid": 2, "long": 2, "hours": 2}
+    texts = {query["name"]: query["sql"] for query in yaml.safe_load(configuration)["queries"]}
+    for name in ("paid", "long"):
+        code = code.replace(f'"{name}": "SELECT ..."', f'"{name}": {texts[name]!r}')
+    names: dict[str, Any] = {"swjoin": library}
+    exec(code, names)
+    assert {name: rows.num_rows for name, rows in names["answers"].items()} == {"paid": 2, "long": 2}
+
+
+def test_from_python(lone: dict[str, Any], tmp_path: Path) -> None:
+    _inputs(tmp_path)
+    names = ("near", "sums", "few")
+    given: dict[str, Any] = {name: pq.read_table(tmp_path / f"{name}.parquet") for name in "ab"} | {"time": "ts"}
+    found = library.sql({name: QUERIES[name] for name in names}, **given)
+    assert {name: (library.proof(rows).count, library.proof(rows).digest) for name, rows in found.items()} == {
+        name: lone[name] for name in names
+    }
+    assert found["few"].column_names == ["k", "v"]
+    single = library.sql({"few": QUERIES["few"]}, **given, returns="polars")
+    assert list(single) == ["few"]
+    assert single["few"].height == lone["few"][0]
+    shuffled = given | {"a": given["a"].take(np.random.default_rng(1).permutation(len(given["a"])))}
+    proofs = library.sql({name: QUERIES[name] for name in names}, **shuffled, out=tmp_path / "rows.csv")
+    assert {name: (proof.count, proof.digest) for name, proof in proofs.items()} == {name: lone[name] for name in names}
+    assert sorted(path.name for path in (tmp_path / "rows.csv" / "near").iterdir()) == ["part-00000.csv"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({}, r"^query: \{\} is no text; give the query, or \{name: query, ...\}$"),
+        ({"a b": "SELECT k FROM a"}, "^query: 'a b' is no name of a query"),
+        ({"x": "SELECT k FROM a", "X": "SELECT v FROM a"}, "^query: X is the name of another query"),
+        ({"x": 5}, "^query x: 5 is no text"),
+        ({"x": "SELECT k FROM a", "y": "SELECT q FROM a"}, "^query y: column q is missing"),
+        ({"a": "SELECT k FROM a", "y": "SELECT k FROM a"}, "^query a: an input has this name, too; name the query otherwise"),
+    ],
+)
+def test_what_is_no_mapping_of_queries(query: Any, words: str, tmp_path: Path) -> None:
+    _inputs(tmp_path, 20)
+    with pytest.raises(UserError, match=words):
+        library.sql(query, a=tmp_path / "a.parquet", time="ts")
+
+
+def test_command_lines_that_are_refused(swjoin: Any, tmp_path: Path) -> None:
+    _inputs(tmp_path, 20)
+    table = ["--table", f"a={tmp_path}/a.parquet:ts"]
+    one, other = _written(tmp_path, "few", "fewer")
+    (tmp_path / "a.sql").write_text(QUERIES["few"])
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "FEW.sql").write_text(QUERIES["few"])
+    cases = [
+        ([one, QUERIES["few"]], "SELECT k, v FROM a WHERE v < 10: one of 2 queries; write each into a file NAME.sql"),
+        ([one, tmp_path / "more" / "FEW.sql"], "FEW is the name of another query; name each once"),
+        ([one, tmp_path / "a.sql"], "query a: an input has this name, too"),
+        ([one, other, "-o", "-"], "-o -: 2 queries have as many results, standard output is one"),
+        ([one, other, "-o", "count", "--late", "side"], "--late side with -o count: give --report"),
+    ]
+    for words, problem in cases:
+        out = [] if "-o" in words else ["-o", tmp_path / "o.parquet"]
+        done = swjoin("query", *words, *table, *out)
+        assert done.code == 2, words
+        assert len(done.err) == 1
+        assert problem in done.err[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"queries": [{"sql": "SELECT k FROM a"}, {"sql": "SELECT v FROM a"}]}, "queries.0: one of 2 queries has no name"),
+        ({"queries": [{"name": "..", "sql": "SELECT k FROM a"}]}, "queries.0.name: '..' is no name of a query"),
+        (
+            {"sink": {"kind": "kafka", "kafka": {"servers": "localhost:1", "topic": "t"}}},
+            "10 queries with sink kafka; write files, or count",
+        ),
+        ({"serve": {"listen": "127.0.0.1:0"}}, "10 queries with serve.listen; write files, or count"),
+    ],
+)
+def test_configurations_that_are_refused(more: dict[str, Any], problem: str, swjoin: Any, tmp_path: Path) -> None:
+    done = swjoin("run", _saved(tmp_path, **more), "--out", tmp_path / "out")
+    assert done.code == 2, done.out
+    assert len(done.err) == 1
+    assert problem in done.err[0]
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- planted bugs
+
+
+def test_rows_under_another_query_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On their way to the sink."""
+    _inputs(tmp_path)
+    send = ResultOutlet._send
+
+    def mixed_up(self: ResultOutlet, sink: int, chunk: Any) -> Any:
+        if not chunk.final:
+            object.__setattr__(chunk, "query", 1 - chunk.query)
+        return send(self, sink, chunk)
+
+    monkeypatch.setattr(ResultOutlet, "_send", mixed_up)
+    with pytest.raises(RunFailed, match=r"produced .* pairs of query . with digest"):
+        library.sql({name: QUERIES[name] for name in ("few", "both")}, **_files(tmp_path), time="ts", threads=1)
+
+
+def test_rows_of_a_query_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before anything is counted: the ledger has what the stage produced."""
+    _inputs(tmp_path)
+    rows_for_sinks = StageInstance.rows_for_sinks
+    monkeypatch.setattr(StageInstance, "rows_for_sinks", lambda self, pairs: rows_for_sinks(self, pairs)[:1])
+    with pytest.raises(RunFailed, match=r"query near_too: slaves produced .*, the collector collected 0"):
+        library.sql({name: QUERIES[name] for name in ("near", "near_too")}, **_files(tmp_path), time="ts")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {name: folder / f"{name}.parquet" for name in "ab"}

@@ -1,0 +1,103 @@
+"""Queries as one plan: equal nodes are there once, and every query has the plan that it has alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swjoin.core.errors import UserError
+from swjoin.plan.logical import Filter, LogicalPlan, Node, Result, Source
+from swjoin.plan.sharing import alone, check_query_name, shared
+from swjoin.plan.stages import Stage, cut
+from tests.plan.plans import join, random_plans, source
+
+
+def _of_one(plan: LogicalPlan, result: str) -> LogicalPlan:
+    """The plan of one of several results."""
+    return alone(LogicalPlan(plan.nodes), result)
+
+
+def _shape(plan: LogicalPlan, name: str) -> tuple[object, ...]:
+    """A node and all below it, without their names."""
+    node = plan.node(name)
+    fields = {
+        key: value for key, value in vars(node).items() if key not in ("name", "input", "left", "right", "inputs", "table")
+    }
+    named = {} if isinstance(node, Result) else fields
+    kept = node.name if isinstance(node, Source) else None
+    return type(node), kept, str(named), tuple(_shape(plan, below) for below in node.inputs)
+
+
+@given(st.lists(random_plans(), min_size=1, max_size=4))
+def test_every_query_has_its_own_plan(plans: list[LogicalPlan]) -> None:
+    given_plans = {}
+    for plan in plans:
+        for result in (node for node in plan.nodes if isinstance(node, Result)):
+            given_plans[f"q{len(given_plans)}"] = _of_one(plan, result.name), result
+    found = shared({name: plan for name, (plan, _) in given_plans.items()})
+    for name, (plan, result) in given_plans.items():
+        assert _shape(found, name) == _shape(plan, result.name)
+        assert _shape(alone(found, name), name) == _shape(plan, result.name)
+    shapes = [_shape(found, node.name) for node in found.nodes if not isinstance(node, Result)]
+    assert len(set(shapes)) == len(shapes), "two equal nodes"
+    assert [node.name for node in found.nodes if isinstance(node, Result) and node.named] == list(given_plans)
+
+
+def _filtered(condition: str) -> LogicalPlan:
+    return LogicalPlan((source("a"), source("b"), join("j", "a", "b"), Filter("f", "j", condition), Result("r", "f")))
+
+
+def test_queries_over_one_join() -> None:
+    found = cut(shared({"all": _filtered("k > 0"), "some": _filtered("k > 5"), "again": _filtered("k > 0")}))
+    assert [stage.name for stage in found.stages] == ["j"]
+    assert [edge.receiver.name for edge in found.edges if isinstance(edge.receiver, Result)] == ["all", "some", "again"]
+    filters = [[step.name for step in edge.steps] for edge in found.edges[2:]]
+    assert filters == [["f"], ["f 1"], ["f"]]
+
+
+def test_rows_of_one_source_are_gathered_once() -> None:
+    """From the last node that all have in common."""
+
+    def of(*conditions: str) -> LogicalPlan:
+        nodes: list[Node] = [source("a")]
+        for i, condition in enumerate(conditions):
+            nodes.append(Filter(f"f{i}", nodes[-1].name, condition))
+        return LogicalPlan((*nodes, Result("r", nodes[-1].name)))
+
+    found = cut(shared({"x": of("k > 0", "v > 1"), "y": of("k > 0", "v > 2"), "z": of("k > 0")}))
+    assert len(found.stages) == 1
+    into, *out = found.edges
+    assert [len(into.steps), *(len(edge.steps) for edge in out)] == [1, 1, 1, 0]
+    apart = cut(shared({"x": of("k > 0"), "y": of("k > 1")}))
+    assert [len(edge.steps) for edge in apart.edges] == [0, 1, 1]
+    single = cut(of("k > 0", "v > 1"))
+    assert [len(edge.steps) for edge in single.edges] == [2, 0], "no row should travel that a filter drops"
+    two = cut(shared({"x": of("k > 0"), "y": LogicalPlan((source("b"), Filter("f", "b", "k > 0"), Result("r", "f")))}))
+    assert [isinstance(edge.receiver, Stage) and len(edge.steps) for edge in two.edges] == [1, 1, False, False]
+
+
+def test_names() -> None:
+    plan = LogicalPlan((source("a"), source("b"), join("j", "a", "b"), Result("r", "j")))
+    other = LogicalPlan((source("a"), source("b"), join("j", "a", "b", (0, 1)), Result("r", "j")))
+    found = shared({"j": plan, "x": other, "y": plan})
+    assert sorted(node.name for node in found.nodes) == ["a", "b", "j", "j 1", "j 2", "x", "y"]
+    with pytest.raises(UserError, match=r"^query a: an input has this name, too; name the query otherwise$"):
+        shared({"a": plan})
+
+
+@pytest.mark.parametrize("name", ["a", "A1", "_x", "1", "a.b", "a-b", "x" * 100])
+def test_good_names(name: str) -> None:
+    check_query_name(name, "here", ["other"])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".a", "-a", "a/b", "a b", "é", "x" * 101, "a\n", None, 5])
+def test_bad_names(name: object) -> None:
+    with pytest.raises(UserError, match=r"(?s)^here: .* is no name of a query; write letters") as caught:
+        check_query_name(name, "here", [])
+    assert "\n" not in str(caught.value)
+
+
+def test_two_names_that_are_one_folder() -> None:
+    with pytest.raises(UserError, match=r"^here: A is the name of another query; name each once"):
+        check_query_name("A", "here", ["a"])
