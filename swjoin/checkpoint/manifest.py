@@ -19,7 +19,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ids import BEGIN_OF_TIME_US
 from swjoin.core.path_patterns import first_mismatch, is_amount, is_count, is_number
 from swjoin.core.splits import ALL_ROWS
-from swjoin.plan.sharing import QUERY_NAME
+from swjoin.plan.logical import QUERY_NAME
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE
 
 

@@ -56,8 +56,9 @@ class Job:
     @property
     def queries(self) -> tuple[str, ...]:
         """Names of queries that have names, as several have."""
-        nodes = [] if self.plan is None else self.plan["nodes"]
-        return tuple(node["name"] for node in nodes if node["kind"] == "result" and node.get("named"))
+        nodes = [] if self.plan is None else self.plan.get("nodes")
+        results = [node for node in nodes if isinstance(node, dict) and node.get("named")] if isinstance(nodes, list) else []
+        return tuple(str(node.get("name")) for node in results)
 
     @property
     def result_folders(self) -> list[Path]:

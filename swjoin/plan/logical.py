@@ -42,6 +42,7 @@ from swjoin.routing.named import SPREAD, Places, kind_of, named
 OutputTime: TypeAlias = Literal["max", "min", "left"]
 ARRIVAL_TIME: Final = "arrival time"  # the time of a source whose rows are stamped as they are read
 _GOLDEN = 0x9E3779B97F4A7C15
+QUERY_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # also of a folder
 _TIME_TYPES = re.compile(r"u?int(8|16|32|64)|timestamp\[.*|date(32|64)\[.*")
 
 
@@ -423,6 +424,9 @@ class LogicalPlan:
             what = "results" if results[name] == count else "nodes"
             _check(count == 1, name, f"{count} {what} have this name", "name each node once")
         for node in self.nodes:
+            if isinstance(node, Result) and node.named:
+                ok = QUERY_NAME.fullmatch(node.name) is not None
+                _check(ok, "plan", "a query's name that is none", "write letters, digits, _, - and dots")
             if isinstance(node, Union):
                 _check(len(node.inputs) > 1, node.name, "a union needs two inputs or more", "name its inputs")
             for port, name in zip(_ports(node), node.inputs, strict=True):

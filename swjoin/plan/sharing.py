@@ -1,7 +1,7 @@
 """Many queries as one plan: what is equal in them is read, joined and aggregated once.
 
 What: `shared(plans) -> LogicalPlan`, with a result for every query; `alone(plan, result)`, the plan of one of them;
-`QUERY_NAME`, `check_query_name`.
+`check_query_name`.
 Why: a run of many queries costs what is different in them. A node that two queries have has the same rows, times and ids in
 both, so a query's count and digest are those of a run of its own.
 Stays out: joins that are equal but for their windows, which are two; stages (`plan.stages`); queries' text (`frontends`).
@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from swjoin.core.errors import UserError, one_line
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result, Source, Union
+from swjoin.plan.logical import QUERY_NAME, IntervalJoin, LogicalPlan, Node, Result, Source, Union
 from swjoin.plan.lookups import Lookup
 
 _NUMBER = re.compile(r" \d+$")
-QUERY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def check_query_name(name: object, where: str, others: Iterable[str]) -> None:
