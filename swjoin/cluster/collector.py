@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,20 +33,20 @@ from swjoin.cluster.role import (
     Write,
     slave_role,
 )
-from swjoin.core.batch import I64
+from swjoin.core.batch import I64, Pairs, ResultRows
 from swjoin.core.data_messages import ResultChunk
 from swjoin.core.errors import RunFailed
-from swjoin.core.hashing import digest_results
 from swjoin.core.ids import EpochIndex
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.metric_columns import COLUMNS
+from swjoin.core.query_sums import QuerySums
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 
 @dataclass
 class Tally:
     """Results of one generation (the time between two checkpoints). Delays in microseconds. by_query: of named queries, by
-    number, count and digest of completed epochs."""
+    number, count and digest of completed epochs; of a family, of the rows that the query is the first to have."""
 
     count: int = 0
     digest: int = 0
@@ -55,7 +55,7 @@ class Tally:
     delay_sum_us: float = 0.0
     delay_max_us: float = 0.0
     histogram: I64 = field(default_factory=lambda: np.zeros(HISTOGRAM_SIZE, np.int64))
-    by_query: dict[int, tuple[int, int]] = field(default_factory=dict)
+    by_query: QuerySums | None = None
 
     def add(self, other: Tally) -> None:
         """Add another tally to this one."""
@@ -66,61 +66,68 @@ class Tally:
         self.delay_sum_us += other.delay_sum_us
         self.delay_max_us = max(self.delay_max_us, other.delay_max_us)
         self.histogram = self.histogram + other.histogram
-        for query, (count, digest) in other.by_query.items():
-            self.add_of_query(query, count, digest)
+        if other.by_query is not None:
+            self.add_of_queries(other.by_query)
 
-    def add_of_query(self, query: int, count: int, digest: int) -> None:
-        before = self.by_query.get(query, (0, 0))
-        self.by_query[query] = before[0] + count, (before[1] + digest) % 2**64
+    def add_of_queries(self, sums: QuerySums) -> None:
+        """Rows of named queries."""
+        if self.by_query is None:
+            self.by_query = QuerySums(len(sums))
+        self.by_query.add(sums)
 
     def to_plain(self) -> dict[str, Any]:
         """Ready for JSON."""
         plain = {name: getattr(self, name) for name in ("count", "digest", "delay_sum_us", "delay_max_us")}
         filled = np.flatnonzero(self.histogram)
-        queries = {"queries": [[query, *sums] for query, sums in sorted(self.by_query.items())]} if self.by_query else {}
+        queries = {} if self.by_query is None else {"queries": self.by_query.to_table().tolist()}
         return {**plain, **queries, "histogram": [filled.tolist(), self.histogram[filled].tolist()]}
 
     @staticmethod
-    def from_plain(plain: dict[str, Any]) -> Tally:
+    def from_plain(plain: dict[str, Any], queries: int = 0) -> Tally:
+        """queries: number of those that have names."""
         tally = Tally(plain["count"], plain["digest"], 0, 0, plain["delay_sum_us"], plain["delay_max_us"])
         buckets, counts = plain["histogram"]
         tally.histogram[buckets] = counts
-        for query, count, digest in plain.get("queries", ()):
-            tally.add_of_query(query, count, digest)
+        if queries:
+            table = np.array(plain.get("queries", []), np.uint64).reshape(-1, 3)
+            tally.add_of_queries(QuerySums.of_table(table, queries))
         return tally
 
 
-_Sums: TypeAlias = dict[int, tuple[int, int]]  # by query, count and digest of its rows
-
-
-def _sums(chunk: ResultChunk) -> _Sums | None:
-    """Of the rows of a final chunk's epoch, as its slave has counted them; None when something is missing."""
+def _sums(chunk: ResultChunk, queries: int) -> QuerySums | None:
+    """Of the rows of a final chunk's epoch, as its slave has counted them; None when something is missing, or of a query that
+    there is not."""
     results, metrics, delays = chunk.results, chunk.metrics, chunk.delay_histogram
     whole = results is not None and metrics is not None and delays is not None
     if whole and (len(metrics) != len(COLUMNS) or len(delays) != HISTOGRAM_SIZE):  # type: ignore[arg-type]
         return None
     if chunk.sent is not None:
-        return {query: (count, digest) for query, count, digest in chunk.sent.tolist()}
+        try:
+            return QuerySums.of_table(chunk.sent, queries)
+        except ValueError:
+            return None
     if results is None or not whole:
         return None
-    digest = int(np.add.reduce(results.digests, dtype=np.uint64)) if len(results.digests) else 0
-    return {0: (int(results.counts.sum()), digest)}
+    sums = QuerySums(queries)
+    sums.counts[0] = results.counts.sum()
+    sums.digests[0] = np.add.reduce(results.digests, dtype=np.uint64) if len(results.digests) else 0
+    return sums
 
 
 @dataclass
 class _Sender:
     """What one slave has sent."""
 
+    received: QuerySums  # in its open epoch
     completed: int = -1  # its last distribution epoch
     ended: bool = False
     chunks: int = 0
-    received: _Sums = field(default_factory=dict)  # in its open epoch
     in_prefill: bool = False
 
     @property
     def pairs(self) -> int:
         """Received in its open epoch."""
-        return sum(count for count, _ in self.received.values())
+        return self.received.total[0]
 
 
 class Collector:
@@ -129,6 +136,7 @@ class Collector:
     materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only. number: of several
     sinks, each of which has its share of the pairs; the first one has metrics and production delays of all. of_rows: rows come
     that are no pairs; of those that have production delays some may not be among them. queries: number of named ones.
+    families: those of them that share rows, from the narrowest windows to the widest (`plan.families`).
     """
 
     def __init__(
@@ -140,10 +148,15 @@ class Collector:
         sink_count: int = 1,
         of_rows: bool = False,
         queries: int = 0,
+        families: Sequence[Sequence[int]] = (),
     ) -> None:
         self.number, self._delays_of_others = number, sink_count > 1 or of_rows
         self._name = f"sink {number}" if number else "collector"
         self.materialised, self.queries = materialised, queries
+        self._families = {family[0]: np.array(family, np.int64) for family in families}
+        self._sharers = np.ones(max(1, queries), np.int64)  # queries that have a row which this one is the first to have
+        for family in self._families.values():
+            self._sharers[family] = np.arange(len(family), 0, -1)
         self.slave_count = slave_count
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.committed = EpochIndex(-1)
@@ -151,7 +164,7 @@ class Collector:
         self._open: dict[int, Tally] = {}  # of later generations, by number; a slave may be ahead of the others
         self._cuts: dict[int, int] = {}  # distribution epoch that ends with a checkpoint: generation
         self._missing: dict[int, int] = {}  # distribution epoch not yet committed: slaves that have not completed it
-        self._senders = [_Sender() for _ in range(slave_count)]
+        self._senders = [_Sender(QuerySums(queries)) for _ in range(slave_count)]
         self._metrics: list[tuple[int, NDArray[np.float64]]] = []
 
     def start(self, now_us: int = 0) -> list[Effect]:
@@ -183,10 +196,9 @@ class Collector:
         if not 0 <= chunk.query < max(1, self.queries):
             raise RunFailed(f"{self._name}: slave {slave}: results of query {chunk.query}, of {max(1, self.queries)}")
         if chunk.pairs is not None and len(chunk.pairs):
-            self._count(chunk, len(chunk.pairs))
-            count, digest = sender.received.get(chunk.query, (0, 0))
-            digest = (digest + digest_results(chunk.pairs)) % 2**64
-            sender.received[chunk.query] = count + len(chunk.pairs), digest
+            sums = self._received(chunk, chunk.pairs)
+            self._count(chunk, sums)
+            sender.received.add(sums)
             if not chunk.prefill:
                 effects.append(Write(chunk.pairs, chunk.generation, chunk.query))
         sender.chunks += 1
@@ -202,6 +214,13 @@ class Collector:
             effects.append(Finish())
         return effects
 
+    def _received(self, chunk: ResultChunk, pairs: Pairs | ResultRows) -> QuerySums:
+        """Of the rows of a chunk. RunFailed for ranks that they cannot have."""
+        ranks, family = pairs.ranks if isinstance(pairs, ResultRows) else None, self._families.get(chunk.query)
+        if (ranks is None) != (family is None) or (family is not None and int(ranks.max()) >= len(family)):  # type: ignore[union-attr]
+            raise RunFailed(f"{self._name}: slave {chunk.slave}: rows of query {chunk.query} with ranks that it has not")
+        return QuerySums.of_rows(pairs, chunk.query, self.queries, self._families)
+
     def _commit(self) -> list[Effect]:
         """Commit the next distribution epoch, and the generation that ends with it, if any."""
         self.committed = EpochIndex(self.committed + 1)
@@ -216,9 +235,9 @@ class Collector:
     def restore(self, epoch: int, states: Sequence[dict[str, Any]]) -> None:
         """Take over the states that sinks saved in a checkpoint, which ended with this epoch."""
         for plain in states:
-            self._past.add(Tally.from_plain(plain["tally"]))
+            self._past.add(Tally.from_plain(plain["tally"], self.queries))
         self.committed = EpochIndex(epoch)
-        self._senders = [_Sender(completed=epoch) for _ in self._senders]
+        self._senders = [_Sender(QuerySums(self.queries), completed=epoch) for _ in self._senders]
 
     @property
     def tally(self) -> Tally:
@@ -228,7 +247,9 @@ class Collector:
             total.add(part)
         return total
 
-    def _count(self, chunk: ResultChunk, pairs: int) -> None:
+    def _count(self, chunk: ResultChunk, sums: QuerySums) -> None:
+        """Rows of a family count for every query that has them."""
+        pairs = int(sums.counts @ self._sharers)
         tally = self._open.setdefault(chunk.generation, Tally())
         if chunk.prefill:
             tally.prefill_count += pairs
@@ -237,7 +258,7 @@ class Collector:
 
     def _complete(self, chunk: ResultChunk, sender: _Sender) -> None:
         """Take a slave's completed epoch. RunFailed when its counts differ from the received pairs."""
-        sums = _sums(chunk)
+        sums = _sums(chunk, self.queries)
         if sums is None:
             raise RunFailed(f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: final chunk without counts")
         missing = self._missing.get(chunk.epoch, chunk.served)
@@ -246,21 +267,21 @@ class Collector:
             raise RunFailed(f"{self._name}: slave {chunk.slave} completed epoch {chunk.epoch} after epoch {before}")
         self._missing[chunk.epoch] = missing - 1
         if not self.materialised:
-            self._count(chunk, sum(count for count, _ in sums.values()))
+            self._count(chunk, sums)
         else:
             self._compare(chunk, sums, sender.received)
-        sender.received = {}
+        sender.received = QuerySums(self.queries)
         sender.completed, sender.ended = chunk.epoch, chunk.last
         if chunk.checkpoint:
             self._cuts[chunk.epoch] = chunk.generation
         tally = self._open.setdefault(chunk.generation, Tally())
-        digest = sum(digest for _, digest in sums.values())
+        digest = int(np.add.reduce(sums.digests * self._sharers.view(np.uint64), dtype=np.uint64))
         if chunk.prefill:
             tally.prefill_digest += digest
             return
         tally.digest += digest
-        for query, of_query in sums.items() if self.queries else ():
-            tally.add_of_query(query, *of_query)
+        if self.queries:
+            tally.add_of_queries(sums)
         if chunk.metrics is None or chunk.delay_histogram is None:
             return  # the first sink has them
         mean_us, max_us = (float(chunk.metrics[COLUMNS.index(name)]) for name in ("delay_mean_us", "delay_max_us"))
@@ -269,17 +290,16 @@ class Collector:
         tally.delay_max_us = max(tally.delay_max_us, max_us)
         self._metrics.append((chunk.generation, chunk.metrics))
 
-    def _compare(self, chunk: ResultChunk, sums: _Sums, received: _Sums) -> None:
+    def _compare(self, chunk: ResultChunk, sums: QuerySums, received: QuerySums) -> None:
         """RunFailed unless the rows of a completed epoch are those that its slave has counted."""
-        for query in sums.keys() | received.keys():
-            (pairs, digest), (arrived, found) = sums.get(query, (0, 0)), received.get(query, (0, 0))
-            if (pairs, digest) != (arrived, found):
-                of = f" of query {query}" if self.queries else ""
-                raise RunFailed(
-                    f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: "
-                    f"produced {pairs} pairs{of} with digest {format_digest(digest)}, "
-                    f"{arrived} with digest {format_digest(found)} arrived"
-                )
+        query = sums.differing(received)
+        if query is not None:
+            of = f" of query {query}" if self.queries else ""
+            raise RunFailed(
+                f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: "
+                f"produced {sums.counts[query]} pairs{of} with digest {format_digest(int(sums.digests[query]))}, "
+                f"{received.counts[query]} with digest {format_digest(int(received.digests[query]))} arrived"
+            )
 
     def take_metrics(self) -> list[tuple[int, NDArray[np.float64]]]:
         """Remove and return the metric rows received since the last call, with their generations."""
@@ -323,7 +343,10 @@ class Collector:
 
     def _by_query(self, tally: Tally) -> list[tuple[int, int]]:
         """Count and digest of each query that has a name."""
-        return [tally.by_query.get(query, (0, 0)) for query in range(self.queries)]
+        if not self.queries:
+            return []
+        sums = (tally.by_query or QuerySums(self.queries)).of_families(list(self._families.values()))
+        return list(zip(sums.counts.tolist(), sums.digests.tolist(), strict=True))
 
     def validate(self) -> None:
         waiting = sum(sender.pairs for sender in self._senders if not sender.in_prefill)

@@ -24,6 +24,7 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError, setting
 from swjoin.core.ids import QueryId, SlaveId
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
+from swjoin.plan.families import Family, families_of
 from swjoin.plan.logical import LogicalPlan, Result, Source
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
 from swjoin.plan.subclusters import Subclusters
@@ -89,6 +90,17 @@ class Instances:
         """From stages to the sinks, in the order of the queries, whose results they are."""
         by_result = {edge.receiver.name: edge for edge in self.stages.edges if isinstance(edge.receiver, Result)}
         return tuple(by_result[result.name] for result in self.stages.results)
+
+    @cached_property
+    def families(self) -> tuple[Family, ...]:
+        """Results that differ in windows alone."""
+        return families_of(self.stages)
+
+    @cached_property
+    def families_of_queries(self) -> tuple[tuple[QueryId, ...], ...]:
+        """The numbers of the queries of each family, from the narrowest windows to the widest."""
+        numbers = {edge.id: QueryId(query) for query, edge in enumerate(self.result_edges)}
+        return tuple(tuple(numbers[edge.id] for edge in family.edges) for family in self.families)
 
     @property
     def query_count(self) -> int:

@@ -195,7 +195,7 @@ _RESULTS = _Layout(
         *(*_optional(_I, "keys", "left times", "right times"), *_optional(_U, "left ids", "right ids")),
         *(*_rows_of("left "), *_rows_of("right "), *_optional(_I, "partition-groups", "counts"), *_optional(_U, "digests")),
         *(*_optional(_F, "metrics"), *_optional(_I, "delays"), _Column("edges", _I, 2, True), _Column("sent", _U, 2, True)),
-        *(*_optional(_U, "row ids"), *_optional(_I, "row times"), *_optional(_B, "row columns")),
+        *(*_optional(_U, "row ids"), *_optional(_I, "row times"), *_optional(_B, "row columns"), *_optional(_I, "ranks")),
     ),
 )
 _TUPLES = _Layout(TUPLES, "a batch of tuples", 0, (), _tuples_of(""))
@@ -442,9 +442,9 @@ def pack_results(chunk: ResultChunk) -> U8:
     if p is not None:
         pairs = [p.key, p.left_ts, p.right_ts, p.left_id, p.right_id, *_rows_out(p.left_rows), *_rows_out(p.right_rows)]
     results: list[Array | None] = [None] * 3 if r is None else [r.groups, r.counts, r.digests]
-    rows: list[Array | None] = [None] * 3
+    rows: list[Array | None] = [None] * 4
     if q is not None:
-        rows = [q.id, q.ts, None if q.columns is None else q.columns.to_bytes()]
+        rows = [q.id, q.ts, None if q.columns is None else q.columns.to_bytes(), q.ranks]
     return pack(RESULTS, integers, [*pairs, *results, chunk.metrics, chunk.delay_histogram, chunk.edges, chunk.sent, *rows])
 
 
@@ -465,15 +465,17 @@ def unpack_results(buffer: U8) -> ResultChunk:
     if a[0] is not None:
         pairs = Pairs(a[0], a[1], a[2], a[3], a[4], left_rows, right_rows, side, null_keys)
     frame.same_length(18, 19)
-    if a[18] is None and a[20] is not None:
-        raise frame.refuse("columns of no rows")
+    if a[18] is None and (a[20] is not None or a[21] is not None):
+        raise frame.refuse("columns or ranks of no rows")
+    if a[21] is not None and (len(a[21]) != len(a[18]) or a[21].min(initial=0) < 0):
+        raise frame.refuse(f"{len(a[21])} ranks for {len(a[18])} rows, or negative ones")
     if a[18] is not None:
         columns = None if a[20] is None else Columns.from_bytes(a[20])
         if pairs is not None:
             raise frame.refuse("pairs, and rows that are none")
         if columns is not None and len(columns) != len(a[18]):
             raise frame.refuse(f"{len(columns)} rows of columns for {len(a[18])} rows")
-        pairs = ResultRows(a[18], a[19], columns)
+        pairs = ResultRows(a[18], a[19], columns, a[21])
     frame.same_length(11, 12, 13)
     results = None if a[11] is None else GroupResults(a[11], a[12], a[13])
     if results is not None and (results.groups.min(initial=0) < 0 or results.counts.min(initial=0) < 0):

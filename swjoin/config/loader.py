@@ -24,6 +24,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -107,9 +108,15 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    """Types of its fields; plans have many nodes of one kind."""
+    return typing.get_type_hints(kind)
+
+
 def _named_tuple(kind: type, value: Any, where: str) -> Any:
     """A NamedTuple, which `to_plain` writes as a list."""
-    kinds = typing.get_type_hints(kind)
+    kinds = _hints_of(kind)
     if not isinstance(value, (list, tuple)) or len(value) != len(kinds):
         raise UserError(f"{where}: expected a list of {' and '.join(kinds)}, got {shown(value)}")
     return kind(*(_convert(kinds[name], item, where) for name, item in zip(kinds, value, strict=True)))
@@ -120,7 +127,7 @@ def _build(kind: type, data: Any, where: str) -> Any:
         data = {}
     if not isinstance(data, dict):
         raise UserError(f"{where or 'configuration'}: expected a mapping, got {shown(data)}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
     aliases = aliases_of(kind)
     values: dict[str, Any] = {}
     window = {key: value for key, value in data.items() if kind is QueryConfig and key in _WINDOW_KEYS and value is not None}

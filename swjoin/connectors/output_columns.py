@@ -196,10 +196,12 @@ class RowColumns:
 
 @dataclass(frozen=True)
 class QueryColumns:
-    """Columns of the rows of several queries, by their names."""
+    """Columns of the rows of several queries, by their names. families: numbers of those that share rows, from the narrowest
+    windows to the widest (`plan.families`)."""
 
     of_pairs: ClassVar = False
     queries: tuple[tuple[str, RowColumns], ...]
+    families: tuple[tuple[int, ...], ...] = ()
 
     def check_text(self) -> None:
         """UserError when a column cannot be written as text."""
@@ -215,7 +217,8 @@ class QueryColumns:
             columns.nothing()
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"queries": [[name, columns.to_bytes().decode()] for name, columns in self.queries]}).encode()
+        queries = [[name, columns.to_bytes().decode()] for name, columns in self.queries]
+        return json.dumps({"queries": queries, "families": self.families}).encode()
 
 
 ResultColumns: TypeAlias = OutputColumns | RowColumns
@@ -232,7 +235,7 @@ def columns_from_bytes(data: bytes) -> AnyColumns:
         columns = _of_one(json.loads(text))
         assert isinstance(columns, RowColumns), "queries have rows"
         found.append((name, columns))
-    return QueryColumns(tuple(found))
+    return QueryColumns(tuple(found), tuple(map(tuple, plain["families"])))
 
 
 def _of_one(plain: dict[str, Any]) -> ResultColumns:

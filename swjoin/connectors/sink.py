@@ -10,14 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from swjoin.core.batch import Pairs, ResultRows
-from swjoin.core.errors import RunFailed
+import numpy as np
+
+from swjoin.core.batch import I64, Pairs, ResultRows
+from swjoin.core.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from swjoin.config.run import KafkaSinkConfig
-    from swjoin.connectors.output_columns import AnyColumns, ResultColumns
+    from swjoin.connectors.output_columns import AnyColumns, QueryColumns, ResultColumns
+
+_OTHER_FILES: Final = 256  # inputs, logs, sockets
 
 
 class Sink(Protocol):
@@ -68,6 +74,9 @@ class CountSink:
     def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
         assert isinstance(pairs, ResultRows), "a count sink was sent pairs"  # rows are counted where they arrive
 
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
+        """Nothing to write."""
+
     def seal(self, generation: int) -> list[Path]:
         return []
 
@@ -93,18 +102,40 @@ class CountSink:
         """Nothing to remove."""
 
 
+class RowSink(Sink, Protocol):
+    """A sink that can be given decoded rows."""
+
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None: ...
+
+
 class QuerySinks:
     """A sink of each of several queries, as one. Files are known by the name of their query, which is that of their folder, and
     their own."""
 
-    def __init__(self, sinks: Mapping[str, Sink]) -> None:
+    def __init__(self, sinks: Mapping[str, RowSink], plan: QueryColumns) -> None:
         """sinks: by the names of their queries."""
-        self._sinks = dict(sinks)
+        self._sinks, self._plan = dict(sinks), plan
         self._ordered = list(self._sinks.values())
+        self._families = {family[0]: family for family in plan.families}
 
     def write_to(self, query: int, rows: Pairs | ResultRows, generation: int) -> None:
-        """Rows of a query. query: its number."""
-        self._ordered[query].write(rows, generation)
+        """Rows of a query, or of a family. query: its number, or that of its first one."""
+        if not isinstance(rows, ResultRows) or rows.ranks is None:
+            self._ordered[query].write(rows, generation)
+        elif rows.columns is not None:
+            self._write_to_family(query, rows, rows.ranks, generation)
+
+    def _write_to_family(self, query: int, rows: ResultRows, ranks: I64, generation: int) -> None:
+        """Sorted by rank, the rows of every query are the first ones, up to some row: they are decoded once."""
+        import pyarrow as pa
+
+        family, order = self._families[query], np.argsort(ranks, kind="stable")
+        decoded = self._plan.queries[query][1].decode(rows).take(pa.array(order))
+        digests = np.concatenate([np.zeros(1, np.uint64), np.cumsum(rows.id[order], dtype=np.uint64)])
+        ends = np.searchsorted(ranks[order], np.arange(len(family)), side="right").tolist()
+        for member, end in zip(family, ends, strict=True):
+            if end:
+                self._ordered[member].write_rows(decoded.slice(0, end), generation, int(digests[end]))
 
     def write(self, pairs: Pairs | ResultRows, generation: int = 0) -> None:
         raise AssertionError("rows of no query")
@@ -163,15 +194,33 @@ def open_sinks(kind: str, target: Path, plan: AnyColumns, **more: Any) -> Sink:
 
     if not isinstance(plan, QueryColumns):
         return open_sink(kind, target, plan, **more)
-    opened: dict[str, Sink] = {}
+    opened: dict[str, RowSink] = {}
     try:
+        if kind != "count":
+            _allow_files(len(plan.queries))
         for name, columns in plan.queries:
-            opened[name] = open_sink(kind, target / name, columns, **more)
+            opened[name] = cast("RowSink", open_sink(kind, target / name, columns, **more))
     except BaseException:
         for sink in reversed(opened.values()):
             sink.abort(started=False)
         raise
-    return QuerySinks(opened)
+    return QuerySinks(opened, plan)
+
+
+def _allow_files(count: int) -> None:
+    """Let this process have so many more files open. UserError when the system does not."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    if hard not in (resource.RLIM_INFINITY,) and hard < needed:
+        raise UserError(
+            f"{count} queries have as many files open, and the system allows {hard}",
+            remedy="raise the limit (ulimit -n), count the rows, or run fewer queries at once",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def open_sink(

@@ -295,18 +295,21 @@ class Pairs:
 @dataclass(frozen=True)
 class ResultRows:
     """n rows of the result of a plan that ends with filters or projections. id: uint64 (n,), of the row. ts: int64 (n,),
-    microseconds. columns: None where results are only counted."""
+    microseconds. columns: None where results are only counted. ranks: of rows of several queries at once, int64 (n,), of each
+    row the first of these that has it, as have all after it (`plan.families`); None: they are of one query."""
 
     id: U64
     ts: I64
     columns: Columns | None
+    ranks: I64 | None = None
 
     def __len__(self) -> int:
         return int(self.id.shape[0])
 
     @property
     def nbytes(self) -> int:
-        return 16 * len(self) + (0 if self.columns is None else self.columns.nbytes)
+        ranks = 0 if self.ranks is None else self.ranks.nbytes
+        return 16 * len(self) + ranks + (0 if self.columns is None else self.columns.nbytes)
 
 
 def empty_pairs(left: RowLayout | None, right: RowLayout | None) -> Pairs:

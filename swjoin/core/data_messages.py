@@ -176,12 +176,13 @@ class GroupResults:
 class ResultChunk:
     """Slave -> sink: results of one distribution epoch, in chunks bounded by the result buffer.
 
-    pairs: materialised pairs, or the rows of a plan that ends with filters or projections; None with a count sink. final: the
+    query: whose rows they are; of several queries at once, whose rows have ranks, the first one. pairs: materialised pairs, or
+    the rows of a plan that ends with filters or projections; None with a count sink. final: the
     epoch is complete at this slave; only final chunks, and of several sinks only those to the first one, have `results`,
     `metrics` (float64, see `core.metric_columns.COLUMNS`) and `delay_histogram` (int64, see `state.delay_histogram`). last: the
     slave's last chunk of the run.
     sent: of a final chunk to one of several sinks, or of a plan that ends with filters, uint64 (queries, 3): the epoch's rows
-    that went to this sink, each query of which there are some, their count and digest.
+    that went to this sink: query, count and digest. Of rows with ranks those of the query that is the first to have them.
     edges: of an instance of a plan's stage, int64 (n, 3): edge, rows and bytes that it has taken since it was started; with
     `metrics`. served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
     (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.

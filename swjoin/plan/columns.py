@@ -30,6 +30,7 @@ from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, PreAggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
+from swjoin.plan.families import families_of
 from swjoin.plan.kept_rows import Keyed, kept_columns_of
 from swjoin.plan.live_groups import LiveGroups, live_columns_of
 from swjoin.plan.logical import (
@@ -44,6 +45,7 @@ from swjoin.plan.logical import (
     Source,
     Spread,
     UnionInput,
+    Within,
     join_columns,
 )
 from swjoin.plan.lookups import Lookup, equality, lookup_reads
@@ -92,8 +94,8 @@ class StageColumns:
 @dataclass(frozen=True)
 class PlanColumns:
     """read: columns of each source, static tables among them. travels: columns of each edge between a source or a stage and a
-    stage, and of one to a result that has steps, or that has a name. steps: of each of these edges, what its sender
-    does to the rows. stages: by id."""
+    stage, and of one to a result that has steps, or that has a name; of a family's of the first one only. steps: of each of
+    these edges, what its sender does to the rows; of a family's, after the windows. stages: by id."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
@@ -111,7 +113,12 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
     steps: dict[EdgeId, tuple[BoundStep, ...]] = {}
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     binder = _Binder(plan, sent, tables)
+    families = families_of(stages)
+    firsts = {edge.id: family.edges[0].id for family in families for edge in family.edges}
+    steps_of = {family.edges[0].id: family.steps for family in families}
     for edge in stages.edges:
+        if firsts.get(edge.id, edge.id) != edge.id:
+            continue  # its rows are those of the family's first
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
             node = edge.receiver.node
             through = _through(plan, node, needed[node.name], rows=rows)
@@ -138,7 +145,8 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
         else:
             continue  # pairs of a join, or gathered rows
         keys = edge.receiver.keys[edge.port] if isinstance(edge.receiver, Stage) else ()
-        steps[edge.id], of_sender = binder.steps(edge.steps, {*travels[edge.id], *keys})
+        passed = steps_of.get(edge.id, edge.steps)
+        steps[edge.id], of_sender = binder.steps(passed, {*travels[edge.id], *keys})
         sent[edge.sender.name] |= of_sender
     of_sources = {node.name: binder.read(node.name) for node in plan.nodes if isinstance(node, Source)}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
@@ -157,7 +165,7 @@ class _Binder:
         """Steps that compute these columns alone, and the columns that they need of the sender."""
         found: list[BoundStep] = []
         for step in reversed(steps):
-            if isinstance(step, UnionInput):
+            if isinstance(step, UnionInput | Within):
                 found.append(step)
                 continue
             if isinstance(step, PreAggregate):

@@ -1,7 +1,7 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Spread`, `Copies`, `Union`, `Result`; `LogicalPlan`, of these, of
-`Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `LiveGroups` (`plan.live_groups`), `Lookup`s
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Within`, `Spread`, `Copies`, `Union`, `Result`; `LogicalPlan`, of these,
+of `Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `LiveGroups` (`plan.live_groups`), `Lookup`s
 (`plan.lookups`) and `MapBatches` (`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
@@ -29,6 +29,7 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, U64, TupleBatch
 from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import mix64
 from swjoin.core.kept_columns import OrderKey
+from swjoin.core.units import format_duration
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views, kept_types
@@ -217,6 +218,26 @@ class Copies(_OneInput):
 
 
 @dataclass(frozen=True)
+class Within(_OneInput):
+    """The pairs of an inner join whose right time - left time is in these bounds, microseconds, both inclusive: those of a join
+    with narrower windows, which is shared with others (`plan.sharing`)."""
+
+    name: str
+    input: str
+    lower_us: int
+    upper_us: int
+
+    @property
+    def description(self) -> str:
+        return f"right - left in [{format_duration(self.lower_us)}, {format_duration(self.upper_us)}]"
+
+    def __call__(self, rows: TupleBatch) -> TupleBatch:
+        """rows: as a join's instances send them, whose keys are these differences."""
+        mask = (rows.key >= self.lower_us) & (rows.key <= self.upper_us)
+        return rows if bool(mask.all()) else rows.take(np.flatnonzero(mask))
+
+
+@dataclass(frozen=True)
 class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
     (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids. order: of the rows in a
@@ -230,7 +251,9 @@ class Result(_OneInput):
     named: bool = False
 
 
-Node: TypeAlias = Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Copies | Union | Result
+Node: TypeAlias = (
+    Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Copies | Within | Union | Result
+)
 
 
 def union_row_ids(input_index: int, ids: U64) -> U64:
@@ -247,6 +270,13 @@ class UnionInput:
 
     def __call__(self, rows: TupleBatch) -> TupleBatch:
         return replace(rows, id=union_row_ids(self.index, rows.id))
+
+
+def can_share_windows(join: IntervalJoin) -> bool:
+    """Whether the pairs of this join with narrower windows are those of its pairs that are within them. What reads a join of
+    the full history waits for the end of all, so none is made of it."""
+    query = join.semantics
+    return query.how == "inner" and query.match == "all" and not query.bounds.count_windows and not query.unbounded
 
 
 def check_routing(plan: LogicalPlan, routing: str) -> None:
@@ -431,8 +461,9 @@ class LogicalPlan:
                 _check(len(node.inputs) > 1, node.name, "a union needs two inputs or more", "name its inputs")
             for port, name in zip(_ports(node), node.inputs, strict=True):
                 _check(bool(name), node.name, f"its {port} is missing", "name a source or another node")
-                known = ", ".join(n for n in names if not results[n])
-                _check(name in names, node.name, f"its {port} {name} is not in the plan", f"nodes are {known}")
+                if name not in names:
+                    known = ", ".join(n for n in names if not results[n])
+                    _check(False, node.name, f"its {port} {name} is not in the plan", f"nodes are {known}")
                 _check(not results[name], node.name, f"its {port} {name} is a result", "read what the result reads")
         _check(bool(results), "plan", "it has no result", "add a result that reads a node")
         for node in self.ordered:
@@ -442,6 +473,10 @@ class LogicalPlan:
         for node in self.ordered:
             if isinstance(node, IntervalJoin) and node.semantics.bounds.count_windows:
                 self._check_count_windows(node)
+            if isinstance(node, Within):
+                join = self.node(node.input)
+                ok = isinstance(join, IntervalJoin) and can_share_windows(join)
+                _check(ok, node.name, f"its input {node.input} is no inner join within bounds of time", "let it read one")
             if isinstance(node, Spread):
                 joins = [reader for reader in self.readers[node.name] if isinstance(reader, IntervalJoin)]
                 ok = len(joins) == len(self.readers[node.name]) and all(j.inputs[node.port] == node.name for j in joins)
@@ -473,7 +508,11 @@ class LogicalPlan:
     @cached_property
     def readers(self) -> dict[str, tuple[Node, ...]]:
         """For every node, those that read its rows, once each."""
-        return {name: tuple(node for node in self.nodes if name in node.inputs) for name in self._by_name}
+        found: dict[str, list[Node]] = {name: [] for name in self._by_name}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found[name].append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
 
     @cached_property
     def _schemas(self) -> dict[str, Schema]:
@@ -530,6 +569,8 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
             return inputs[0]
         case Copies():
             return _copied_schema(node, inputs[0])
+        case Within():
+            return inputs[0]
         case Union():
             for i, schema in enumerate(inputs):
                 _check_union_input(node, i, schema, inputs[0])

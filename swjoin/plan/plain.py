@@ -16,7 +16,19 @@ from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
-from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Spread, Union
+from swjoin.plan.logical import (
+    Copies,
+    Filter,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    Project,
+    Result,
+    Source,
+    Spread,
+    Union,
+    Within,
+)
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
 
@@ -36,6 +48,7 @@ _KINDS: dict[str, type[Node]] = {
     "lookup": Lookup,
     "spread": Spread,
     "copies": Copies,
+    "within": Within,
     "union": Union,
     "result": Result,
 }

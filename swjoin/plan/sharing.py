@@ -4,18 +4,19 @@ What: `shared(plans) -> LogicalPlan`, with a result for every query; `alone(plan
 `check_query_name`.
 Why: a run of many queries costs what is different in them. A node that two queries have has the same rows, times and ids in
 both, so a query's count and digest are those of a run of its own.
-Stays out: joins that are equal but for their windows, which are two; stages (`plan.stages`); queries' text (`frontends`).
+Joins that are equal but for their windows are one, too (CQELS Cloud, shared multiple join).
+Stays out: stages (`plan.stages`); queries' text (`frontends`); rows of many windows at once (`cluster.slave.stage`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from swjoin.core.errors import UserError, one_line
-from swjoin.plan.logical import QUERY_NAME, IntervalJoin, LogicalPlan, Node, Result, Source, Union
+from swjoin.plan.logical import QUERY_NAME, IntervalJoin, LogicalPlan, Node, Result, Source, Union, Within, can_share_windows
 from swjoin.plan.lookups import Lookup
 
 _NUMBER = re.compile(r" \d+$")
@@ -54,18 +55,57 @@ def shared(plans: Mapping[str, LogicalPlan]) -> LogicalPlan:
                 nodes[content] = _free(node.name, taken, numbers)
                 taken.add(nodes[content])
             names[node.name] = nodes[content]
-    return LogicalPlan((*(replace(node, name=name) for node, name in nodes.items()), *results))
+    named = [replace(node, name=name) for node, name in nodes.items()]
+    return LogicalPlan((*_with_common_windows(named), *results))
+
+
+def _with_common_windows(nodes: Sequence[Node]) -> Iterator[Node]:
+    """With one join, that of the longest windows, for all that are equal but for windows that nest. Windows that cross stay
+    apart: a join of both would have pairs that nobody wants."""
+    alike: dict[Node, list[IntervalJoin]] = {}
+    for node in nodes:
+        if isinstance(node, IntervalJoin) and can_share_windows(node):
+            plain = replace(node.semantics, lower_us=0, upper_us=0, exclusive=())
+            alike.setdefault(replace(node, name="", query=plain), []).append(node)
+    narrower: dict[str, Within] = {}
+    for joins in alike.values():
+        chains: list[list[IntervalJoin]] = []  # of which each is within the one before it
+        for join in sorted(joins, key=_width_us, reverse=True):
+            chain = next((chain for chain in chains if _is_within(join, chain[-1])), None)
+            if chain is None:
+                chains.append([join])
+                continue
+            bounds = join.semantics.bounds
+            narrower[join.name] = Within(join.name, chain[0].name, bounds.lower_us, bounds.upper_us)
+            chain.append(join)
+    return (narrower.get(node.name, node) for node in nodes)
+
+
+def _width_us(join: IntervalJoin) -> int:
+    return join.semantics.bounds.upper_us - join.semantics.bounds.lower_us
+
+
+def _is_within(join: IntervalJoin, other: IntervalJoin) -> bool:
+    mine, theirs = join.semantics.bounds, other.semantics.bounds
+    return theirs.lower_us <= mine.lower_us and mine.upper_us <= theirs.upper_us
 
 
 def alone(plan: LogicalPlan, result: str) -> LogicalPlan:
-    """The nodes that this result needs, in their order."""
+    """The nodes that this result needs, in their order, with the windows of its own joins."""
+    found = {node.name: node for node in plan.nodes}
+    for node in plan.nodes:
+        if isinstance(node, Within):
+            join = plan.node(node.input)
+            assert isinstance(join, IntervalJoin), "windows of no join"
+            query = replace(join.semantics, lower_us=node.lower_us, upper_us=node.upper_us, exclusive=())
+            found[node.name] = replace(join, name=node.name, query=query)
     needed, waiting = {result}, [result]
     while waiting:
-        for name in plan.node(waiting.pop()).inputs:
+        for name in found[waiting.pop()].inputs:
             if name not in needed:
                 needed.add(name)
                 waiting.append(name)
-    return LogicalPlan(tuple(node for node in plan.nodes if node.name in needed))
+    return LogicalPlan(tuple(found[node.name] for node in plan.nodes if node.name in needed))
 
 
 def _reading(node: Node, names: Mapping[str, str]) -> Node:

@@ -39,6 +39,7 @@ from swjoin.plan.logical import (
     Spread,
     Union,
     UnionInput,
+    Within,
     join_columns,
     key_family,
 )
@@ -52,9 +53,11 @@ EdgeId = NewType("EdgeId", int)
 _FAMILIES = ("integer", "string")  # whose hashes are those of the values, at every kind of stage
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
-Step: TypeAlias = UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies | PreAggregate  # on the way of rows
+Step: TypeAlias = (
+    UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies | Within | PreAggregate
+)  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
-Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies | Union
+Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies | Within | Union
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,8 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     alike need no exchange."""
     kinds = IntervalJoin | Keyed | Stateless if strategy == "operator" else IntervalJoin | Keyed
     of_streams = _of_streams(plan)
-    nodes = [node for node in plan.ordered if isinstance(node, kinds) and node.name in of_streams]
+    alone = [node for node in plan.ordered if not isinstance(node, Within)]  # which needs pairs, so it is done by the join
+    nodes = [node for node in alone if isinstance(node, kinds) and node.name in of_streams]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
     receivers: list[tuple[Stage, tuple[_Port, ...]]] = []
     for i, node in enumerate(nodes):
@@ -436,7 +440,7 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
-    if isinstance(step, Lookup | MapBatches | Spread | Copies | PreAggregate):
+    if isinstance(step, Lookup | MapBatches | Spread | Copies | Within | PreAggregate):
         return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 

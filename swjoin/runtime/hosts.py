@@ -713,6 +713,7 @@ class CollectorHost(Host):
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
         self._of_rows = not plan.of_pairs
+        self._families = plan.families if isinstance(plan, QueryColumns) else ()
         self._sink = open_job_sink(job, plan, number)
         self.offered: ServedResults | None = None
         if job.config.serve.listen is not None:
@@ -802,6 +803,7 @@ class CollectorHost(Host):
             sink_count=config.sink_count,
             of_rows=self._of_rows,
             queries=len(self.job.queries),
+            families=self._families,
         )
         if self._watcher is not None:
             self._watcher.begin()

@@ -203,7 +203,8 @@ def plan_output(instances: Instances) -> AnyColumns:
 
     results = instances.stages.results
     if results[0].named:
-        return QueryColumns(tuple((result.name, _row_columns(instances, result)) for result in results))
+        queries = tuple((result.name, _row_columns(instances, result)) for result in results)
+        return QueryColumns(queries, instances.families_of_queries)
     if instances.of_rows:
         return _row_columns(instances, results[0])
     stage = instances.result_edges[0].sender

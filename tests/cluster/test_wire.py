@@ -107,13 +107,13 @@ def test_round_trip() -> None:
     for batch in (found.right, found.null_keys[RIGHT]):
         assert batch.columns is not None
         assert batch.columns.batch.equals(columns.batch)
-    for shown in (columns, None):
+    for shown, ranks in ((columns, None), (None, None), (columns, np.array([2, 0, 1]))):
         rows = dataclasses.replace(
-            a_chunk(), pairs=ResultRows(right.id, right.ts, shown), sent=np.array([[0, 3, 7]], np.uint64)
+            a_chunk(), pairs=ResultRows(right.id, right.ts, shown, ranks), sent=np.array([[0, 3, 7]], np.uint64)
         )
         again = unpack_results(pack_results(rows))
         assert isinstance(again.pairs, ResultRows)
-        assert same(dataclasses.replace(again.pairs, columns=None), ResultRows(right.id, right.ts, None))
+        assert same(dataclasses.replace(again.pairs, columns=None), ResultRows(right.id, right.ts, None, ranks))
         assert shown is None or (again.pairs.columns is not None and again.pairs.columns.batch.equals(shown.batch))
         assert same(dataclasses.replace(again, pairs=None), dataclasses.replace(rows, pairs=None))
     empty = ResultChunk(QueryId(0), SlaveId(0), EpochIndex(0), False, False)
@@ -121,7 +121,7 @@ def test_round_trip() -> None:
 
 
 def test_a_chunk_without_rows_is_of_no_side() -> None:
-    nothing: list[None] = [None] * 21
+    nothing: list[None] = [None] * 22
     unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, BOTH, 0], nothing))
     with pytest.raises(RunFailed, match="rows of side 1: none"):
         unpack_results(pack(RESULTS, [0, 0, 0, 0, 0, 1, 0, 0, 0, RIGHT, 0], nothing))
@@ -132,10 +132,13 @@ def test_a_chunk_has_pairs_or_rows_and_as_many_columns_as_rows() -> None:
     columns, times = Columns(pa.record_batch({"v": [1, 2, 3]})).to_bytes(), np.zeros(2, np.int64)
     pairs = [np.zeros(2, np.int64)] * 3 + [ids] * 2 + [None] * 13
     for content, complaint in (
-        ([None] * 18 + [ids, times, columns], "3 rows of columns for 2 rows"),
-        ([None] * 18 + [ids, None, None], "row ids and row times are of unequal length"),
-        ([None] * 18 + [None, None, columns], "columns of no rows"),
-        ([*pairs, ids, times, None], "pairs, and rows that are none"),
+        ([None] * 18 + [ids, times, columns, None], "3 rows of columns for 2 rows"),
+        ([None] * 18 + [ids, None, None, None], "row ids and row times are of unequal length"),
+        ([None] * 18 + [None, None, columns, None], "columns or ranks of no rows"),
+        ([None] * 18 + [None, None, None, times], "columns or ranks of no rows"),
+        ([None] * 18 + [ids, times, None, times[:1]], "1 ranks for 2 rows"),
+        ([None] * 18 + [ids, times, None, times - 1], "or negative ones"),
+        ([*pairs, ids, times, None, None], "pairs, and rows that are none"),
     ):
         with pytest.raises(RunFailed, match=complaint):
             unpack_results(pack(RESULTS, labels, content))

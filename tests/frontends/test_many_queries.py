@@ -20,6 +20,7 @@ from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.duckdb.verify import verify
+from swjoin.plan.families import Family
 from tests.cli.test_help import FILES
 from tests.conftest import ROOT
 from tests.support.limits import LONG_S, PROCESS_S
@@ -185,6 +186,103 @@ def test_killed_in_the_middle(killed: str, swjoin: Any, tmp_path: Path) -> None:
     assert swjoin("run", path, "--out", tmp_path / "alone", "--set", "pace=asap").code == 0
     assert _found(tmp_path / "out") == _found(tmp_path / "alone")
     assert verify(tmp_path / "out").equal
+
+
+# ---------------------------------------------------------------- windows that differ
+
+
+def _windows(folder: Path, **more: Any) -> dict[str, Any]:
+    """Queries that differ in windows, most of which nest, with the same columns or others; times are multiples of 0.1 s."""
+    inputs = _inputs(folder)
+    for name in "ab":
+        table = pq.read_table(folder / f"{name}.parquet")
+        times = table["ts"].to_numpy().astype("datetime64[us]").astype("int64") // 100_000 * 100_000
+        pq.write_table(table.set_column(2, "ts", pa.array(times, pa.timestamp("us"))), folder / f"{name}.parquet")
+    del inputs["kind"]
+    queries = []
+    for before, after in [(10, 10), (5, 5), (1, 3), (0, 3), (0, 0), (5, 5), (3, 0), (-1, 2), (20, 0)]:
+        within = f"b.ts BETWEEN a.ts - INTERVAL '{before}00' MILLISECOND AND a.ts + INTERVAL '{after}00' MILLISECOND"
+        number = len(queries)
+        queries.append({"name": f"plain{number}", "sql": f"SELECT a.k, a.v + b.v AS s FROM a JOIN b ON a.k = b.k AND {within}"})
+        if number % 3 == 0:
+            queries.append({"name": f"few{number}", "sql": f"{queries[-1]['sql']} WHERE a.v * b.v > 1000"})
+            text = (
+                f"SELECT k, window_end, count(*) AS n FROM TUMBLE((SELECT a.k, a.ts FROM a JOIN b ON a.k = b.k AND {within}),"
+            )
+            grouped = f"{text} ts, INTERVAL '5' SECOND) GROUP BY k, window_end"
+            queries.append({"name": f"groups{number}", "sql": grouped})
+    return {"queries": queries, "inputs": inputs, "cluster": {"epoch_tuples": 300}} | more
+
+
+def _lone(folder: Path, plain: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    found = {}
+    for query in plain["queries"]:
+        proof = library.proof(library.sql(query["sql"], **_files(folder), time="ts"))
+        found[query["name"]] = proof.count, proof.digest
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["query", "operator"])
+def test_windows_that_differ(strategy: str, swjoin: Any, tmp_path: Path) -> None:
+    """One join does for all that nest, and a row travels once for all queries that it is in."""
+    plain = _windows(tmp_path, sink={"kind": "parquet"})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(plain))
+    words = ["--set", f"cluster.strategy={strategy}", "--threads", 3, "--sinks", 2]
+    done = swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "out", *words)
+    assert done.code == 0, done.err
+    lone = _lone(tmp_path, plain)
+    assert _found(tmp_path / "out") == lone
+    assert min(count for count, _ in lone.values()) > 0
+    assert len(set(lone.values())) > 12
+    report = json.loads((tmp_path / "out" / "run.json").read_text())
+    joins = [node for node in report["plan"]["nodes"] if node["kind"] == "interval_join"]
+    assert len(joins) == 2, "the widest, and one that reaches further back"
+    assert verify(tmp_path / "out").equal
+    counted = swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "counted", "--set", "sink.kind=count")
+    assert counted.code == 0
+    assert _found(tmp_path / "counted") == lone
+
+
+@pytest.mark.mpi
+@pytest.mark.drawn
+@pytest.mark.timeout(LONG_S)
+def test_windows_that_differ_on_ranks(swjoin: Any, tmp_path: Path) -> None:
+    plain = _windows(tmp_path)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(plain))
+    words = ["--set", "cluster.gateways=2", "--sinks", "2", "-n", "5", "--set", "checkpoint.epochs=2"]
+    done = swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "out", *words)
+    assert done.code == 0, done.err
+    assert _found(tmp_path / "out") == _lone(tmp_path, plain)
+    assert verify(tmp_path / "out").equal
+
+
+def _touching_left_out(self: Family, differences_us: Any) -> Any:
+    by_lower = np.searchsorted(-self.lower_us, -differences_us, side="right")
+    return np.maximum(by_lower, np.searchsorted(self.upper_us, differences_us, side="left"))
+
+
+def _narrowest_first(self: Family, differences_us: Any) -> Any:
+    return np.minimum(len(self) - 1, _RANKS(self, differences_us) + 1)
+
+
+_RANKS = Family.ranks
+
+
+@pytest.mark.parametrize("ranks", [_touching_left_out, _narrowest_first])
+def test_wrong_ranks_are_noticed(ranks: Any, monkeypatch: pytest.MonkeyPatch, swjoin: Any, tmp_path: Path) -> None:
+    """The ledger balances, as no row is lost on its way; DuckDB's answer differs."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(_windows(tmp_path)))
+    monkeypatch.setattr(Family, "ranks", ranks)
+    assert swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "out").code == 0
+    monkeypatch.undo()
+    assert not verify(tmp_path / "out").equal
+
+
+def test_more_files_than_the_system_allows(monkeypatch: pytest.MonkeyPatch, swjoin: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(_windows(tmp_path)))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (100, 100))
+    done = swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "out")
+    assert (done.code, done.err[0][:60]) == (2, "swjoin: 27 queries have as many files open, and the system a")
 
 
 # ---------------------------------------------------------------- options and Python

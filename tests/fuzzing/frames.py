@@ -142,7 +142,9 @@ def _rows() -> ResultChunk:
     """Of a plan that ends with a filter or a projection."""
     rows = _part().left
     labels = (QueryId(0), SlaveId(1), EpochIndex(3), True, False)
-    return ResultChunk(*labels, ResultRows(rows.id, rows.ts, rows.columns), sent=np.array([[0, 3, 3]], np.uint64))
+    return ResultChunk(
+        *labels, ResultRows(rows.id, rows.ts, rows.columns, np.array([0, 2, 1])), sent=np.array([[0, 3, 3]], np.uint64)
+    )
 
 
 def _results(n: int, *, final: bool) -> ResultChunk:

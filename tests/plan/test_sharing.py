@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swjoin.config.sections import UNBOUNDED_US, QueryConfig
 from swjoin.core.errors import UserError
-from swjoin.plan.logical import Filter, LogicalPlan, Node, Result, Source
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source, Within
 from swjoin.plan.sharing import alone, check_query_name, shared
 from swjoin.plan.stages import Stage, cut
 from tests.plan.plans import join, random_plans, source
@@ -101,3 +105,64 @@ def test_bad_names(name: object) -> None:
 def test_two_names_that_are_one_folder() -> None:
     with pytest.raises(UserError, match=r"^here: A is the name of another query; name each once"):
         check_query_name("A", "here", ["a"])
+
+
+# ---------------------------------------------------------------- windows
+
+
+def _joined(bounds: tuple[int, int], **more: Any) -> LogicalPlan:
+    joined = join("j", "a", "b", bounds, **more)
+    return LogicalPlan((source("a"), source("b"), joined, Project("p", "j", (("v", '"left_v"'),)), Result("r", "p")))
+
+
+def test_windows_that_nest_share_the_widest() -> None:
+    plans = {
+        "wide": _joined((-9, 9)),
+        "far": _joined((20, 30)),
+        "narrow": _joined((-1, 1)),
+        "crossing": _joined((-3, 12)),
+        "half": _joined((0, 9)),
+        "left": _joined((-9, 9), how="left"),
+        "inside": _joined((0, 5)),
+    }
+    found = shared(plans)
+    joins = {node.name: node.semantics.bounds for node in found.nodes if isinstance(node, IntervalJoin)}
+    assert sorted((b.lower_us, b.upper_us) for b in joins.values()) == [(-9, 9), (-9, 9), (-3, 12), (20, 30)]
+    of = {node.name: node for node in found.nodes if isinstance(node, Within)}
+    by_query = {}
+    for name in plans:
+        (way,) = {edge for edge in cut(found).edges if edge.receiver.name == name}
+        by_query[name] = [(step.lower_us, step.upper_us) for step in way.steps if isinstance(step, Within)]
+    assert by_query == {
+        "wide": [],
+        "far": [],
+        "narrow": [(-1, 1)],
+        "crossing": [],
+        "half": [(0, 9)],
+        "left": [],
+        "inside": [(0, 5)],
+    }
+    assert {name: joins[node.input].lower_us for name, node in of.items()} == {"j 4": -9, "j 2": -3, "j 6": -9}
+    for name, plan in plans.items():
+        assert _shape(alone(found, name), name) == _shape(plan, "r")
+
+
+def test_windows_that_are_not_shared() -> None:
+    for query in (
+        QueryConfig(-5, 5, how="semi"),
+        QueryConfig(-5, 5, match="nearest"),
+        QueryConfig(0, 0, last=(3, 3)),
+        QueryConfig(-UNBOUNDED_US, UNBOUNDED_US),
+    ):
+        other = QueryConfig(0, 0, last=(2, 2)) if query.last is not None else replace(query, lower_us=-1, upper_us=1)
+        plans = {}
+        for name, of in (("x", query), ("y", other)):
+            joined = replace(join("j", "a", "b"), query=of)
+            plans[name] = LogicalPlan((source("a"), source("b"), joined, Result("r", "j")))
+        assert not any(isinstance(node, Within) for node in shared(plans).nodes)
+
+
+def test_a_plan_that_cannot_be() -> None:
+    nodes = (source("a"), source("b"), join("j", "a", "b", how="left"), Within("w", "j", 0, 1), Result("r", "w"))
+    with pytest.raises(UserError, match=r"^w: its input j is no inner join within bounds of time"):
+        LogicalPlan(nodes)

@@ -59,7 +59,7 @@ def _end_for_some(monkeypatch: pytest.MonkeyPatch) -> None:
     end = ResultOutlet.end
 
     def some(self: ResultOutlet, chunk: ResultChunk) -> list[Effect]:
-        counts = [bool(sums) for sums in self._of_epoch]
+        counts = [sums.total[0] for sums in self._of_epoch]
         effects = end(self, chunk)
         return [effect for sink, effect in enumerate(effects) if sink == 0 or counts[sink] or chunk.last]
 

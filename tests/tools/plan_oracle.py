@@ -32,6 +32,7 @@ from swjoin.plan.logical import (
     Source,
     Spread,
     Union,
+    Within,
     join_columns,
 )
 from swjoin.plan.lookups import Lookup
@@ -101,6 +102,15 @@ def words_of(value: Any) -> list[int]:
         return [value]
     data = value.encode() if isinstance(value, str) else value
     return [*(int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)), len(data)]
+
+
+def near_rows(node: Within, plan: LogicalPlan, found: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The pairs of a join whose times are so near."""
+    join = plan.node(node.input)
+    assert isinstance(join, IntervalJoin)
+    left, right = ({row.id: row.ts for row in found[name]} for name in join.inputs)
+    times = [(left[row.parents[0] or 0], right[row.parents[1] or 0]) for row in found[join.name]]
+    return [row for row, (a, b) in zip(found[join.name], times, strict=True) if node.lower_us <= b - a <= node.upper_us]
 
 
 def union_rows(index: int, rows: Sequence[Row]) -> list[Row]:
@@ -492,6 +502,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = found[node.input]
             case Copies():
                 found[node.name] = copied_rows(node, plan.schema(node.input), found[node.input])
+            case Within():
+                found[node.name] = near_rows(node, plan, found)
             case Union():
                 found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
             case Result():
@@ -526,7 +538,7 @@ def emitted(
             out[node.name] = {row.id for row in rows[node.name] if row.parents[0] in out[node.input]}
         elif isinstance(node, Result | Project | MapBatches | Spread | Copies):
             out[node.name] = out[node.input]
-        elif isinstance(node, Filter):
+        elif isinstance(node, Filter | Within):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
         elif isinstance(node, Keyed):
             out[node.name] = {row.id for row in rows[node.name] if (row.parents[1] or 0) <= inputs[0]}

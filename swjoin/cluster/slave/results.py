@@ -9,7 +9,7 @@ Stays out: making chunks (`cluster.slave.slave`), what sinks do with them (`clus
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, Received, RoleId, Send, sink_of, sink_role
 from swjoin.core.data_messages import ResultChunk
-from swjoin.core.hashing import digest_results
+from swjoin.core.query_sums import QuerySums
 
 BUFFERS_AHEAD = 4  # full result buffers that a sink has not taken
 _CHUNK_BYTES = 1 << 14  # what a chunk without pairs counts for
@@ -34,17 +34,26 @@ class ResultOutlet:
     result has rows that are no pairs. Final chunks then say what was sent, as they do for each of several sinks. queries: of
     which this instance brings forth the result; a step of its work may send a chunk for each."""
 
-    def __init__(self, sink_count: int, buffer_bytes: int, *, of_rows: bool = False, queries: int = 1) -> None:
-        self._queries = max(1, queries)
+    def __init__(
+        self,
+        sink_count: int,
+        buffer_bytes: int,
+        *,
+        of_rows: bool = False,
+        queries: int = 1,
+        query_count: int = 0,
+        families: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """query_count: of the run. families: numbers of queries that share rows (`plan.families`)."""
+        self._queries, self._query_count = max(1, queries), query_count
+        self._families = {family[0]: np.array(family, np.int64) for family in families}
         self._sums = of_rows or sink_count > 1
         self._most_bytes = BUFFERS_AHEAD * (_CHUNK_BYTES + buffer_bytes)
         self._ahead: list[deque[int]] = [deque() for _ in range(sink_count)]  # bytes of chunks that a sink has not taken
         self._ahead_bytes = [0] * sink_count
         self._taken = [0] * sink_count  # chunks
         self._pairs = [0] * sink_count  # since the start
-        self._of_epoch: list[dict[int, tuple[int, int]]] = [
-            {} for _ in range(sink_count)
-        ]  # with `sums`, see `ResultChunk.sent`
+        self._of_epoch = [QuerySums(query_count) for _ in range(sink_count)]  # with `sums`, see `ResultChunk.sent`
 
     def send(self, chunk: ResultChunk) -> list[Effect]:
         """A chunk with pairs of the open epoch."""
@@ -61,12 +70,11 @@ class ResultOutlet:
         effects: list[Effect] = []
         for sink, sums in enumerate(self._of_epoch):
             pairs = chunk.pairs if sink == chosen else None
-            sent = np.array([(query, *found) for query, found in sorted(sums.items())], np.uint64).reshape(-1, 3)
-            part = replace(chunk, pairs=pairs, sent=sent)
+            part = replace(chunk, pairs=pairs, sent=sums.to_table())
             if sink:
                 part = replace(part, results=None, metrics=None, delay_histogram=None, edges=None)
             effects.append(self._send(sink, part))
-        self._of_epoch = [{} for _ in self._of_epoch]
+        self._of_epoch = [QuerySums(self._query_count) for _ in self._of_epoch]
         return effects
 
     def _emptiest(self) -> int:
@@ -75,9 +83,7 @@ class ResultOutlet:
     def _count(self, sink: int, chunk: ResultChunk) -> None:
         if not self._sums or chunk.pairs is None:
             return
-        count, digest = self._of_epoch[sink].get(chunk.query, (0, 0))
-        digest += digest_results(chunk.pairs)
-        self._of_epoch[sink][chunk.query] = count + len(chunk.pairs), digest % 2**64
+        self._of_epoch[sink].add(QuerySums.of_rows(chunk.pairs, chunk.query, self._query_count, self._families))
         self._pairs[sink] += len(chunk.pairs)
 
     def _send(self, sink: int, chunk: ResultChunk) -> Send:

@@ -109,8 +109,8 @@ class Slave:
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
         of_rows = stage is not None and stage.of_rows
-        queries = 1 if stage is None else len(stage.results)
-        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows, queries=queries)
+        more: dict[str, Any] = {} if stage is None else stage.queries_of_results
+        self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows, **more)
         self._config = config
         several = config.gateway_count > 1
         self.join: JoinOperator = join or join_of_run(

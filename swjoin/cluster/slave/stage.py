@@ -33,7 +33,8 @@ from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.core.row_digests import row_hashes
 from swjoin.plan.columns import StageColumns
-from swjoin.plan.logical import Result
+from swjoin.plan.families import Family
+from swjoin.plan.logical import Result, Within
 from swjoin.plan.stages import Edge
 from swjoin.plan.watermarks import needed_below, watermark_out
 
@@ -208,20 +209,62 @@ class StageInstance:
         return self.outlet.serve()
 
     def rows_for_sinks(self, pairs: Pairs | ResultRows) -> list[tuple[QueryId, Pairs | ResultRows]]:
-        """Rows of the operator as they go to the sinks, by query."""
+        """Rows of the operator as they go to the sinks, by query; those of a family at once, under the first one."""
         if not self._instances.of_rows:
             return [(query, pairs) for query, _ in self.results]
         columns, found, rows = self._instances.columns, list[tuple[QueryId, Pairs | ResultRows]](), self._rows_of(pairs)
-        for query, edge in self.results:
-            if edge.id not in columns.travels:
+        for query, edge in self._answers:
+            if edge.id in self._families:
+                found.append((query, self._rows_of_family(*self._families[edge.id], rows)))
+            elif edge.id not in columns.travels:
                 found.append((query, self._shown(edge, rows.id, rows.ts, rows.columns)))
-                continue
-            mine = rows_after(rows, edge.id, columns.steps[edge.id])
-            self.ledger.filtered[edge.id] += len(pairs) - len(mine)
-            shown = columns.travels[edge.id]
-            selected = None if mine.columns is None or not shown else mine.columns.select(shown)
-            found.append((query, self._shown(edge, mine.id, mine.ts, selected)))
+            else:
+                mine = self._after_steps(edge, rows)
+                self.ledger.filtered[edge.id] += len(pairs) - len(mine)
+                found.append((query, self._shown(edge, mine.id, mine.ts, mine.columns)))
         return found
+
+    @cached_property
+    def _answers(self) -> list[tuple[QueryId, Edge]]:
+        """The results without those of a family but the first."""
+        others = {edge.id for family, _ in self._families.values() for edge in family.edges[1:]}
+        return [(query, edge) for query, edge in self.results if edge.id not in others]
+
+    def _after_steps(self, edge: Edge, rows: TupleBatch) -> TupleBatch:
+        """The rows that the steps of an edge leave, with the columns that travel."""
+        rows, shown = (
+            rows_after(rows, edge.id, self._instances.columns.steps[edge.id]),
+            self._instances.columns.travels[edge.id],
+        )
+        return replace(rows, columns=None if rows.columns is None or not shown else rows.columns.select(shown))
+
+    @property
+    def queries_of_results(self) -> dict[str, Any]:
+        """What its `ResultOutlet` has to know of queries."""
+        of = self._instances
+        return {"queries": len(self.results), "query_count": of.query_count, "families": of.families_of_queries}
+
+    @cached_property
+    def _families(self) -> dict[int, tuple[Family, I64]]:
+        """By the first edge of each, families; and how many rows there have been, and of these of each rank: int64 (1 + n,)."""
+        mine = [family for family in self._instances.families if family.edges[0].sender == self.stage]
+        return {family.edges[0].id: (family, np.zeros(1 + len(family), np.int64)) for family in mine}
+
+    def _rows_of_family(self, family: Family, kept: I64, rows: TupleBatch) -> ResultRows:
+        """The rows that are in any of its windows. Until the steps are done, keys are ranks."""
+        edge, ranks = family.edges[0], family.ranks(rows.key)
+        kept[0] += len(rows)
+        within = np.flatnonzero(ranks < len(family))
+        rows = replace(rows, key=ranks)
+        mine = self._after_steps(edge, rows if len(within) == len(rows) else rows.take(within))
+        kept[1:] += np.bincount(mine.key, minlength=len(family))
+        return replace(self._shown(edge, mine.id, mine.ts, mine.columns), ranks=mine.key)
+
+    def settle(self) -> None:
+        """Complete the ledger: the rows of the queries of families are known by rank."""
+        for family, kept in self._families.values():
+            for edge, rows in zip(family.edges, np.cumsum(kept[1:]).tolist(), strict=True):
+                self.ledger.filtered[edge.id] = int(kept[0]) - rows
 
     def _shown(self, edge: Edge, ids: U64, ts: I64, columns: Columns | None) -> ResultRows:
         """Rows of a result. Where their values are digested these have the place of ids."""
@@ -230,18 +273,25 @@ class StageInstance:
             ids = row_hashes(columns.batch)
         return ResultRows(ids, ts, columns if self._instances.config.sink.kind != "count" else None)
 
+    @cached_property
+    def _shares_windows(self) -> bool:
+        """Whether some reader of a join has pairs of narrower windows alone, for which they need the difference of times."""
+        edges = self._instances.stages.edges_from(self.stage)
+        return any(isinstance(step, Within) for edge in edges for step in edge.steps[:1])
+
     def _rows_of(self, pairs: Pairs | ResultRows) -> TupleBatch:
-        """Rows of the operator with times, ids and columns."""
-        nothing, arrival = np.zeros(len(pairs), np.int64), np.full(len(pairs), self._arrival_us, np.int64)
+        """Rows of the operator with times, ids and columns; of a join that shares windows keys are right time - left time."""
+        arrival = np.full(len(pairs), self._arrival_us, np.int64)
         if isinstance(pairs, ResultRows):
-            return TupleBatch(nothing, pairs.ts, pairs.id, arrival, None, pairs.columns)
+            return TupleBatch(np.zeros(len(pairs), np.int64), pairs.ts, pairs.id, arrival, None, pairs.columns)
+        key = pairs.right_ts - pairs.left_ts if self._shares_windows else np.zeros(len(pairs), np.int64)
         if pairs.side == BOTH:
             time_of = {"max": np.maximum, "min": np.minimum}.get(self.stage.join.output_time)
             ts = pairs.left_ts if time_of is None else time_of(pairs.left_ts, pairs.right_ts)
         else:
             ts = pairs.left_ts if pairs.side == LEFT else pairs.right_ts
         ids = pair_ids(pairs.left_id, pairs.right_id)
-        return TupleBatch(nothing, ts, ids, arrival, None, self.columns.produced.of(pairs))
+        return TupleBatch(key, ts, ids, arrival, None, self.columns.produced.of(pairs))
 
     def end(self, delivery: Delivery) -> list[Effect]:
         """The epoch that ends with this delivery has been joined: the final parts, with the watermark."""
@@ -258,6 +308,7 @@ class StageInstance:
 
     def summary(self) -> dict[str, Any]:
         """The stage's part of run.json."""
+        self.settle()
         null_keys = dict(zip(STREAM_NAMES, self.null_key_rows, strict=True))
         work = {"join_cpu_us": self.join_cpu_us, "peak_window_tuples": self.peak_window_tuples}
         return {"stage": int(self.stage.id), "edges": self.ledger.to_plain(), "null_key": null_keys, **work}

@@ -75,7 +75,8 @@ class PlanSimulation(Simulation):
             for share in self._shares()
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
-        self._make_sinks(count, of_rows=instances.of_rows, queries=instances.query_count)
+        families = instances.families_of_queries
+        self._make_sinks(count, of_rows=instances.of_rows, queries=instances.query_count, families=families)
 
     def _check_owners(self) -> None:
         for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):
@@ -105,6 +106,7 @@ class PlanSimulation(Simulation):
             for slave in self.instances.slaves_of(edge.sender):
                 stage = self.slaves[slave].stage
                 assert stage is not None, "a slave of no stage"
+                stage.settle()
                 produced += self.slaves[slave].produced - stage.ledger.filtered[edge.id]
         return produced
 

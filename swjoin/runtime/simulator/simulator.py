@@ -254,11 +254,15 @@ class Simulation:
         """The first one."""
         return self.gateways[0]
 
-    def _make_sinks(self, slave_count: int, *, of_rows: bool = False, queries: int = 0) -> None:
-        """of_rows: the result has rows that are no pairs. queries: number of those that have names."""
+    def _make_sinks(
+        self, slave_count: int, *, of_rows: bool = False, queries: int = 0, families: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """of_rows: the result has rows that are no pairs. queries, families: as of `Collector`."""
         count, materialised = len(self._sinks), of_rows or self.config.sink.kind != "count"
-        make = partial(Collector, slave_count, materialised=materialised, of_rows=of_rows, queries=queries)
+        make = partial(Collector, slave_count, materialised=materialised, of_rows=of_rows, queries=queries, families=families)
         self.sinks = [make(number=i, sink_count=count) for i in range(count)]
+        for sink in self._sinks:
+            sink.families = {family[0]: len(family) for family in families}
 
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""

@@ -56,7 +56,7 @@ _Written: TypeAlias = tuple[int, Pairs | ResultRows]
 
 class MemorySink:
     """Pairs, each batch with the number of its query, by generation. pairs: of all generations, published or not. checked:
-    count of published pairs at the last check.
+    count of published pairs at the last check. families: number of the queries of each family, by its first one.
 
     As in a directory of result files, every process marks those that are not published with its own mark, the writer's.
     """
@@ -64,6 +64,7 @@ class MemorySink:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.checked = self._writer = 0
+        self.families: dict[int, int] = {}
         self._open: dict[int, list[_Written]] = {}
         self._sealed: dict[tuple[str, int], list[_Written]] = {}  # by name and writer
         self._shown: dict[str, list[_Written]] = {}
@@ -71,7 +72,7 @@ class MemorySink:
     def successor(self) -> MemorySink:
         """Of another process, in the same directory, when this one is excluded from the run and may yet go on."""
         other = MemorySink(self.number)
-        other.checked, other._writer = self.checked, self._writer + 1
+        other.checked, other._writer, other.families = self.checked, self._writer + 1, self.families
         other._sealed, other._shown = self._sealed, self._shown
         return other
 
@@ -83,8 +84,13 @@ class MemorySink:
 
     @property
     def shown_count(self) -> int:
-        """Count of published pairs."""
-        return sum(len(pairs) for group in self._shown.values() for _, pairs in group)
+        """Count of published pairs, those of several queries for each of them."""
+        return sum(self._count(query, pairs) for group in self._shown.values() for query, pairs in group)
+
+    def _count(self, query: int, pairs: Pairs | ResultRows) -> int:
+        if isinstance(pairs, ResultRows) and pairs.ranks is not None:
+            return int((self.families[query] - pairs.ranks).sum())
+        return len(pairs)
 
     def write(self, pairs: Pairs | ResultRows, generation: int = 0, query: int = 0) -> None:
         self._open.setdefault(generation, []).append((query, pairs))

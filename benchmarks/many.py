@@ -1,0 +1,170 @@
+"""Many queries in one run: windows that differ, beside the one query with the widest, and beside runs of their own.
+
+Usage: python -m benchmarks.many [windows] [rows] [memory] [--repeat 3] [--tiny]
+Two streams of 10,000 rows/s each for five minutes, 24 bytes a row, 20,000 keys, a join within up to a second, about one partner
+a row; two threads, from Parquet, with a count and a digest of rows' values for every query.
+windows: 10,000 queries that differ in windows only, counted, beside the widest alone. rows: 100 of them, whose rows are
+written, beside 100 runs. memory: 1,000 of them, counted, beside the widest alone: bytes of windows, and resident memory of a
+process of its own.
+Turn by turn, the first turn not counted; count and digest of queries are compared with those of their own runs. Planning, which
+is printed apart, is not part of a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from benchmarks import parse
+from swjoin.config.job import Job
+from swjoin.config.run import SinkConfig
+from swjoin.frontends.configured import job_of_query
+from swjoin.runtime.in_process import run_local
+
+PARTS = ("windows", "rows", "memory")
+_WIDEST_US = 1_000_000
+
+
+class Size(NamedTuple):
+    seconds: int
+    rate: int
+    keys: int
+    windows: int
+    written: int
+    in_memory: int
+
+
+SIZES = {False: Size(300, 10_000, 20_000, 10_000, 100, 1_000), True: Size(3, 500, 50, 40, 4, 10)}
+
+
+def write_streams(folder: Path, size: Size) -> None:
+    rng, rows = np.random.default_rng(1), size.seconds * size.rate
+    for name in "ab":
+        ts = pa.array(np.sort(rng.integers(0, size.seconds * 1_000_000, rows)), pa.timestamp("us"))
+        table = pa.table({"k": rng.integers(0, size.keys, rows), "v": rng.integers(0, 1_000, rows), "ts": ts})
+        pq.write_table(table, folder / f"{name}.parquet")
+
+
+def configured(folder: Path, widths_us: Sequence[int]) -> dict[str, Any]:
+    """A configuration with a query for each width of the windows."""
+    queries = []
+    for us in widths_us:
+        within = f"b.ts BETWEEN a.ts - INTERVAL {us} MICROSECOND AND a.ts + INTERVAL {us} MICROSECOND"
+        sql = f"SELECT a.k, a.v + b.v AS s FROM a JOIN b ON a.k = b.k AND {within}"
+        queries.append({"name": f"within_{us}", "sql": sql})
+    inputs = {name: {"path": str(folder / f"{name}.parquet"), "time": "ts"} for name in "ab"}
+    return {"queries": queries, "inputs": inputs, "sink": {"kind": "count"}}
+
+
+def widths_of(count: int) -> list[int]:
+    """So many, up to the widest."""
+    return [_WIDEST_US * (i + 1) // count for i in range(count)]
+
+
+def planned(folder: Path, widths_us: Sequence[int]) -> Job:
+    return job_of_query(configured(folder, widths_us), "here", "bench many")
+
+
+def ran(job: Job, kind: Literal["count", "parquet"]) -> dict[str, Any]:
+    """The report of a run; rows go to a folder that is removed."""
+    with tempfile.TemporaryDirectory() as name:
+        target = None if kind == "count" else Path(name) / "rows"
+        config = replace(job.config, sink=SinkConfig(kind, ids=False))
+        return run_local(replace(job, config=config, target=target, directory=target is not None), False, 2)
+
+
+def answers(report: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    return {query["name"]: (query["count"], query["digest"]) for query in report["queries"]}
+
+
+def check(of_all: dict[str, tuple[int, str]], alone: Sequence[dict[str, Any]]) -> None:
+    """SystemExit unless the queries of these runs have the same answers there."""
+    for report in alone:
+        for name, answer in answers(report).items():
+            if of_all[name] != answer:
+                raise SystemExit(f"{name}: {of_all[name]} with the others, {answer} alone")
+
+
+def of_windows(folder: Path, size: Size, repeat: int) -> None:
+    widths, start = widths_of(size.windows), time.perf_counter()
+    many, planning_s = planned(folder, widths), 0.0
+    planning_s = time.perf_counter() - start
+    one, ratios = planned(folder, widths[-1:]), []
+    for turn in range(repeat + 1):
+        of_all, alone = ran(many, "count"), ran(one, "count")
+        if turn == 0:
+            some = [planned(folder, [widths[i]]) for i in (0, len(widths) // 3)]
+            check(answers(of_all), [alone, *(ran(job, "count") for job in some)])
+            continue
+        ratios.append(alone["join_s"] / of_all["join_s"])
+    shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    count = answers(of_all)[f"within_{widths[-1]}"][0]
+    print(f"windows: {size.windows:,} queries run at {shown} of the speed of the widest, {count:,} rows of it", flush=True)
+    print(f"windows: planned in {planning_s:.1f} s, {1e3 * planning_s / size.windows:.1f} ms a query", flush=True)
+
+
+def of_rows(folder: Path, size: Size, repeat: int) -> None:
+    widths = widths_of(size.written)
+    many, each, ratios = planned(folder, widths), [planned(folder, [us]) for us in widths], []
+    for turn in range(repeat + 1):
+        of_all, alone = ran(many, "parquet"), [ran(job, "parquet") for job in each]
+        check(answers(of_all), alone)
+        if turn:
+            ratios.append(sum(report["wall_s"] for report in alone) / of_all["wall_s"])
+    shown = f"{statistics.median(ratios):.1f} x ({min(ratios):.1f} to {max(ratios):.1f})"
+    print(f"rows: {size.written} queries in one run, rows written: {shown} the speed of {size.written} runs", flush=True)
+
+
+def of_memory(folder: Path, size: Size) -> None:
+    found = []
+    for widths in (widths_of(size.in_memory), [_WIDEST_US]):
+        (folder / "run.yaml").write_text(yaml.safe_dump(configured(folder, widths)))
+        out = folder / f"of-{len(widths)}"
+        words = ["-m", "swjoin", "run", str(folder / "run.yaml"), "--out", str(out), "--threads", "2", "-q"]
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        report = json.loads((out / "run.json").read_text())
+        windows = sum(sum(stage["peak_window_bytes"]) for stage in report["stages"])
+        found.append((windows, sum(report["peak_rss_bytes"].values()), answers(report)[f"within_{_WIDEST_US}"]))
+    (windows, resident, answer), (windows_of_one, resident_of_one, answer_of_one) = found
+    if answer != answer_of_one:
+        raise SystemExit(f"different answers: {answer}, {answer_of_one}")
+    ratios = f"{windows / windows_of_one:.2f} x the windows ({windows_of_one / 2**20:.1f} MiB)"
+    resident_text = f"{resident / resident_of_one:.2f} x the resident memory ({resident_of_one / 2**20:.0f} MiB)"
+    print(f"memory: {size.in_memory:,} queries have {ratios} and {resident_text} of the widest alone", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parse(parser)
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
+    size, parts = SIZES[args.tiny], args.parts or PARTS
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_streams(folder, size)
+        if "windows" in parts:
+            of_windows(folder, size, args.repeat)
+        if "rows" in parts:
+            of_rows(folder, size, args.repeat)
+        if "memory" in parts:
+            of_memory(folder, size)
+
+
+if __name__ == "__main__":
+    main()

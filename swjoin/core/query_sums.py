@@ -1,0 +1,80 @@
+"""Counts and digests of rows by query.
+
+What: `QuerySums`.
+Why: an instance counts what it sends, a sink what arrives; with thousands of queries both are arrays, not a dictionary each.
+Stays out: who compares them (`cluster.collector`), the digest of a row (`core.hashing`, `core.row_digests`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from swjoin.core.batch import I64, U64, Pairs, ResultRows
+from swjoin.core.hashing import digest_results
+
+
+class QuerySums:
+    """counts: int64 (queries,); digests: uint64 (queries,), mod 2^64. Rows with ranks are those of the query that is the first
+    to have them (`plan.families`)."""
+
+    def __init__(self, queries: int) -> None:
+        self.counts: I64 = np.zeros(max(1, queries), np.int64)
+        self.digests: U64 = np.zeros(max(1, queries), np.uint64)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @staticmethod
+    def of_rows(rows: Pairs | ResultRows, query: int, queries: int, families: Mapping[int, I64]) -> QuerySums:
+        """query: whose rows they are, or the first one of their family. families: by the first query of each, int64."""
+        sums = QuerySums(queries)
+        if isinstance(rows, ResultRows) and rows.ranks is not None:
+            first = families[query][rows.ranks]
+            sums.counts += np.bincount(first, minlength=len(sums))
+            np.add.at(sums.digests, first, rows.id)
+        else:
+            sums.counts[query] = len(rows)
+            sums.digests[query] = digest_results(rows)
+        return sums
+
+    @staticmethod
+    def of_table(table: U64, queries: int) -> QuerySums:
+        """What `to_table` made. ValueError for a query that there is not."""
+        sums = QuerySums(queries)
+        numbers = table[:, 0].astype(np.int64)
+        if len(numbers) and (int(numbers.max()) >= len(sums) or int(numbers.min()) < 0):
+            raise ValueError(f"query {int(numbers.max())} of {len(sums)}")
+        sums.counts[numbers], sums.digests[numbers] = table[:, 1].astype(np.int64), table[:, 2]
+        return sums
+
+    def to_table(self) -> U64:
+        """Query, count and digest of those that have rows: uint64 (n, 3)."""
+        numbers = np.flatnonzero((self.counts != 0) | (self.digests != 0))
+        columns = numbers.astype(np.uint64), self.counts[numbers].astype(np.uint64), self.digests[numbers]
+        return np.stack(columns, axis=1)
+
+    def add(self, other: QuerySums) -> None:
+        """Add other rows of the same queries."""
+        self.counts += other.counts
+        self.digests += other.digests
+
+    def differing(self, other: QuerySums) -> int | None:
+        """The first query of which the other has another count or digest."""
+        found = np.flatnonzero((self.counts != other.counts) | (self.digests != other.digests))
+        return int(found[0]) if len(found) else None
+
+    def of_families(self, families: Sequence[I64]) -> QuerySums:
+        """With all rows that each query has, of these families too."""
+        sums = QuerySums(len(self))
+        sums.add(self)
+        for family in families:
+            sums.counts[family] = np.cumsum(self.counts[family])
+            sums.digests[family] = np.cumsum(self.digests[family], dtype=np.uint64)
+        return sums
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Count and digest of all rows."""
+        return int(self.counts.sum()), int(np.add.reduce(self.digests, dtype=np.uint64))

@@ -1,0 +1,88 @@
+"""Families of results: each rank is that of the narrowest windows that a pair is in; a result is in one family at most."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swjoin.core.batch import ResultRows
+from swjoin.core.query_sums import QuerySums
+from swjoin.plan.families import families_of
+from swjoin.plan.logical import Filter, LogicalPlan, Node, Project, Result
+from swjoin.plan.map_batches import MapBatches
+from swjoin.plan.sharing import shared
+from swjoin.plan.stages import cut
+from tests.plan.plans import join, source
+
+_BOUNDS = st.tuples(st.integers(-6, 6), st.integers(-6, 6)).map(lambda b: (min(b), max(b)))
+
+
+def _plan(bounds: tuple[int, int], *steps: Node) -> LogicalPlan:
+    nodes: list[Node] = [source("a"), source("b"), join("j", "a", "b", bounds), *steps]
+    return LogicalPlan((*nodes, Result("r", nodes[-1].name, of_values=True)))
+
+
+@given(st.lists(_BOUNDS, min_size=2, max_size=8), st.lists(st.integers(-8, 8), max_size=20))
+def test_ranks(windows: list[tuple[int, int]], differences: list[int]) -> None:
+    """Against every window tested by itself."""
+    stages = cut(shared({f"q{i}": _plan(bounds) for i, bounds in enumerate(windows)}))
+    given_bounds, seen = {f"q{i}": bounds for i, bounds in enumerate(windows)}, set()
+    for family in families_of(stages):
+        names = [edge.receiver.name for edge in family.edges]
+        assert not seen & set(names)
+        seen |= set(names)
+        of = [given_bounds[name] for name in names]
+        assert all(wide[0] <= narrow[0] and narrow[1] <= wide[1] for narrow, wide in itertools.pairwise(of))
+        within = [d for d in differences if of[-1][0] <= d <= of[-1][1]]  # the join has no others
+        ranks = family.ranks(np.array(within, np.int64)).tolist()
+        assert ranks == [next(i for i, (low, high) in enumerate(of) if low <= d <= high) for d in within]
+    alone = [i for i, a in enumerate(windows) if not any(_nest(a, b) for j, b in enumerate(windows) if i != j)]
+    assert seen.isdisjoint(f"q{i}" for i in alone)
+
+
+def _nest(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return (a[0] <= b[0] and b[1] <= a[1]) or (b[0] <= a[0] and a[1] <= b[1])
+
+
+def _members(*plans: LogicalPlan) -> list[list[str]]:
+    families = families_of(cut(shared({f"q{i}": plan for i, plan in enumerate(plans)})))
+    return [[edge.receiver.name for edge in family.edges] for family in families]
+
+
+def test_what_is_done_to_the_rows_must_be_the_same() -> None:
+    few, fewer = Filter("f", "j", "k > 0"), Filter("f", "j", "k > 1")
+    shown = Project("p", "f", (("k", "k"),))
+    assert _members(_plan((-9, 9)), _plan((-1, 1)), _plan((-5, 5))) == [["q1", "q2", "q0"]]
+    assert _members(_plan((-9, 9), few), _plan((-1, 1), fewer)) == []
+    assert _members(_plan((-9, 9), few, shown), _plan((-1, 1), few, shown), _plan((-2, 1))) == [["q1", "q0"]]
+    called = MapBatches("m", "j", "tests.tools.plan_expressions:merged_values", (("k", "int64"),))
+    assert _members(_plan((-9, 9), called), _plan((-1, 1), called)) == [], "a function may look at all rows of a batch"
+
+
+@given(st.data())
+def test_sums(data: st.DataObject) -> None:
+    """Of three queries of a family and one beside it, against one row at a time; the table is what it was made of."""
+    *family, other = data.draw(st.permutations(range(4)))
+    expected, sums = [[0, 0] for _ in range(4)], QuerySums(4)
+    for _ in range(data.draw(st.integers(0, 4))):
+        ids = data.draw(st.lists(st.integers(0, 2**64 - 1), max_size=6))
+        ranks = data.draw(st.none() | st.lists(st.integers(0, 2), min_size=len(ids), max_size=len(ids)))
+        columns = np.array(ids, np.uint64), np.zeros(len(ids), np.int64), None
+        rows = ResultRows(*columns, None if ranks is None else np.array(ranks, np.int64))
+        query = other if ranks is None else family[0]
+        sums.add(QuerySums.of_rows(rows, query, 4, {family[0]: np.array(family)}))
+        for i, number in enumerate(ids):
+            for of in [other] if ranks is None else family[ranks[i] :]:
+                expected[of] = [expected[of][0] + 1, (expected[of][1] + number) % 2**64]
+    assert QuerySums.of_table(sums.to_table(), 4).differing(sums) is None
+    whole = sums.of_families([np.array(family)])
+    assert [list(of) for of in zip(whole.counts.tolist(), whole.digests.tolist(), strict=True)] == expected
+
+
+def test_a_table_of_a_query_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="query 4 of 4"):
+        QuerySums.of_table(np.array([[4, 1, 1]], np.uint64), 4)
