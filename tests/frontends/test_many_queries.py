@@ -439,8 +439,9 @@ def test_rows_of_a_query_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPat
     _inputs(tmp_path)
     rows_for_sinks = StageInstance.rows_for_sinks
     monkeypatch.setattr(StageInstance, "rows_for_sinks", lambda self, pairs: rows_for_sinks(self, pairs)[:1])
-    with pytest.raises(RunFailed, match=r"query near_too: slaves produced .*, the collector collected 0"):
-        library.sql({name: QUERIES[name] for name in ("near", "near_too")}, **_files(tmp_path), time="ts")
+    queries = {"near": QUERIES["near"], "sums": QUERIES["near"].replace("a.v AS x, b.v AS y", "a.v + b.v AS sum")}
+    with pytest.raises(RunFailed, match=r"query sums: slaves produced .*, the collector collected 0"):
+        library.sql(queries, **_files(tmp_path), time="ts")
 
 
 def _files(folder: Path) -> dict[str, Path]:
