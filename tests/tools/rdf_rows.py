@@ -154,7 +154,7 @@ def _refined(rows: Sequence[Row], colours: Mapping[str, str], free: set[str]) ->
             cells = {key: "~" if key in free else colours.get(str(cell), str(cell)) for key, cell in row.items()}
             for key, cell in row.items():
                 if key not in free and cell in colours:
-                    own = sorted((k, "self" if row[k] == cell else c) for k, c in cells.items())
+                    own = sorted((k, "self" if k not in free and row[k] == cell else c) for k, c in cells.items())
                     seen[str(cell)].append(f"{key}{own}")
         after = {label: f"_:{hash((colours[label], tuple(sorted(seen[label]))))}" for label in colours}
         if len(set(after.values())) == len(set(colours.values())):
