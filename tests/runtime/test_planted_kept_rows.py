@@ -234,7 +234,7 @@ def _totals_left_behind(monkeypatch: Monkey) -> None:
 
 
 def _totals_of_the_window(monkeypatch: Monkey) -> None:
-    monkeypatch.setattr(RunningAggregation, "_table_of", Aggregation._table_of)
+    monkeypatch.setattr(RunningAggregation, "_closed", Aggregation._closed)
 
 
 def _not_in_the_totals(monkeypatch: Monkey) -> None:

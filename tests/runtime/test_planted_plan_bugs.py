@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.baselines.best_effort_merger import BestEffortMerger
 from swjoin.cluster import exchange
-from swjoin.cluster.exchange import EpochHeader, Keyed, KeyedEdge, Outlet
+from swjoin.cluster.exchange import EpochHeader, Keyed, KeyedEdge, Outlet, PlacesInUse
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, Send
@@ -182,7 +182,11 @@ def _union_without_ids(monkeypatch: Monkey) -> None:
 
 def _keyed_by(change: Callable[[KeyedEdge, Keyed], Keyed]) -> Callable[[Monkey], None]:
     keyed = KeyedEdge.keyed
-    return lambda monkeypatch: monkeypatch.setattr(KeyedEdge, "keyed", lambda self, rows: change(self, keyed(self, rows)))
+
+    def changed(self: KeyedEdge, rows: TupleBatch, places: PlacesInUse | None) -> Keyed:
+        return change(self, keyed(self, rows, places))
+
+    return lambda monkeypatch: monkeypatch.setattr(KeyedEdge, "keyed", changed)
 
 
 def _distinct(edge: KeyedEdge, keyed: Keyed) -> Keyed:
