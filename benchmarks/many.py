@@ -1,11 +1,11 @@
 """Many queries in one run: windows that differ, beside the one query with the widest, and beside runs of their own.
 
-Usage: python -m benchmarks.many [windows] [rows] [memory] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.many [windows] [memory] [rows] [--repeat 3] [--tiny]
 Two streams of 10,000 rows/s each for five minutes, 24 bytes a row, 20,000 keys, a join within up to a second, about one partner
 a row; two threads, from Parquet, with a count and a digest of rows' values for every query.
-windows: 10,000 queries that differ in windows only, counted, beside the widest alone. rows: 100 of them, whose rows are
-written, beside 100 runs. memory: 1,000 of them, counted, beside the widest alone: bytes of windows, and resident memory of a
-process of its own.
+windows: 10,000 queries that differ in windows only, counted, beside the widest alone. memory: 1,000 of them, counted, beside
+the widest alone: bytes of windows, and resident memory of a process of its own. rows: 100 of them, of one minute, whose rows
+are written, beside 100 runs.
 Turn by turn, the first turn not counted; count and digest of queries are compared with those of their own runs. Planning, which
 is printed apart, is not part of a run.
 """
@@ -35,12 +35,13 @@ from swjoin.config.run import SinkConfig
 from swjoin.frontends.configured import job_of_query
 from swjoin.runtime.in_process import run_local
 
-PARTS = ("windows", "rows", "memory")
+PARTS = ("windows", "memory", "rows")
 _WIDEST_US = 1_000_000
 
 
 class Size(NamedTuple):
     seconds: int
+    seconds_of_rows: int
     rate: int
     keys: int
     windows: int
@@ -48,13 +49,13 @@ class Size(NamedTuple):
     in_memory: int
 
 
-SIZES = {False: Size(300, 10_000, 20_000, 10_000, 100, 1_000), True: Size(3, 500, 50, 40, 4, 10)}
+SIZES = {False: Size(300, 60, 10_000, 20_000, 10_000, 100, 1_000), True: Size(3, 3, 500, 50, 40, 4, 10)}
 
 
-def write_streams(folder: Path, size: Size) -> None:
-    rng, rows = np.random.default_rng(1), size.seconds * size.rate
+def write_streams(folder: Path, size: Size, seconds: int) -> None:
+    rng, rows = np.random.default_rng(1), seconds * size.rate
     for name in "ab":
-        ts = pa.array(np.sort(rng.integers(0, size.seconds * 1_000_000, rows)), pa.timestamp("us"))
+        ts = pa.array(np.sort(rng.integers(0, seconds * 1_000_000, rows)), pa.timestamp("us"))
         table = pa.table({"k": rng.integers(0, size.keys, rows), "v": rng.integers(0, 1_000, rows), "ts": ts})
         pq.write_table(table, folder / f"{name}.parquet")
 
@@ -157,13 +158,14 @@ def main() -> None:
     size, parts = SIZES[args.tiny], args.parts or PARTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_streams(folder, size)
+        write_streams(folder, size, size.seconds)
         if "windows" in parts:
             of_windows(folder, size, args.repeat)
-        if "rows" in parts:
-            of_rows(folder, size, args.repeat)
         if "memory" in parts:
             of_memory(folder, size)
+        if "rows" in parts:
+            write_streams(folder, size, size.seconds_of_rows)
+            of_rows(folder, size, args.repeat)
 
 
 if __name__ == "__main__":

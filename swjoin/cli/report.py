@@ -63,6 +63,9 @@ def verified(run_dir: Path, report: dict[str, Any]) -> tuple[bool | None, str]:
     return True, f"Verified: {engine} finds the same {found['count']:,} pairs, digest {found['digest']}."
 
 
+_MOST_QUERIES = 200  # that the page names
+
+
 def _count(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
@@ -128,6 +131,9 @@ def _ledger(report: dict[str, Any]) -> list[Html]:
     shown = [table(["stream", "read", "joined", "null key", "late", "shed", "unaccounted"], rows)]
     shown.append(table(["stream", "times"], report_ranges(report), text=True))
     shown += _shares(report)
+    if queries := report.get("queries"):
+        rows = [[q["name"], f"{q['count']:,}", q["digest"]] for q in queries[:_MOST_QUERIES]]
+        shown.append(table([f"{len(queries):,} queries", "rows", "digest"], rows))
     if results.get("columns"):
         shown.append(paragraph(f"Columns: {', '.join(results['columns'])}."))
     if "stages" in report:

@@ -143,6 +143,17 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.incomplete")
 
 
+def _refuse_others(job: Job, words: str) -> None:
+    """UserError when the folder of several queries' folders is a file, or holds anything else."""
+    target = job.target
+    if target is None or not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise UserError(f"{words} {target}: is a file; several queries write into a folder, give another name")
+    if any(path.name not in job.queries for path in target.iterdir()):
+        raise UserError(f"{words} {target}: holds something else; choose another folder or empty it")
+
+
 def check_outputs(job: Job) -> None:
     """UserError when the job would overwrite an input, a finished run, another of its outputs or a user's files, or cannot
     write one of them. Called before a file is opened for writing."""
@@ -177,5 +188,7 @@ def check_outputs(job: Job) -> None:
         refuse_other_file(late)
     if job.run_dir is not None and not started:
         refuse_files(job.run_dir, run_files)
+    if job.queries and job.config.sink.in_files:
+        _refuse_others(job, words)
     for folder in job.result_folders if job.config.sink.in_files else ():
         refuse_results(folder, staged=job.checkpoints is not None, resumes=job.resumes)

@@ -519,7 +519,10 @@ def verify(run_dir: Path, memory_bytes: int | None = None) -> VerifyResult | Que
             define_macros(db)
             of_pairs = _define_plan(db, of, job, folder)
             found.append(_compared(db, said, of, folder, of_pairs=of_pairs))
-    return QueriesVerified(dict(zip(job.queries, found, strict=True))) if job.queries else found[0]
+    if not job.queries:
+        return found[0]
+    of_all = report["results"]
+    return QueriesVerified.of(dict(zip(job.queries, found, strict=True)), of_all["count"], of_all["digest"])
 
 
 def _compared(db: Any, said: dict[str, Any], of: _Claimed, folder: Path, *, of_pairs: bool = True) -> VerifyResult:

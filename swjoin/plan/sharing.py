@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from swjoin.core.errors import UserError, one_line
+from swjoin.core.errors import UserError
 from swjoin.plan.logical import QUERY_NAME, IntervalJoin, LogicalPlan, Node, Result, Source, Union, Within, can_share_windows
 from swjoin.plan.lookups import Lookup
 
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r" \d+$")
 def check_query_name(name: object, where: str, others: Iterable[str]) -> None:
     """UserError, which begins with where, unless this can be the name of a query, and so of a folder, beside the others."""
     if not isinstance(name, str) or not QUERY_NAME.fullmatch(name):
-        problem = f"{where}: {one_line(str(name), 60)!r} is no name of a query"
+        problem = f"{where}: {str(name)[:60]!r} is no name of a query"
         raise UserError(problem, remedy="write letters, digits, _, - and dots, 100 at most, and no dot or - in front")
     if name.casefold() in map(str.casefold, others):
         raise UserError(f"{where}: {name} is the name of another query", remedy="name each once, in upper or lower case")

@@ -40,7 +40,7 @@ SOMETIMES = {
     "bench gateways --tiny": r"(?s)\| 2 \| \d.*nothing held.*\| 2 \| \d.*t_d = 10 ms\n.*\| 2 \| \d",
     "bench bands --tiny": r"(?s)wide: .*answer right.*evaluations/s.*band over equality: \d.*value grid over equality, C",
     "bench bands files --tiny": r"(?s)band:\n.*swjoin: .*answer right.*DuckDB, cells of value: .*right.*wide:\n.*swjoin: ",
-    "bench many --tiny": r"(?s)windows: 40 queries run at [\d.]+.*planned in.*rows: 4 queries.* x .*memory: 10 q.* x ",
+    "bench many --tiny": r"(?s)windows: 40 queries run at [\d.]+.*planned in.*memory: 10 queries.* x .*rows: 4 q.* x ",
     "bench rdf --tiny": r"(?s)parse.* x pyoxigraph.*slide.* x DuckDB.*pyoxigraph \d.*star of three: \d",
     "bench routings --tiny": r"(?s)range over random \| \d.*hot: .*skew over hash \| \d.*contrand.*queue over epochs: \d",
     "bench sinks --tiny": r"\| 2 \| \d",

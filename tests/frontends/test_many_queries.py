@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 import swjoin as library
+from swjoin.cli.main import main
 from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.core.errors import RunFailed, UserError
@@ -104,6 +106,9 @@ def test_queries_have_the_answers_of_runs_of_their_own(lone: dict[str, Any], swj
     assert f"near: {lone['near'][0]:,} rows, digest {lone['near'][1]}: equal" in done.out
     assert json.loads((tmp_path / "out" / "verified.json").read_text())["queries"]["near"]["count"] == lone["near"][0]
     assert swjoin("report", tmp_path / "out").code == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"Verified: DuckDB finds the same {report['results']['count']:,} pairs" in page
+    assert lone["near"][1] in page
 
 
 def test_a_wrong_row_is_found_by_verify(swjoin: Any, tmp_path: Path) -> None:
@@ -115,6 +120,45 @@ def test_a_wrong_row_is_found_by_verify(swjoin: Any, tmp_path: Path) -> None:
     assert (done.code, done.out.splitlines()[-1]) == (1, "DIFFERENT")
     assert [line.split(":")[0] for line in done.out.splitlines()[:-1] if line.endswith("DIFFERENT")] == ["few"]
     assert not verify(tmp_path / "out").equal
+
+
+@pytest.mark.parametrize(
+    ("queries", "problem"),
+    [
+        (lambda found: found[1:], "queries: has not the count and digest of each query; the file is damaged"),
+        (lambda found: [{**found[0], "name": "../a"}, *found[1:]], "queries: has not the count and digest of each query"),
+        (lambda found: [{**found[0], "count": "x"}, *found[1:]], "queries: has not the count and digest of each query"),
+        (lambda found: [{**found[0], "digest": "x"}, *found[1:]], "queries: has not the count and digest of each query"),
+        (lambda found: None, "queries: has not the count and digest of each query"),
+        (lambda found: ["x"], "queries: has not the count and digest of each query"),
+    ],
+)
+def test_a_damaged_report_is_one_line(queries: Any, problem: str, counted: Path, swjoin: Any, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(counted, tmp_path / "run"))
+    report = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(report | {"queries": queries(report["queries"])}))
+    done = swjoin("verify", run)
+    assert done.code == 2
+    assert len(done.err) == 1
+    assert problem in done.err[0]
+
+
+def test_totals_are_verified(counted: Path, swjoin: Any, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(counted, tmp_path / "run"))
+    report = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(report | {"results": report["results"] | {"count": 1}}))
+    done = swjoin("verify", run)
+    assert (done.code, done.out.splitlines()[-1]) == (1, "DIFFERENT")
+    assert "all together: " in done.out
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose rows were counted."""
+    folder = tmp_path_factory.mktemp("counted")
+    path = _saved(folder, sink={"kind": "count"})
+    assert main(["run", str(path), "--out", str(folder / "out")]) == 0
+    return folder / "out"
 
 
 @pytest.mark.parametrize("strategy", ["query", "subquery", "operator"])
@@ -312,6 +356,17 @@ def test_files_of_queries(lone: dict[str, Any], swjoin: Any, tmp_path: Path) -> 
         2,
         [f"swjoin: {tmp_path}/rows.parquet/near: is not empty; choose another --out or remove it"],
     )
+    (tmp_path / "mine.parquet").mkdir()
+    (tmp_path / "mine.parquet" / "notes.txt").write_text("mine")
+    for name, problem in (("mine.parquet", "holds something else"), ("report.json/x.parquet", "")):
+        refused = swjoin("query", *words, "-o", tmp_path / name)
+        assert (refused.code, len(refused.err)) == (2, 1)
+        assert problem in refused.err[0]
+    (tmp_path / "file.parquet").write_text("mine")
+    refused = swjoin("query", *words, "-o", tmp_path / "file.parquet")
+    assert refused.err == [
+        f"swjoin: -o {tmp_path}/file.parquet: is a file; several queries write into a folder, give another name"
+    ]
     counted = swjoin("query", *words, "-o", "count")
     assert counted.code == 0
     assert json.loads((tmp_path / "report.json").read_text())["queries"] == report["queries"]

@@ -9,6 +9,7 @@ Stays out: recomputing (`duckdb.verify`, `spark.verify`).
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from swjoin.connectors.files.formats import common_schema, row_count
 from swjoin.connectors.files.inputs import list_files
 from swjoin.connectors.files.run_folder import FORMAT, not_verifiable, read_report
 from swjoin.core.errors import RunFailed, UserError
+from swjoin.core.join_semantics import format_digest
 from swjoin.expressions.compiler import resolve, type_of
 from swjoin.expressions.parser import Dialect, Kind, columns_of, parse_where, to_sql
 
@@ -72,13 +74,28 @@ class VerifyResult:
 
 @dataclass
 class QueriesVerified:
-    """What was found of each of several queries, by its name."""
+    """What was found of each of several queries, by its name. count, digest: of all together, as are those that are claimed."""
 
     queries: dict[str, VerifyResult]
+    count: int
+    digest: str
+    claimed_count: int
+    claimed_digest: str
+    engine: str = "DuckDB"
+
+    @staticmethod
+    def of(queries: dict[str, VerifyResult], claimed_count: int, claimed_digest: str) -> QueriesVerified:
+        count = sum(result.count for result in queries.values())
+        digest = format_digest(sum(int(result.digest, 16) for result in queries.values()))
+        return QueriesVerified(queries, count, digest, claimed_count, claimed_digest)
+
+    @property
+    def _as_claimed(self) -> bool:
+        return (self.count, self.digest) == (self.claimed_count, self.claimed_digest)
 
     @property
     def equal(self) -> bool:
-        return all(result.equal for result in self.queries.values())
+        return self._as_claimed and all(result.equal for result in self.queries.values())
 
     def lines(self) -> list[str]:
         """What `verify` prints: a line for each query, and more of those that differ."""
@@ -86,6 +103,9 @@ class QueriesVerified:
         for name, result in self.queries.items():
             out.append(f"{name}: {result.count:,} rows, digest {result.digest}: {'equal' if result.equal else 'DIFFERENT'}")
             out += [f"  {line}" for line in result.lines()[:-1] if not result.equal]
+        if not self._as_claimed:
+            run = f"{self.claimed_count:,} rows, digest {self.claimed_digest}"
+            out.append(f"all together: {self.count:,} rows, digest {self.digest}; the run has {run}")
         return [*out, "equal" if self.equal else "DIFFERENT"]
 
 
@@ -116,6 +136,8 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], Job]:
         job = Job(config, None, False, None, None, "verify").with_plan_of(report)
     except UserError as error:
         raise error.prefixed(str(run_dir / "run.json")) from None
+    if job.queries:
+        _check_queries(run_dir, report.get("queries"), job.queries)
     for stream in config.streams:
         if stream.path is not None:
             try:
@@ -127,6 +149,14 @@ def claimed(run_dir: Path) -> tuple[dict[str, Any], Job]:
             for path in result_files(folder, config):
                 row_count(path)
     return report, job
+
+
+def _check_queries(run_dir: Path, found: object, names: Sequence[str]) -> None:
+    """UserError unless a report has count and digest of each query of its plan, and of no other."""
+    plain = [query for query in found if isinstance(query, dict)] if isinstance(found, list) else []
+    whole = [q for q in plain if isinstance(q.get("count"), int) and re.fullmatch("[0-9a-f]{16}", str(q.get("digest")))]
+    if [query.get("name") for query in whole] != list(names):
+        raise UserError(f"{run_dir / 'run.json'}: queries: has not the count and digest of each query; the file is damaged")
 
 
 def result_files(folder: Path, config: RunConfig) -> list[Path]:
