@@ -39,7 +39,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.ids import EpochIndex
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.metric_columns import COLUMNS
-from swjoin.core.query_sums import QuerySums
+from swjoin.core.query_sums import NamedQueries, QuerySums
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 
@@ -152,11 +152,7 @@ class Collector:
     ) -> None:
         self.number, self._delays_of_others = number, sink_count > 1 or of_rows
         self._name = f"sink {number}" if number else "collector"
-        self.materialised, self.queries = materialised, queries
-        self._families = {family[0]: np.array(family, np.int64) for family in families}
-        self._sharers = np.ones(max(1, queries), np.int64)  # queries that have a row which this one is the first to have
-        for family in self._families.values():
-            self._sharers[family] = np.arange(len(family), 0, -1)
+        self.materialised, self._queries = materialised, NamedQueries(queries, families)
         self.slave_count = slave_count
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.committed = EpochIndex(-1)
@@ -193,8 +189,8 @@ class Collector:
             raise RunFailed(f"{self._name}: epoch {chunk.epoch}: results from slave {slave}, which is unknown or has finished")
         sender = self._senders[slave]
         sender.in_prefill = chunk.prefill
-        if not 0 <= chunk.query < max(1, self.queries):
-            raise RunFailed(f"{self._name}: slave {slave}: results of query {chunk.query}, of {max(1, self.queries)}")
+        if not 0 <= chunk.query < max(1, self._queries.count):
+            raise RunFailed(f"{self._name}: slave {slave}: results of query {chunk.query}, of {self._queries.count}")
         if chunk.pairs is not None and len(chunk.pairs):
             sums = self._received(chunk, chunk.pairs)
             self._count(chunk, sums)
@@ -216,10 +212,10 @@ class Collector:
 
     def _received(self, chunk: ResultChunk, pairs: Pairs | ResultRows) -> QuerySums:
         """Of the rows of a chunk. RunFailed for ranks that they cannot have."""
-        ranks, family = pairs.ranks if isinstance(pairs, ResultRows) else None, self._families.get(chunk.query)
-        if (ranks is None) != (family is None) or (family is not None and int(ranks.max()) >= len(family)):  # type: ignore[union-attr]
-            raise RunFailed(f"{self._name}: slave {chunk.slave}: rows of query {chunk.query} with ranks that it has not")
-        return QuerySums.of_rows(pairs, chunk.query, self.queries, self._families)
+        try:
+            return self._queries.sums_of(pairs, chunk.query)
+        except ValueError as error:
+            raise RunFailed(f"{self._name}: slave {chunk.slave}: rows of query {chunk.query}: {error}") from None
 
     def _commit(self) -> list[Effect]:
         """Commit the next distribution epoch, and the generation that ends with it, if any."""
@@ -235,9 +231,9 @@ class Collector:
     def restore(self, epoch: int, states: Sequence[dict[str, Any]]) -> None:
         """Take over the states that sinks saved in a checkpoint, which ended with this epoch."""
         for plain in states:
-            self._past.add(Tally.from_plain(plain["tally"], self.queries))
+            self._past.add(Tally.from_plain(plain["tally"], self._queries.count))
         self.committed = EpochIndex(epoch)
-        self._senders = [_Sender(QuerySums(self.queries), completed=epoch) for _ in self._senders]
+        self._senders = [_Sender(QuerySums(self._queries.count), completed=epoch) for _ in self._senders]
 
     @property
     def tally(self) -> Tally:
@@ -249,7 +245,7 @@ class Collector:
 
     def _count(self, chunk: ResultChunk, sums: QuerySums) -> None:
         """Rows of a family count for every query that has them."""
-        pairs = int(sums.counts @ self._sharers)
+        pairs, _ = self._queries.total(sums)
         tally = self._open.setdefault(chunk.generation, Tally())
         if chunk.prefill:
             tally.prefill_count += pairs
@@ -258,7 +254,7 @@ class Collector:
 
     def _complete(self, chunk: ResultChunk, sender: _Sender) -> None:
         """Take a slave's completed epoch. RunFailed when its counts differ from the received pairs."""
-        sums = _sums(chunk, self.queries)
+        sums = _sums(chunk, self._queries.count)
         if sums is None:
             raise RunFailed(f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: final chunk without counts")
         missing = self._missing.get(chunk.epoch, chunk.served)
@@ -270,17 +266,17 @@ class Collector:
             self._count(chunk, sums)
         else:
             self._compare(chunk, sums, sender.received)
-        sender.received = QuerySums(self.queries)
+        sender.received = QuerySums(self._queries.count)
         sender.completed, sender.ended = chunk.epoch, chunk.last
         if chunk.checkpoint:
             self._cuts[chunk.epoch] = chunk.generation
         tally = self._open.setdefault(chunk.generation, Tally())
-        digest = int(np.add.reduce(sums.digests * self._sharers.view(np.uint64), dtype=np.uint64))
+        _, digest = self._queries.total(sums)
         if chunk.prefill:
             tally.prefill_digest += digest
             return
         tally.digest += digest
-        if self.queries:
+        if self._queries.count:
             tally.add_of_queries(sums)
         if chunk.metrics is None or chunk.delay_histogram is None:
             return  # the first sink has them
@@ -294,7 +290,7 @@ class Collector:
         """RunFailed unless the rows of a completed epoch are those that its slave has counted."""
         query = sums.differing(received)
         if query is not None:
-            of = f" of query {query}" if self.queries else ""
+            of = f" of query {query}" if self._queries.count else ""
             raise RunFailed(
                 f"{self._name}: slave {chunk.slave}, epoch {chunk.epoch}: "
                 f"produced {sums.counts[query]} pairs{of} with digest {format_digest(int(sums.digests[query]))}, "
@@ -338,15 +334,10 @@ class Collector:
             "delay_s": delay,
             "committed_epoch": int(self.committed),
             "history": {"count": tally.prefill_count, "digest": format_digest(tally.prefill_digest)},
-            "queries": [{"count": count, "digest": format_digest(digest)} for count, digest in self._by_query(tally)],
+            "queries": [
+                {"count": count, "digest": format_digest(digest)} for count, digest in self._queries.of_each(tally.by_query)
+            ],
         }
-
-    def _by_query(self, tally: Tally) -> list[tuple[int, int]]:
-        """Count and digest of each query that has a name."""
-        if not self.queries:
-            return []
-        sums = (tally.by_query or QuerySums(self.queries)).of_families(list(self._families.values()))
-        return list(zip(sums.counts.tolist(), sums.digests.tolist(), strict=True))
 
     def validate(self) -> None:
         waiting = sum(sender.pairs for sender in self._senders if not sender.in_prefill)

@@ -1,6 +1,6 @@
 """Counts and digests of rows by query.
 
-What: `QuerySums`.
+What: `QuerySums`; `NamedQueries`, which of the run's queries share rows.
 Why: an instance counts what it sends, a sink what arrives; with thousands of queries both are arrays, not a dictionary each.
 Stays out: who compares them (`cluster.collector`), the digest of a row (`core.hashing`, `core.row_digests`).
 """
@@ -78,3 +78,36 @@ class QuerySums:
     def total(self) -> tuple[int, int]:
         """Count and digest of all rows."""
         return int(self.counts.sum()), int(np.add.reduce(self.digests, dtype=np.uint64))
+
+
+class NamedQueries:
+    """count: of the queries that have names. by_first: families of those that share rows, int64, by their first queries, from
+    the narrowest windows to the widest (`plan.families`)."""
+
+    def __init__(self, count: int, families: Sequence[Sequence[int]]) -> None:
+        self.count = count
+        self.by_first = {family[0]: np.array(family, np.int64) for family in families}
+        self._sharers = np.ones(max(1, count), np.int64)  # queries that have a row which this one is the first to have
+        for family in self.by_first.values():
+            self._sharers[family] = np.arange(len(family), 0, -1)
+
+    def sums_of(self, rows: Pairs | ResultRows, query: int) -> QuerySums:
+        """As `QuerySums.of_rows`. ValueError for ranks that rows of this query cannot have."""
+        ranks, family = rows.ranks if isinstance(rows, ResultRows) else None, self.by_first.get(query)
+        if (ranks is None) != (family is None):
+            raise ValueError("rows with ranks of no family, or without")
+        if ranks is not None and family is not None and int(ranks.max(initial=-1)) >= len(family):
+            raise ValueError(f"rank {int(ranks.max())} of {len(family)}")
+        return QuerySums.of_rows(rows, query, self.count, self.by_first)
+
+    def total(self, sums: QuerySums) -> tuple[int, int]:
+        """Count and digest of the results of all queries, in which a shared row is several times."""
+        digest = np.add.reduce(sums.digests * self._sharers.view(np.uint64), dtype=np.uint64)
+        return int(sums.counts @ self._sharers), int(digest)
+
+    def of_each(self, sums: QuerySums | None) -> list[tuple[int, int]]:
+        """Count and digest of each query's result."""
+        if not self.count:
+            return []
+        whole = (sums or QuerySums(self.count)).of_families(list(self.by_first.values()))
+        return list(zip(whole.counts.tolist(), whole.digests.tolist(), strict=True))
