@@ -135,8 +135,8 @@ class Collector:
 
     materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only. number: of several
     sinks, each of which has its share of the pairs; the first one has metrics and production delays of all. of_rows: rows come
-    that are no pairs; of those that have production delays some may not be among them. queries: number of named ones.
-    families: those of them that share rows, from the narrowest windows to the widest (`plan.families`).
+    that are no pairs; of those that have production delays some may not be among them. named: queries
+    of the run; None: none of them has a name.
     """
 
     def __init__(
@@ -147,12 +147,11 @@ class Collector:
         number: int = 0,
         sink_count: int = 1,
         of_rows: bool = False,
-        queries: int = 0,
-        families: Sequence[Sequence[int]] = (),
+        named: NamedQueries | None = None,
     ) -> None:
         self.number, self._delays_of_others = number, sink_count > 1 or of_rows
         self._name = f"sink {number}" if number else "collector"
-        self.materialised, self._queries = materialised, NamedQueries(queries, families)
+        self.materialised, self._queries = materialised, named or NamedQueries(0)
         self.slave_count = slave_count
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.committed = EpochIndex(-1)
@@ -160,7 +159,7 @@ class Collector:
         self._open: dict[int, Tally] = {}  # of later generations, by number; a slave may be ahead of the others
         self._cuts: dict[int, int] = {}  # distribution epoch that ends with a checkpoint: generation
         self._missing: dict[int, int] = {}  # distribution epoch not yet committed: slaves that have not completed it
-        self._senders = [_Sender(QuerySums(queries)) for _ in range(slave_count)]
+        self._senders = [_Sender(QuerySums(self._queries.count)) for _ in range(slave_count)]
         self._metrics: list[tuple[int, NDArray[np.float64]]] = []
 
     def start(self, now_us: int = 0) -> list[Effect]:

@@ -23,6 +23,7 @@ from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError, setting
 from swjoin.core.ids import QueryId, SlaveId
+from swjoin.core.query_sums import NamedQueries
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
 from swjoin.plan.families import Family, families_of
 from swjoin.plan.logical import LogicalPlan, Result, Source
@@ -101,6 +102,10 @@ class Instances:
         """The numbers of the queries of each family, from the narrowest windows to the widest."""
         numbers = {edge.id: QueryId(query) for query, edge in enumerate(self.result_edges)}
         return tuple(tuple(numbers[edge.id] for edge in family.edges) for family in self.families)
+
+    @cached_property
+    def named_queries(self) -> NamedQueries:
+        return NamedQueries(self.query_count, self.families_of_queries)
 
     @property
     def query_count(self) -> int:

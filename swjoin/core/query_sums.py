@@ -84,7 +84,7 @@ class NamedQueries:
     """count: of the queries that have names. by_first: families of those that share rows, int64, by their first queries, from
     the narrowest windows to the widest (`plan.families`)."""
 
-    def __init__(self, count: int, families: Sequence[Sequence[int]]) -> None:
+    def __init__(self, count: int, families: Sequence[Sequence[int]] = ()) -> None:
         self.count = count
         self.by_first = {family[0]: np.array(family, np.int64) for family in families}
         self._sharers = np.ones(max(1, count), np.int64)  # queries that have a row which this one is the first to have

@@ -429,9 +429,10 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
         if isinstance(node, MapBatches):
             problem = f"{run_dir}: DuckDB cannot call {node.description}, a function in Python"
             raise UserError(problem, remedy="run it once more with other ranks or threads, and compare the digests")
-    sources = sum(isinstance(node, Source) for node in plan.nodes)
+    sources, results = ([node for node in plan.nodes if isinstance(node, kind)] for kind in (Source, Result))
+    as_run = len(results) == (len(job.queries) or 1) and len(sources) == len(job.config.inputs)
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
-    if any(join.semantics.bounds.count_windows for join in joins) or sources != len(job.config.inputs):
+    if any(join.semantics.bounds.count_windows for join in joins) or not as_run:
         raise UserError(f"{run_dir / 'run.json'}: plan: is not what it must be; the file is damaged")
     return plan
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -270,6 +270,17 @@ class UnionInput:
 
     def __call__(self, rows: TupleBatch) -> TupleBatch:
         return replace(rows, id=union_row_ids(self.index, rows.id))
+
+
+def nodes_below(nodes: Mapping[str, Node], last: str) -> set[str]:
+    """Names of a node and of all that it needs. nodes: by name."""
+    needed, waiting = {last}, [last]
+    while waiting:
+        for name in nodes[waiting.pop()].inputs:
+            if name not in needed:
+                needed.add(name)
+                waiting.append(name)
+    return needed
 
 
 def can_share_windows(join: IntervalJoin) -> bool:

@@ -16,7 +16,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from swjoin.core.errors import UserError
-from swjoin.plan.logical import QUERY_NAME, IntervalJoin, LogicalPlan, Node, Result, Source, Union, Within, can_share_windows
+from swjoin.plan.logical import (
+    QUERY_NAME,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    Result,
+    Source,
+    Union,
+    Within,
+    can_share_windows,
+    nodes_below,
+)
 from swjoin.plan.lookups import Lookup
 
 _NUMBER = re.compile(r" \d+$")
@@ -99,12 +110,7 @@ def alone(plan: LogicalPlan, result: str) -> LogicalPlan:
             assert isinstance(join, IntervalJoin), "windows of no join"
             query = replace(join.semantics, lower_us=node.lower_us, upper_us=node.upper_us, exclusive=())
             found[node.name] = replace(join, name=node.name, query=query)
-    needed, waiting = {result}, [result]
-    while waiting:
-        for name in found[waiting.pop()].inputs:
-            if name not in needed:
-                needed.add(name)
-                waiting.append(name)
+    needed = nodes_below(found, result)
     return LogicalPlan(tuple(found[node.name] for node in plan.nodes if node.name in needed))
 
 

@@ -85,6 +85,7 @@ from swjoin.core.batch import I64, LEFT, RIGHT, STREAM_NAMES, RowLayout
 from swjoin.core.data_messages import Delivery, ResultChunk, RunEvent
 from swjoin.core.errors import RunFailed, Spelling, SwjoinError
 from swjoin.core.hashing import digest_pairs
+from swjoin.core.query_sums import NamedQueries
 from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
 from swjoin.monitor.role_watchers import CollectorWatcher, GatewayWatcher, MasterWatcher
@@ -713,7 +714,7 @@ class CollectorHost(Host):
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
         self._of_rows = not plan.of_pairs
-        self._families = plan.families if isinstance(plan, QueryColumns) else ()
+        self._named = NamedQueries(len(plan.queries), plan.families) if isinstance(plan, QueryColumns) else None
         self._sink = open_job_sink(job, plan, number)
         self.offered: ServedResults | None = None
         if job.config.serve.listen is not None:
@@ -802,8 +803,7 @@ class CollectorHost(Host):
             number=self.number,
             sink_count=config.sink_count,
             of_rows=self._of_rows,
-            queries=len(self.job.queries),
-            families=self._families,
+            named=self._named,
         )
         if self._watcher is not None:
             self._watcher.begin()

@@ -9,15 +9,13 @@ Stays out: making chunks (`cluster.slave.slave`), what sinks do with them (`clus
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-
-import numpy as np
 
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, Received, RoleId, Send, sink_of, sink_role
 from swjoin.core.data_messages import ResultChunk
-from swjoin.core.query_sums import QuerySums
+from swjoin.core.query_sums import NamedQueries, QuerySums
 
 BUFFERS_AHEAD = 4  # full result buffers that a sink has not taken
 _CHUNK_BYTES = 1 << 14  # what a chunk without pairs counts for
@@ -41,19 +39,17 @@ class ResultOutlet:
         *,
         of_rows: bool = False,
         queries: int = 1,
-        query_count: int = 0,
-        families: Sequence[Sequence[int]] = (),
+        named: NamedQueries | None = None,
     ) -> None:
-        """query_count: of the run. families: numbers of queries that share rows (`plan.families`)."""
-        self._queries, self._query_count = max(1, queries), query_count
-        self._families = {family[0]: np.array(family, np.int64) for family in families}
+        """named: queries of the run; None: none of them has a name."""
+        self._queries, self._named = max(1, queries), named or NamedQueries(0)
         self._sums = of_rows or sink_count > 1
         self._most_bytes = BUFFERS_AHEAD * (_CHUNK_BYTES + buffer_bytes)
         self._ahead: list[deque[int]] = [deque() for _ in range(sink_count)]  # bytes of chunks that a sink has not taken
         self._ahead_bytes = [0] * sink_count
         self._taken = [0] * sink_count  # chunks
         self._pairs = [0] * sink_count  # since the start
-        self._of_epoch = [QuerySums(query_count) for _ in range(sink_count)]  # with `sums`, see `ResultChunk.sent`
+        self._of_epoch = [QuerySums(self._named.count) for _ in range(sink_count)]  # with `sums`, see `ResultChunk.sent`
 
     def send(self, chunk: ResultChunk) -> list[Effect]:
         """A chunk with pairs of the open epoch."""
@@ -74,7 +70,7 @@ class ResultOutlet:
             if sink:
                 part = replace(part, results=None, metrics=None, delay_histogram=None, edges=None)
             effects.append(self._send(sink, part))
-        self._of_epoch = [QuerySums(self._query_count) for _ in self._of_epoch]
+        self._of_epoch = [QuerySums(self._named.count) for _ in self._of_epoch]
         return effects
 
     def _emptiest(self) -> int:
@@ -83,7 +79,7 @@ class ResultOutlet:
     def _count(self, sink: int, chunk: ResultChunk) -> None:
         if not self._sums or chunk.pairs is None:
             return
-        self._of_epoch[sink].add(QuerySums.of_rows(chunk.pairs, chunk.query, self._query_count, self._families))
+        self._of_epoch[sink].add(self._named.sums_of(chunk.pairs, chunk.query))
         self._pairs[sink] += len(chunk.pairs)
 
     def _send(self, sink: int, chunk: ResultChunk) -> Send:

@@ -109,7 +109,7 @@ class Slave:
         self.finished = self.stopped = False  # stopped: the run is to be resumed from a checkpoint
         self.stage = stage
         of_rows = stage is not None and stage.of_rows
-        more: dict[str, Any] = {} if stage is None else stage.queries_of_results
+        more: dict[str, Any] = {} if stage is None else {"queries": len(stage.results), "named": stage.named_queries}
         self.results = ResultOutlet(config.sink_count, config.module.result_buffer_bytes, of_rows=of_rows, **more)
         self._config = config
         several = config.gateway_count > 1

@@ -31,6 +31,7 @@ from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import QueryId, SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
+from swjoin.core.query_sums import NamedQueries
 from swjoin.core.row_digests import row_hashes
 from swjoin.plan.columns import StageColumns
 from swjoin.plan.families import Family
@@ -232,17 +233,14 @@ class StageInstance:
 
     def _after_steps(self, edge: Edge, rows: TupleBatch) -> TupleBatch:
         """The rows that the steps of an edge leave, with the columns that travel."""
-        rows, shown = (
-            rows_after(rows, edge.id, self._instances.columns.steps[edge.id]),
-            self._instances.columns.travels[edge.id],
-        )
+        columns = self._instances.columns
+        rows, shown = rows_after(rows, edge.id, columns.steps[edge.id]), columns.travels[edge.id]
         return replace(rows, columns=None if rows.columns is None or not shown else rows.columns.select(shown))
 
     @property
-    def queries_of_results(self) -> dict[str, Any]:
-        """What its `ResultOutlet` has to know of queries."""
-        of = self._instances
-        return {"queries": len(self.results), "query_count": of.query_count, "families": of.families_of_queries}
+    def named_queries(self) -> NamedQueries:
+        """Of the run."""
+        return self._instances.named_queries
 
     @cached_property
     def _families(self) -> dict[int, tuple[Family, I64]]:

@@ -33,6 +33,7 @@ from swjoin.plan.logical import (
     Source,
     Spread,
     Union,
+    nodes_below,
 )
 
 
@@ -90,12 +91,7 @@ class Nodes:
     def plan(self, last: str, order: tuple[OrderKey, ...] = ()) -> LogicalPlan:
         """The plan of what this node needs, which is its result. order: of its rows, see `Result`."""
         found = {node.name: node for node in self.nodes}
-        needed, waiting = {last}, [last]
-        while waiting:
-            for name in found[waiting.pop()].inputs:
-                if name not in needed:
-                    needed.add(name)
-                    waiting.append(name)
+        needed = nodes_below(found, last)
         name = "result"
         while name in needed:
             name += "_"

@@ -75,8 +75,7 @@ class PlanSimulation(Simulation):
             for share in self._shares()
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
-        families = instances.families_of_queries
-        self._make_sinks(count, of_rows=instances.of_rows, queries=instances.query_count, families=families)
+        self._make_sinks(count, of_rows=instances.of_rows, named=instances.named_queries)
 
     def _check_owners(self) -> None:
         for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):

@@ -83,6 +83,7 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, RowLayout, SourceBatch
 from swjoin.core.data_messages import Delivery, RunEvent, StateChunk
 from swjoin.core.errors import SwjoinError
 from swjoin.core.ids import SlaveId
+from swjoin.core.query_sums import NamedQueries
 from swjoin.core.splits import WHOLE
 from swjoin.core.storage import Executors
 from swjoin.runtime.host import Performers, nothing
@@ -254,15 +255,14 @@ class Simulation:
         """The first one."""
         return self.gateways[0]
 
-    def _make_sinks(
-        self, slave_count: int, *, of_rows: bool = False, queries: int = 0, families: Sequence[Sequence[int]] = ()
-    ) -> None:
-        """of_rows: the result has rows that are no pairs. queries, families: as of `Collector`."""
+    def _make_sinks(self, slave_count: int, *, of_rows: bool = False, named: NamedQueries | None = None) -> None:
+        """of_rows: the result has rows that are no pairs. named: as of `Collector`."""
         count, materialised = len(self._sinks), of_rows or self.config.sink.kind != "count"
-        make = partial(Collector, slave_count, materialised=materialised, of_rows=of_rows, queries=queries, families=families)
+        make = partial(Collector, slave_count, materialised=materialised, of_rows=of_rows, named=named)
         self.sinks = [make(number=i, sink_count=count) for i in range(count)]
+        families = {} if named is None else named.by_first
         for sink in self._sinks:
-            sink.families = {family[0]: len(family) for family in families}
+            sink.families = {first: len(family) for first, family in families.items()}
 
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""
