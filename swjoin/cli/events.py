@@ -37,7 +37,9 @@ _UNITS = {
     "unit_closing": "stores no more rows, and is probed until its own have expired",
     "unit_closed": "is empty, and probed no longer",
 }
-KINDS = ("occupancy", *MOVES, *ACTIVITY, "shed", "spilled", "idle", "speaks", "checkpoint", "recovered", *_HOT_KEYS, *_UNITS)
+_PLACEMENT = ("placed", "regret")
+_OF_RUN = ("shed", "spilled", "idle", "speaks", "checkpoint", "recovered")
+KINDS = ("occupancy", *MOVES, *ACTIVITY, *_OF_RUN, *_HOT_KEYS, *_UNITS, *_PLACEMENT)
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -154,6 +156,10 @@ def _words(event: RunEvent, digits: int) -> str:
             return f"unit {e.group} ({e.text}) {_UNITS[kind]}"
         case "checkpoint":
             return f"checkpoint {number} is durable, {duration_text(e.duration_us)} after its cut"
+        case "placed":
+            return f"placement: {e.text}"
+        case "regret":
+            return f"regret: {e.amount:.1f} {e.text}"
         case "recovered":
             return f"recovered in {duration_text(e.duration_us)}: {e.text}, {e.tuples:,} tuples are joined once more"
     return " ".join(x for x in (e.kind, f"slave {e.slave}" if e.slave >= 0 else "", e.text) if x)

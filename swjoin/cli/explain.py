@@ -32,7 +32,7 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job
-from swjoin.config.run import RunConfig, ScalingConfig, to_plain
+from swjoin.config.run import PlacementConfig, RunConfig, ScalingConfig, to_plain
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import SwjoinError
 from swjoin.core.resources import find_resource
@@ -384,6 +384,7 @@ def _adaptation(s: Setting) -> list[str]:
     settings = s.config.reorganization
     if settings.policy == "none":
         return [
+            *_earlier(settings.placement),
             "Partition-groups stay where they start; the number of active slaves does not change.",
             *_scaling(settings.scaling),
         ]
@@ -391,13 +392,21 @@ def _adaptation(s: Setting) -> list[str]:
         "paper": f"a partition-group moves from each slave whose stream buffer is above {settings.supplier_threshold:g} full "
         f"to one below {settings.consumer_threshold:g}",
         "balanced": "as many partition-groups move as even out the measured work",
+        "network": "those partition-groups move whose measured traffic between slave ranks is worth their state",
         "random": "partition-groups move at random, to test with",
     }[settings.policy]
-    out = [f"Every {_span(settings.epoch_us)} {what} (policy {settings.policy}). The join goes on meanwhile; no pair is lost."]
+    out = _earlier(settings.placement)
+    out += [f"Every {_span(settings.epoch_us)} {what} (policy {settings.policy}). The join goes on meanwhile; no pair is lost."]
     if settings.declustering != "fixed":
         by = "the occupancy of their buffers" if settings.declustering == "adaptive" else "how busy they are"
         out.append(f"Slaves are activated and put to rest by {by}.")
     return out + _scaling(settings.scaling)
+
+
+def _earlier(settings: PlacementConfig) -> list[str]:
+    if settings.statistics is None:
+        return []
+    return [f"At the start partition-groups are placed by the traffic that {settings.statistics} has counted."]
 
 
 def _scaling(settings: ScalingConfig) -> list[str]:

@@ -575,8 +575,8 @@ def _add_events(p: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested, shed, spilled, "
-        "idle, speaks, checkpoint, recovered, key_copied, key_dealt, key_gathered, unit_opened, unit_closing, unit_closed "
-        "(default: all)",
+        "idle, speaks, checkpoint, recovered, key_copied, key_dealt, key_gathered, unit_opened, unit_closing, unit_closed, "
+        "placed, regret (default: all)",
     )
     p.add_argument("--slave", metavar="N", type=int, help="only what concerns slave N")
     p.add_argument("--group", metavar="N", type=int, help="only what concerns partition-group N")

@@ -171,9 +171,9 @@ def run_plan(args: argparse.Namespace) -> int:
     job = job_of(path, args.overrides, "plan")
     job, _ = fitted(dataclasses.replace(job, config=with_role_counts(job.config, args)))
     ranks, slaves = in_process_or_ranks(args, job.config)
-    from swjoin.runtime.open import refuse_routing
+    from swjoin.runtime.open import refuse_without_plan
 
-    refuse_routing(job)
+    refuse_without_plan(job)
     if job.plan is not None:
         return _plan_stages(StagesForecast.of(args, job, path, slaves, ranks), as_json=args.json)
     config = job.config

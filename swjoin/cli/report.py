@@ -178,10 +178,20 @@ def _stages(report: dict[str, Any]) -> list[Html]:
         for stage in report["stages"]
     ]
     edges = [
-        [f"{e['from']} to {e['to']}, {e['port']}", f"{e['sent']['rows']:,}", size_text(e["bytes"]), f"{e['null_key']:,}"]
+        [
+            *(f"{e['from']} to {e['to']}, {e['port']}", f"{e['sent']['rows']:,}", size_text(e["bytes"])),
+            *(_between_ranks(e), f"{e['null_key']:,}"),
+        ]
         for e in report["edges"]
     ]
-    return [table(heads, stages, text=True), table(["edge", "rows", "bytes", "null key, not sent"], edges)]
+    return [table(heads, stages, text=True), table(["edge", "rows", "bytes", "between ranks", "null key, not sent"], edges)]
+
+
+def _between_ranks(edge: dict[str, Any]) -> str:
+    """The share of an edge's bytes that leave their rank."""
+    ways = {way: sums["bytes"] for way, sums in edge.get("traffic", {}).items()}
+    total = sum(ways.values())
+    return f"{100 * (total - ways['local']) / total:.1f} %" if total else ""
 
 
 # ---------------------------------------------------------------- figures and timeline

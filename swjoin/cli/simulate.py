@@ -135,9 +135,9 @@ def run_simulate(args: argparse.Namespace) -> int:
     config = job.config
     ranks = None if args.ranks is None else RankMap.of(config, args.ranks)
     slave_count = args.slaves if ranks is None else ranks.slave_ranks
-    from swjoin.runtime.open import refuse_routing
+    from swjoin.runtime.open import refuse_without_plan
 
-    refuse_routing(job)
+    refuse_without_plan(job)
     if job.plan is not None:
         profiles = [Path(profile) for profile in args.profiles]
         capacity = capacity_of(job, path, slave_count, costs, args.host_cores, ranks, profiles)

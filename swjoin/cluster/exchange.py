@@ -22,6 +22,7 @@ from swjoin.cluster.edge_ledger import EdgeLedger, count
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted, KeyLoad, UnitLoad
 from swjoin.cluster.role import Effect, RoleId, Send, slave_role
+from swjoin.cluster.traffic import Traffic
 from swjoin.core.batch import I64, LEFT, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed
@@ -29,7 +30,9 @@ from swjoin.core.group_keys import GroupKeys
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped
+from swjoin.plan.aggregates import PreAggregate
 from swjoin.plan.columns import BoundStep
+from swjoin.plan.logical import Within
 from swjoin.plan.stages import Edge, Stage
 from swjoin.policy.skew import KeySample
 from swjoin.routing.biclique import Biclique, UnitsInUse, UnitTable
@@ -83,18 +86,20 @@ def rows_after(rows: TupleBatch, edge: int, steps: Sequence[BoundStep]) -> Tuple
 
 class Keyed(NamedTuple):
     """Rows as they travel, and apart from them those with a null key. groups: their partition-groups, int64 (n,); None: those
-    of their keys."""
+    of their keys. origins: partition-groups that they come from, int64 (n,); only of a stage's rows."""
 
     rows: TupleBatch
     null_keys: TupleBatch = _NOTHING
     groups: I64 | None = None
+    origins: I64 | None = None
 
 
 @dataclass(frozen=True)
 class KeyedEdge:
     """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keys: None where
     any instance may take a row. keeps_null_keys: rows with a null key, which match nothing, come out of the join; otherwise
-    they are dropped here. router: keys of the stage that rows are routed by; None: by the receiver's."""
+    they are dropped here. router: keys of the stage that rows are routed by; None: by the receiver's. knows_origins: keys of
+    the rows that the sender gives are the partition-groups that these come from."""
 
     edge: Edge
     columns: tuple[str, ...]
@@ -102,17 +107,19 @@ class KeyedEdge:
     keys: KeyEncoder | GroupKeys | None
     keeps_null_keys: bool
     router: KeyEncoder | GroupKeys | None = None
+    knows_origins: bool = False
 
     @staticmethod
     def of(instances: Instances, edge: Edge) -> KeyedEdge:
         assert isinstance(edge.receiver, Stage), "results have no keys"
         columns, steps = instances.columns.travels[edge.id], instances.columns.steps[edge.id]
+        known = _knows_origins(instances, edge)
         if edge.receiver.gathers:
-            return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False)
+            return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False, knows_origins=known)
         keeps = edge.receiver.joins and edge.receiver.join.semantics.kind.unmatched[edge.port]
         of = instances.columns.stages
         router = None if edge.origin is None else of[edge.origin].new_keys()
-        return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router)
+        return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router, known)
 
     @property
     def places(self) -> Places | None:
@@ -123,30 +130,40 @@ class KeyedEdge:
     def keyed(self, rows: TupleBatch, places: PlacesInUse | None) -> Keyed:
         """rows: with the sender's columns. places: in use."""
         rows = rows_after(rows, self.edge.id, self.steps)
+        origins = self._origins(rows)
         if self.keys is None:
             shown = rows.columns.select(self.columns) if self.columns and rows.columns is not None else None
-            return Keyed(TupleBatch(rows.id.view(np.int64), rows.ts, rows.id, rows.arrival_us, None, shown))
+            return Keyed(TupleBatch(rows.id.view(np.int64), rows.ts, rows.id, rows.arrival_us, None, shown), origins=origins)
         assert rows.columns is not None or not self.edge.key, f"edge {self.edge.id}: rows without columns, among them the key"
         columns = None if rows.columns is None or not self.columns else rows.columns.select(self.columns)
         if isinstance(self.keys, GroupKeys):
             key = self._routed(rows) if self.router is not None else self.keys.hashed(self._values(rows), len(rows))
-            return Keyed(TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns))
+            return Keyed(TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns), origins=origins)
         key, valid = self.keys.hashed(self._values(rows))
         if self.router is not None and not self.keys.native:
             key = self._routed(rows)
         whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
         if valid is None or bool(valid.all()):
-            return self._spread(whole, _NOTHING, places)
-        return self._spread(whole.take(np.flatnonzero(valid)), whole.take(np.flatnonzero(~valid)), places)
+            return self._spread(Keyed(whole, _NOTHING, None, origins), places)
+        good = np.flatnonzero(valid)
+        origins = None if origins is None else origins[good]
+        return self._spread(Keyed(whole.take(good), whole.take(np.flatnonzero(~valid)), None, origins), places)
 
-    def _spread(self, rows: TupleBatch, null_keys: TupleBatch, places: PlacesInUse | None) -> Keyed:
+    def _origins(self, rows: TupleBatch) -> I64 | None:
+        """Of rows after the steps."""
+        if not isinstance(self.edge.sender, Stage):
+            return None
+        return rows.key if self.knows_origins else np.full(len(rows), -1, np.int64)
+
+    def _spread(self, keyed: Keyed, places: PlacesInUse | None) -> Keyed:
         """With the copies of rows that go to several places."""
+        rows, null_keys, _, origins = keyed
         if places is None:
-            return Keyed(rows, null_keys)
+            return keyed
         assert isinstance(self.edge.receiver, Stage), "results have no places"
         hashes = (rows.key >> self.edge.receiver.cell_bits).view(np.uint64) if places.by_key else None
         positions, groups = places.copies(self.edge.port, rows.id, hashes)
-        return Keyed(rows.take(positions), null_keys, groups)
+        return Keyed(rows.take(positions), null_keys, groups, None if origins is None else origins[positions])
 
     def _values(self, rows: TupleBatch) -> list[Any]:
         """The columns of the receiver's key, Arrow arrays."""
@@ -162,6 +179,14 @@ class KeyedEdge:
         assert self.router is not None, "rows are routed by their receiver's key"
         key, valid = self.router.hashed(given)
         return key if valid is None else np.where(valid, key, 0)
+
+
+def _knows_origins(instances: Instances, edge: Edge) -> bool:
+    """Not where a join shares its windows, and keys are differences of times, nor where rows of several origins become one
+    before they are sent."""
+    if not isinstance(edge.sender, Stage) or any(isinstance(step, PreAggregate) for step in edge.steps):
+        return False
+    return not any(isinstance(step, Within) for other in instances.stages.edges_from(edge.sender) for step in other.steps[:1])
 
 
 @dataclass
@@ -193,6 +218,7 @@ class _Sending:
     router: HashPartition
     rows: list[TupleBatch] = field(default_factory=list)
     groups: list[I64] = field(default_factory=list)  # of these rows, if they are not those of their keys
+    origins: list[I64] = field(default_factory=list)  # of these rows, if the sender has partition-groups
     row_count: int = 0
     null_keys: list[TupleBatch] = field(default_factory=list)
     dealt: int = 0  # parts of rows that any instance may take
@@ -204,14 +230,17 @@ class _Sending:
     newest_by_unit_us: I64 | None = None  # in this epoch, int64 (units of the port,), where their number follows their load
 
 
-def _spread_hot_keys(sending: _Sending, sample: KeySample, rows: TupleBatch) -> tuple[TupleBatch, I64 | None]:
+def _spread_hot_keys(sending: _Sending, sample: KeySample, keyed: Keyed) -> Keyed:
     """The rows with their copies, and the partition-groups of these; None: those of their keys."""
+    rows, origins = keyed.rows, keyed.origins
     sample.add(rows.key)
     sending.newest_us = max(sending.newest_us, int(rows.ts.max()))
     if sending.hot_keys is None:
-        return rows, None
+        return keyed._replace(groups=None)
     positions, groups = sending.hot_keys.copies(rows, sending.router.groups_of(rows.key))
-    return rows if positions is None else rows.take(positions), groups
+    if positions is not None:
+        rows, origins = rows.take(positions), None if origins is None else origins[positions]
+    return Keyed(rows, keyed.null_keys, groups, origins)
 
 
 def _note_stored(sending: _Sending, rows: TupleBatch, groups: I64) -> None:
@@ -229,6 +258,8 @@ class Outlet:
         """index: of the sender among its like; it serves the receivers from the next index on, so that nobody is served first
         by all."""
         self.ledger = EdgeLedger()
+        of_stage = any(isinstance(edge.sender, Stage) for edge in edges)
+        self.traffic = Traffic(instances.config.cluster.partition_count, origins=of_stage)
         self._index = index
         self._sendings: dict[int, _Sending] = {}
         self._receivers: dict[RoleId, _Receiver] = {}
@@ -256,11 +287,12 @@ class Outlet:
         if not len(rows):
             return
         sending = self._sendings[edge]
-        good, null_keys, groups = sending.keyed.keyed(rows, sending.places)
-        if groups is not None and len(good):
-            _note_stored(sending, good, groups)
-        if sending.sample is not None and len(good):
-            good, groups = _spread_hot_keys(sending, sending.sample, good)
+        keyed = sending.keyed.keyed(rows, sending.places)
+        if keyed.groups is not None and len(keyed.rows):
+            _note_stored(sending, keyed.rows, keyed.groups)
+        if sending.sample is not None and len(keyed.rows):
+            keyed = _spread_hot_keys(sending, sending.sample, keyed)
+        good, null_keys, groups, origins = keyed
         if len(null_keys) and sending.keyed.keeps_null_keys:
             sending.null_keys.append(null_keys)
         else:
@@ -269,6 +301,7 @@ class Outlet:
         if len(good):
             sending.rows.append(good)
             sending.groups += [] if groups is None else [groups]
+            sending.origins += [] if origins is None else [origins]
             sending.row_count += len(good)
         if sending.row_count >= PART_ROWS * len(sending.receivers):
             for slave, part in self._make_parts(sending, header).items():
@@ -344,11 +377,17 @@ class Outlet:
             return {}
         rows = TupleBatch.concat(sending.rows)
         groups = np.concatenate(sending.groups) if sending.groups else None
-        sending.rows.clear()
-        sending.groups.clear()
+        origins = np.concatenate(sending.origins) if sending.origins else None
+        for emptied in (sending.rows, sending.groups, sending.origins):
+            emptied.clear()
         sending.row_count = 0
         most = _most_of_part(rows)
         arranged, rest = sending.router.partition(rows, groups), {}
+        edge, row_bytes, in_order = sending.keyed.edge.id, rows.nbytes / len(rows), sending.router.groups_in_order
+        if origins is None:
+            self.traffic.sorted_rows(edge, row_bytes, in_order, arranged.counts)
+        else:
+            self.traffic.rows_from(edge, row_bytes, origins, in_order, arranged.slot)
         for index, slave in enumerate(sending.receivers):
             span = sending.router.slots_of(index)
             used = span.start + np.flatnonzero(arranged.counts[span])
@@ -361,17 +400,21 @@ class Outlet:
 
     def _deal(self, sending: _Sending, header: EpochHeader) -> None:
         """Rows that any instance may take go as they lie, in runs: each is of the next partition-group."""
-        owner = sending.router.map.owner
-        for rows in sending.rows:
+        owner, edge = sending.router.map.owner, sending.keyed.edge.id
+        for i, rows in enumerate(sending.rows):
             share = -(-len(rows) // len(sending.receivers))
             run = min(_most_of_part(rows), max(share, _LEAST_RUN))
             for start in range(0, len(rows), run):
                 group = sending.dealt % len(owner)
                 sending.dealt += 1
                 tuples = rows.slice(start, min(start + run, len(rows)))
+                origins = sending.origins[i][start : start + run] if sending.origins else np.full(len(tuples), -1, np.int64)
+                only = np.zeros(len(tuples), np.int64)
+                self.traffic.rows_from(edge, tuples.nbytes / len(tuples), origins, np.array([group]), only)
                 part = Grouped(np.array([group]), np.array([len(tuples)]), tuples)
                 self._put(self._part(sending, sending.receivers[owner[group]], header, part))
         sending.rows.clear()
+        sending.origins.clear()
         sending.row_count = 0
 
     def _part(
@@ -405,7 +448,11 @@ class Outlet:
         )
 
     def _put(self, delivery: Delivery) -> None:
-        count(self.ledger.sent, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)
+        batches = delivery.left, delivery.right, *delivery.null_keys
+        count(self.ledger.sent, delivery.edge, *batches)
+        sent = self.traffic.to_slaves[delivery.edge, delivery.slave]
+        sent[0] += sum(map(len, batches))
+        sent[1] += delivery.nbytes
         self._receivers[slave_role(delivery.slave)].parts.append(delivery)
 
     # ------------------------------------------------------------ credit

@@ -17,8 +17,10 @@ from functools import cached_property
 import numpy as np
 
 from swjoin.cluster.master.key_spreading import SkewedJoin
+from swjoin.cluster.master.network_placement import Teams
 from swjoin.cluster.master.unit_scaling import ScaledJoin
 from swjoin.cluster.role import RoleId, gateway_role, slave_role
+from swjoin.cluster.traffic import MOST_GROUPS
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError, setting
@@ -79,7 +81,9 @@ class Instances:
         groups, most = config.cluster.partition_count, config.reorganization.active_slaves
         maps = [round_robin(groups, min(count, most) or count) for count in subclusters.counts]
         group_maps = tuple(GroupMap(np.array(owner, np.int64)) for owner in owners or maps)
-        return replace(self, config=config, subclusters=subclusters, first_epoch=first_epoch, group_maps=group_maps)
+        found = replace(self, config=config, subclusters=subclusters, first_epoch=first_epoch, group_maps=group_maps)
+        _check_network(found)
+        return found
 
     @property
     def width(self) -> int:
@@ -119,6 +123,16 @@ class Instances:
         edge, result = self.result_edges[0], self.stages.results[0]
         as_they_are = not edge.steps and isinstance(edge.sender, Stage) and edge.sender.joins
         return not as_they_are or result.of_values or result.named
+
+    @cached_property
+    def teams(self) -> Teams:
+        """Stages that may be placed by what they send each other."""
+        ends = {
+            int(edge.id): (int(edge.sender.id), int(edge.receiver.id))
+            for edge in self.stages.edges
+            if isinstance(edge.sender, Stage) and isinstance(edge.receiver, Stage)
+        }
+        return Teams.of(ends, self.subclusters.ranks, self.config.cluster.partition_count)
 
     @cached_property
     def skewed_joins(self) -> tuple[SkewedJoin, ...]:
@@ -260,6 +274,19 @@ def _check_scaling(stages: StagePlan, config: RunConfig) -> None:
         raise UserError(
             (asked, f" {config.reorganization.scaling.units}: no subgroup has more than {most} units"), remedy="write fewer"
         )
+
+
+def _check_network(instances: Instances) -> None:
+    """Placement by traffic is between stages that can share ranks, of few enough partition-groups."""
+    reorganization, groups = instances.config.reorganization, instances.config.cluster.partition_count
+    if reorganization.policy != "network":
+        return
+    if groups > MOST_GROUPS:
+        raise UserError(f"policy network with {groups} partition-groups", remedy=f"take {MOST_GROUPS} at most")
+    if not instances.teams.teams:
+        problem = "policy network places stages that share slave ranks by what they send each other, and here are none"
+        apart = len(instances.stages.stages) > 1
+        raise UserError(problem, remedy="set cluster.strategy: query" if apart else "take policy balanced")
 
 
 def _check_config(config: RunConfig) -> None:

@@ -44,6 +44,7 @@ from swjoin.cluster.role import RoleId
 from swjoin.core.batch import BOTH, LEFT, RIGHT, U8, Pairs, PayloadRows, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import (
+    TRAFFIC_COLUMNS,
     Delivery,
     Directory,
     GroupLoads,
@@ -64,7 +65,7 @@ from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 9
+VERSION = 10
 DELIVERY, RESULTS, STATE, LOADS, TUPLES = range(1, 6)
 _CONTROL = 16  # the kinds from here on hold JSON
 _HEADER = 8
@@ -200,7 +201,14 @@ _RESULTS = _Layout(
 )
 _TUPLES = _Layout(TUPLES, "a batch of tuples", 0, (), _tuples_of(""))
 _LOADS = _Layout(
-    LOADS, "a load report", 1, (), (_Column("occupancy", _F), *_optional(_I, "partition-groups", "costs", "state bytes"))
+    LOADS,
+    "a load report",
+    1,
+    (),
+    (
+        *(_Column("occupancy", _F), *_optional(_I, "partition-groups", "costs", "state bytes")),
+        _Column("traffic", _I, 2, True),
+    ),
 )
 
 
@@ -413,8 +421,8 @@ def pack_loads(report: LoadReport) -> U8:
     loads = report.loads
     ratio = np.array([report.occupancy_ratio])
     if loads is None:
-        return pack(LOADS, [-1], [ratio, None, None, None])
-    return pack(LOADS, [loads.busy_us], [ratio, loads.groups, loads.cost_ns, loads.state_bytes])
+        return pack(LOADS, [-1], [ratio, None, None, None, None])
+    return pack(LOADS, [loads.busy_us], [ratio, loads.groups, loads.cost_ns, loads.state_bytes, loads.sent])
 
 
 def unpack_loads(buffer: U8) -> LoadReport:
@@ -430,7 +438,11 @@ def unpack_loads(buffer: U8) -> LoadReport:
             raise frame.refuse("work of no partition-groups")
         return LoadReport(ratio)
     frame.ascending(1)
-    return LoadReport(ratio, GroupLoads(busy_us, a[1], a[2], a[3]))
+    if a[4] is None:
+        return LoadReport(ratio, GroupLoads(busy_us, a[1], a[2], a[3]))
+    if a[4].shape[1] != len(TRAFFIC_COLUMNS) or (a[4] < (0, -1, 0, 0, 0)).any():
+        raise frame.refuse("traffic between unknown partition-groups, or negative counts")
+    return LoadReport(ratio, GroupLoads(busy_us, a[1], a[2], a[3], a[4]))
 
 
 def pack_results(chunk: ResultChunk) -> U8:

@@ -36,6 +36,7 @@ def json_schema() -> Schema:
     by_path = {f"{name}.{key}": _keys_of(part)[key] for name, part in schema["properties"].items() for key in _keys_of(part)}
     options = {name: by_path[paths[0]] for name, paths in OPTION_KEYS.items()}
     schema["properties"] |= options | {name: _keys_of(join)[name] for name in JOIN_KEYS}
+    schema["properties"]["placement"] = _keys_of(schema["properties"]["reorganization"])["placement"]
     _keys_of(join).update(options)
     schema["anyOf"] = [{"required": [name]} for name in ("join", "queries", "within", "lower", "last")]
     _add_sql(schema["properties"])

@@ -44,7 +44,16 @@ _MOST_VALUES = 20_000  # once all aliases are unfolded
 _DEEPEST = 20
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 _ALIASES: dict[type, dict[str, str]] = {RunConfig: {"join": "queries"}, StreamConfig: {"on": "key"}}
-_PATHS = {"path", "watch", "directory", "certificate", "private_key", "root_certificate", "token_file"}  # keys of any section
+_PATHS = {
+    "path",
+    "watch",
+    "directory",
+    "certificate",
+    "private_key",
+    "root_certificate",
+    "token_file",
+    "statistics",
+}  # keys of any section
 _MEANT: dict[type, dict[str, str]] = {  # what people write first, and nothing like the key
     StreamConfig: {**dict.fromkeys(("file", "files", "folder", "directory"), "path"), "by": "key", "timestamp": "time"},
     QueryConfig: {"window": "within", "type": "how", "by": "on"},
@@ -122,6 +131,17 @@ def _named_tuple(kind: type, value: Any, where: str) -> Any:
     return kind(*(_convert(kinds[name], item, where) for name, item in zip(kinds, value, strict=True)))
 
 
+def _with_placement(data: dict[str, Any]) -> dict[str, Any]:
+    """With the section `placement` where it belongs."""
+    rest = {key: value for key, value in data.items() if key != "placement"}
+    of = rest.get("reorganization") or {}
+    if not isinstance(of, dict):
+        return rest
+    if "placement" in of:
+        raise UserError("placement: given twice, also as reorganization.placement")
+    return {**rest, "reorganization": {**of, "placement": data["placement"]}}
+
+
 def _build(kind: type, data: Any, where: str) -> Any:
     if data is None:
         data = {}
@@ -133,6 +153,8 @@ def _build(kind: type, data: Any, where: str) -> Any:
     window = {key: value for key, value in data.items() if kind is QueryConfig and key in _WINDOW_KEYS and value is not None}
     if kind is RunConfig and isinstance(data.get("on_overload"), str):
         data = {**data, "on_overload": {"policy": data["on_overload"]}}
+    if kind is RunConfig and "placement" in data:
+        data = _with_placement(data)
     for key, value in data.items():
         if kind is QueryConfig and key in _WINDOW_KEYS:
             continue

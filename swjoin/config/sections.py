@@ -353,21 +353,47 @@ class ScalingConfig:
 
 
 @dataclass(frozen=True)
+class PlacementConfig:
+    """Where partition-groups of a query's stages are, by what they send each other (KATTS, seed 001). The section can be
+    written as `placement:`, too.
+
+    policy: `network`, the least traffic between machines; `round_robin`, by number. objective: which counts the traffic is of,
+    `bytes` or `tuples`. imbalance: how full the fullest machine may be, over its share of the work; where no placement is so
+    even, the most even ones count. statistics: directory of an earlier run of the same query, by whose traffic partition-groups
+    are placed at the start; None: by number. slices: with `reorganization.policy: network`, reorganization epochs of which the
+    traffic is expected to go on. horizon: for how many of them a move has to pay for the state that it moves.
+    """
+
+    policy: Literal["network", "round_robin"] = "network"
+    objective: Literal["bytes", "tuples"] = "bytes"
+    imbalance: float = 1.03
+    statistics: str | None = None
+    slices: int = 3
+    horizon: float = 10.0
+
+    def __post_init__(self) -> None:
+        check(1 <= self.imbalance <= 1e9, "placement: imbalance must be at least 1, the fullest machine's work over the mean")
+        check(1 <= self.slices <= 1000, "placement: slices must be 1 to 1000")
+        check(0 < self.horizon <= 1e9, "placement: horizon must be above 0, in reorganization epochs")
+
+
+@dataclass(frozen=True)
 class ReorganizationConfig:
     """How the run adapts while it runs (paper sections IV-C and V-A). Off unless a policy, or `scaling.units`, is named.
 
     policy: `none`; `paper`, one random partition-group from each supplier to a consumer; `balanced`, as many and such
-    partition-groups as even out the measured work; `random`, moves (and, with adaptive declustering, resizes) at random, to
-    test with. epoch_us: t_r, a whole multiple of the distribution epoch. supplier_threshold, consumer_threshold: Th_sup,
-    Th_con of the average occupancy. declustering: `fixed`; `adaptive`, the paper's rule with granularity beta;
-    or `measured`, by how busy the slaves are (policy balanced). beta: granularity of declustering, between 0 and 1.
-    active_slaves: how many start active; 0: all. confirmations: reorganization epochs in a row that must want the same change
-    of the degree of declustering. random_moves: moves per reorganization epoch of policy `random`. emptied_groups: most
-    partition-groups that a slave which is about to rest yields in one reorganization epoch. chunk_bytes: largest message of a
-    state movement. scaling: of units that store one stream each.
+    partition-groups as even out the measured work; `network`, of a query, those that lessen the measured traffic between slave
+    ranks; `random`, moves (and, with adaptive declustering, resizes) at random, to test with. epoch_us: t_r, a whole multiple
+    of the distribution epoch. supplier_threshold, consumer_threshold: Th_sup, Th_con of the average occupancy. declustering:
+    `fixed`; `adaptive`, the paper's rule with granularity beta; or `measured`, by how busy the slaves are (policy balanced).
+    beta: granularity of declustering, between 0 and 1. active_slaves: how many start active; 0: all. confirmations:
+    reorganization epochs in a row that must want the same change of the degree of declustering. random_moves: moves per
+    reorganization epoch of policy `random`. emptied_groups: most partition-groups that a slave which is about to rest yields in
+    one reorganization epoch. chunk_bytes: largest message of a state movement. scaling: of units that store one stream each.
+    placement: of `network`, and at the start.
     """
 
-    policy: Literal["none", "paper", "balanced", "random"] = "none"
+    policy: Literal["none", "paper", "balanced", "network", "random"] = "none"
     epoch_us: int = 20_000_000
     supplier_threshold: float = 0.5
     consumer_threshold: float = 0.01
@@ -379,9 +405,13 @@ class ReorganizationConfig:
     emptied_groups: int = 16
     chunk_bytes: int = 1 << 20
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
 
     def __post_init__(self) -> None:
         check(self.epoch_us > 0, "reorganization: epoch must be positive")
+        fixed = self.declustering == "fixed" and not self.active_slaves
+        by_traffic = self.policy == "network" or self.placement.statistics is not None
+        check(fixed or not by_traffic, "placement: by traffic on all slaves; leave out declustering and active_slaves")
         check(
             0 <= self.consumer_threshold < self.supplier_threshold,
             f"reorganization: consumer_threshold ({self.consumer_threshold:g}) must lie in 0 up to, but not at, "

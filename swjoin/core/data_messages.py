@@ -31,6 +31,14 @@ def no_moves() -> I64:
     return np.empty((0, 3), np.int64)
 
 
+TRAFFIC_COLUMNS = ("edge", "source", "target", "tuples", "bytes")  # partition-groups of sender and receiver; -1: not known
+
+
+def nothing_sent() -> I64:
+    """Empty counts of traffic: int64 (0, 5)."""
+    return np.empty((0, len(TRAFFIC_COLUMNS)), np.int64)
+
+
 _NOTHING = TupleBatch.empty()
 
 
@@ -133,13 +141,15 @@ class GroupLoads:
     """Cost of a slave's partition-groups since its last report.
 
     busy_us: time in the join module. groups: int64 (g,), ascending, all that the slave owns. cost_ns: int64 (g,), nominal cost
-    of tuples, comparisons and pairs on a node of speed 1. state_bytes: int64 (g,), of window tuples.
+    of tuples, comparisons and pairs on a node of speed 1. state_bytes: int64 (g,), of window tuples. sent: what it has sent to
+    later stages since it told of that last: int64 (n, 5), see `TRAFFIC_COLUMNS`; None where it does not tell now.
     """
 
     busy_us: int
     groups: I64
     cost_ns: I64
     state_bytes: I64
+    sent: I64 | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class AsOfJoin:
         self._open: Work | None = None
         self._taken = [0, 0]  # tuples of the open delivery that are stored, left and right
         self._groups: tuple[I64, I64] = (np.empty(0, np.int64), np.empty(0, np.int64))  # partition-groups of all of them
-        self._out: Iterator[Pairs] | None = None  # of the open delivery
+        self._out: Iterator[tuple[Pairs, I64]] | None = None  # of the open delivery, with partition-groups
         self._peak_bytes = 0
 
     def check_rows(self, delivery: Delivery, where: str) -> None:
@@ -100,8 +100,8 @@ class AsOfJoin:
             return Step(None, True, 0)
         if self._out is None:
             self._out = self._come_out(work, now_us)
-        for pairs in self._out:
-            return Step(pairs, False, 0)
+        for pairs, origins in self._out:
+            return Step(pairs, False, 0, origins)
         self._open = self._out = None
         return Step(None, True, 0)
 
@@ -133,8 +133,8 @@ class AsOfJoin:
             remedy=(MORE_SLAVES, "raise ", WINDOW_MEMORY, ", or use closer bounds"),
         )
 
-    def _come_out(self, work: Work, now_us: int) -> Iterator[Pairs]:
-        """The rows that come out by the delivery's watermarks; they are counted at once."""
+    def _come_out(self, work: Work, now_us: int) -> Iterator[tuple[Pairs, I64]]:
+        """The rows that come out by the delivery's watermarks, with their partition-groups; they are counted at once."""
         delivery, rows = work.delivery, self._rows
         lefts, rights = self._look(self._advance((delivery.left_time_us, delivery.right_time_us)), work)
         nulls = delivery.null_keys[LEFT] if self.kind.unmatched[LEFT] else TupleBatch.empty()
@@ -151,7 +151,8 @@ class AsOfJoin:
             if self.kind.unmatched[LEFT]:
                 yield from self._pairs(lefts[~matched], None)
             for start in range(0, len(nulls), self._result_tuples):
-                yield Pairs.alone(LEFT, nulls.slice(start, start + self._result_tuples), null_keys=True)
+                some = nulls.slice(start, start + self._result_tuples)
+                yield Pairs.alone(LEFT, some, null_keys=True), np.full(len(some), -1, np.int64)
         if min(self._times_us) >= END_OF_TIME_US and not rows.arriving:
             rows.clear()
         else:
@@ -184,9 +185,10 @@ class AsOfJoin:
         which = np.flatnonzero(counts)
         return GroupResults(which, counts[which], digests[which]), pairs
 
-    def _pairs(self, lefts: I64, rights: I64 | None) -> Iterator[Pairs]:
-        """Rows that come out, in pieces of bounded size. rights: None for left rows alone."""
+    def _pairs(self, lefts: I64, rights: I64 | None) -> Iterator[tuple[Pairs, I64]]:
+        """Rows that come out, in pieces of bounded size, and their partition-groups. rights: None for left rows alone."""
         records, start = self._rows.left_records(lefts), 0
+        origins = self._rows.sides[LEFT].group[lefts].astype(np.int64)
         while start < len(lefts):
             stop = self._end_of_piece(records, rights, start)
             left = self._rows.take(LEFT, records[start:stop])
@@ -197,7 +199,7 @@ class AsOfJoin:
                 pairs = Pairs(left.key, left.ts, right.ts, left.id, right.id, left.rows, right.rows)
             if self._ids_alone:
                 pairs = Pairs(left.key[:0], left.key[:0], left.key[:0], pairs.left_id, pairs.right_id, side=pairs.side)
-            yield pairs
+            yield pairs, origins[start:stop]
             start = stop
 
     def _end_of_piece(self, lefts: I64, rights: I64 | None, start: int) -> int:

@@ -63,7 +63,8 @@ class Gathering:
         if stop == start:
             return Step(None, done, stop - start)
         part = rows.slice(start, stop)
-        return Step(ResultRows(part.id, part.ts, part.columns), done, stop - start)
+        origins = np.repeat(work.delivery.groups, work.delivery.left_counts)[start:stop]
+        return Step(ResultRows(part.id, part.ts, part.columns), done, stop - start, origins)
 
     def _most(self, rows: TupleBatch, tuple_budget: int) -> int:
         if not len(rows):

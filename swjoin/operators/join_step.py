@@ -28,11 +28,13 @@ PAIR_BYTES = 40  # of a result row without payload: key, two times, two ids
 @dataclass(frozen=True)
 class Step(Generic[Rows]):
     """The outcome of one step. pairs: rows that came out, or None; of a gathering stage rows that are no pairs. done: the
-    delivery is completely joined."""
+    delivery is completely joined. origins: partition-groups of the rows, int64 (n,), -1 for rows with null keys; None where
+    they are not known."""
 
     pairs: Rows | None
     done: bool
     tuples: int
+    origins: I64 | None = None
 
 
 AnyStep: TypeAlias = Step[Pairs] | Step[ResultRows]

@@ -117,7 +117,7 @@ class KeyedOperator(ABC):
             self._count(work, rows, groups)
             if self._came_us is not None:
                 record_delays(now_us, np.full(len(rows), self._came_us, np.int64), work.stats, work.delay_histogram)
-            return Step(rows, False, 0)
+            return Step(rows, False, 0, groups)
         self._open = self._out = None
         return Step(None, True, 0)
 

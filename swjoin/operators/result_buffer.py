@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swjoin.core.batch import BOTH, LEFT, RIGHT, Pairs, PayloadRows
+from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, Pairs, PayloadRows
 from swjoin.core.sequence_numbers import with_times
 from swjoin.state.arrays import new_output
 from swjoin.state.payload_store import PayloadStore
@@ -35,6 +35,19 @@ class ResultBuffer:
         self._count_windows = count_windows
         self._taken = 0
         self._side = BOTH
+        self.knows_origins = False  # whether partition-groups of rows are asked for
+        self._origins: I64 | None = None  # of the rows in `output`
+        self._piece = slice(0, 0)  # taken last
+
+    @property
+    def origins(self) -> I64 | None:
+        """Partition-groups of the rows that were taken last, if they were told."""
+        return None if self._origins is None else self._origins[self._piece]
+
+    def came_from(self, origins: I64) -> None:
+        """Partition-groups of all rows in the buffer, int64 (rows,)."""
+        assert len(origins) == int(self.output.used[0]), f"{len(origins)} origins of {int(self.output.used[0])} rows"
+        self._origins = origins
 
     @property
     def has_rows(self) -> bool:
@@ -43,6 +56,7 @@ class ResultBuffer:
 
     def clear(self) -> None:
         self.output.used[0] = self._taken = 0
+        self._origins = None
 
     def take(self, side: int) -> Pairs | None:
         """The next piece, or None. side: BOTH; or LEFT or RIGHT for rows of that stream alone."""
@@ -50,6 +64,7 @@ class ResultBuffer:
         if not self.has_rows:
             return None
         self._taken = stop = self._end_of_piece(start, side)
+        self._piece = slice(start, stop)
         out = self.output
         ids = out.id[LEFT, start:stop].copy(), out.id[RIGHT, start:stop].copy()
         if self._ids_alone:

@@ -175,38 +175,49 @@ class WindowJoinOperator:
         assert work is self._open, "step on a delivery that is not open"
         results, unmatched = self._results, self.windows.unmatched
         if results.has_rows:
-            return Step(results.take_rest(), False, 0)
+            return Step(results.take_rest(), False, 0, results.origins)
         results.clear()
         if self._sweeping:
             return self._sweep(work, 0)
+        before = work.results.counts.copy() if results.knows_origins else None
         status, tuples = self._join(work, now_us, tuple_budget)
+        if before is not None:  # partition-groups are joined one after the other
+            results.came_from(np.repeat(work.delivery.groups, work.results.counts - before))
         rows = results.take(LEFT if self.kind.one_sided else BOTH)
         if results.has_rows or status != DONE or int(work.cursor[CUR_GROUP]) < len(work.delivery.groups):
-            return Step(rows, False, tuples)
+            return Step(rows, False, tuples, results.origins)
         if unmatched.wanted and not work.settles:
             self._sweeping = True
             self.windows.advance((work.delivery.left_time_us, work.delivery.right_time_us))
             unmatched.start(self.windows.dead_below(), work.delivery)
-            return self._sweep(work, tuples) if rows is None else Step(rows, False, tuples)
+            return self._sweep(work, tuples) if rows is None else Step(rows, False, tuples, results.origins)
         self._close()
-        return Step(rows, True, tuples)
+        return Step(rows, True, tuples, results.origins)
+
+    def keep_origins(self) -> None:
+        """Steps tell the partition-groups of their rows from now on."""
+        self._results.knows_origins = True
 
     def _sweep(self, work: Work, tuples: int) -> Step[Pairs]:
         """Emit unmatched rows whose window has passed, as many as the result buffer holds. tuples: joined in this step."""
-        rows, results, unmatched = None, self._results, self.windows.unmatched
+        rows, origins, results, unmatched = None, None, self._results, self.windows.unmatched
         while rows is None and not unmatched.done:
             stream, nulls = unmatched.step(results.output, results.capacity, results.tail_bytes)
             if nulls is None:
+                if results.knows_origins:
+                    results.came_from(results.output.ref[1 - stream, : int(results.output.used[0])].astype(np.int64))
                 rows = results.take(stream)
+                origins = results.origins
             elif results.capacity:
                 rows = Pairs.alone(stream, nulls, null_keys=True)
                 rows = with_times(rows) if self.bounds.count_windows else rows
+                origins = np.full(len(rows), -1, np.int64)
         if not unmatched.done or results.has_rows:
-            return Step(rows, False, tuples)
+            return Step(rows, False, tuples, origins)
         self._sweeping = False
         work.unmatched = unmatched.results()
         self._close()
-        return Step(rows, True, tuples)
+        return Step(rows, True, tuples, origins)
 
     def _close(self) -> None:
         assert self._open is not None

@@ -1,37 +1,31 @@
 """Placement: the machine of every task of a graph, and the owner of every partition-group at the start of a run.
 
-What: `place`, by the policies of `PLACEMENTS`; `PlacementConfig`; `decisive`, what a placement is decided by; `round_robin`, of
-partition-groups, as in the paper. Pure.
+What: `place`; `suggest`, moves that are worth their state; `decisive`, what a placement is
+decided by; `round_robin`, of partition-groups, as in the paper. Pure.
 Why: placement is a decision of a policy; what owns the tasks enacts it.
-Stays out: moves during the run, partitioning (`policy.partitioning`), what a placement costs (`policy.task_graph`).
+Stays out: partitioning (`policy.partitioning`), what a placement costs (`policy.task_graph`), counting and enacting
+(`cluster.master.network_placement`).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
+from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
-from swjoin.policy.partitioning import Csr, Parts, attached, best_partition, least_full, scaled
-from swjoin.policy.task_graph import Machines, TaskGraph
+from swjoin.policy.partitioning import SEEDS, Csr, Parts, attached, best_partition, least_full, scaled
+from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
 
-Objective: TypeAlias = Literal["bytes", "tuples"]
 _ROUNDS = 8  # of merges at no loss
-
-
-@dataclass(frozen=True)
-class PlacementConfig:
-    """policy: of `PLACEMENTS`. objective: which counts the cut is of. imbalance: how full the fullest machine may be, over its
-    share of the work, at least 1; where no placement is so even, the most even ones count."""
-
-    policy: str = "network"
-    objective: Objective = "bytes"
-    imbalance: float = 1.03
+_HYSTERESIS = 0.2  # by which savings have to exceed the state that moves, so that equal placements do not alternate
+ATTEMPTS = 1  # while the master waits; the next epoch tries again
+_MOVE_BYTES = 1 << 16  # that a move counts for besides its state: orders, acknowledgements, rows that wait
+_OVERFULL = 1.2  # work of the fullest machine over its share, above which it is relieved whatever the traffic
 
 
 def round_robin(partition_count: int, slave_count: int) -> I64:
@@ -39,10 +33,87 @@ def round_robin(partition_count: int, slave_count: int) -> I64:
     return np.arange(partition_count, dtype=np.int64) % slave_count
 
 
-def place(graph: TaskGraph, machines: Machines, settings: PlacementConfig, seed: int = 0, now: I64 | None = None) -> I64:
+def place(
+    graph: TaskGraph,
+    machines: Machines,
+    settings: PlacementConfig,
+    seed: int = 0,
+    now: I64 | None = None,
+    attempts: int = SEEDS,
+) -> I64:
     """The machine of each task, int64 (t,): pinned tasks at theirs. now: int64 (t,), where the tasks are: the answer is no
-    worse, and machines are named such that little state moves."""
-    return PLACEMENTS[settings.policy](graph, machines, settings, seed, now)
+    worse, and machines are named such that little state moves. attempts: seeds that are tried at most."""
+    if settings.policy == "round_robin":
+        return _by_id(graph, machines)
+    return _by_traffic(graph, machines, settings, (seed, attempts), now)
+
+
+def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, seed: int, now: I64, *, busy: bool) -> I64:
+    """The tasks that are worth moving, each to its machine in the answer: int64 (t,), otherwise `now`, where the tasks are.
+
+    graph: counts of one reorganization epoch. Tasks that have to change together, because heavy edges join them, move together.
+    A move is made if the bytes that it saves in `settings.horizon` epochs exceed its state (spec KATTS 3.7). busy: whether a
+    machine that has far more work than its share is to be relieved in any case.
+    """
+    graph = decisive(graph)
+    target = place(graph, machines, settings, seed, now, ATTEMPTS)
+    if (target == now).all():
+        return now
+    most = max(settings.imbalance, cost(graph, now, machines).fullest_ratio)
+    overfull = busy and most > _OVERFULL and cost(graph, target, machines).fullest_ratio < most
+    if overfull or _pays(graph, now, target, machines, settings):
+        return target
+    found = now
+    for tasks in sorted(
+        _chains(graph, now, target), key=lambda tasks: (-_saved(graph, tasks, now, target, machines), tasks[0])
+    ):
+        moved = found.copy()
+        moved[tasks] = target[tasks]
+        even = cost(graph, moved, machines).fullest_ratio <= most
+        if even and _pays(graph, found, moved, machines, settings):
+            found = moved
+    return found
+
+
+def _network(of: Cost, settings: PlacementConfig) -> int:
+    return of.network_bytes if settings.objective == "bytes" else of.network_tuples
+
+
+def _pays(graph: TaskGraph, now: I64, then: I64, machines: Machines, settings: PlacementConfig) -> bool:
+    """Whether what is saved exceeds the state that moves. Tuples are compared with tuples: of state, as many as its bytes would
+    be of those that travel."""
+    before, after = cost(graph, now, machines), cost(graph, then, machines)
+    saved, state = _network(before, settings) - _network(after, settings), _moved_bytes(graph, np.flatnonzero(now != then))
+    unit = 1.0 if settings.objective == "bytes" else before.total_tuples / max(1, before.total_bytes)
+    return saved > 0 and saved * settings.horizon > state * unit * (1 + _HYSTERESIS)
+
+
+def _saved(graph: TaskGraph, tasks: I64, now: I64, target: I64, machines: Machines) -> float:
+    """Bytes that a move of these tasks alone saves, by byte of their state."""
+    moved = now.copy()
+    moved[tasks] = target[tasks]
+    saved = cost(graph, now, machines).network_bytes - cost(graph, moved, machines).network_bytes
+    return saved / _moved_bytes(graph, tasks)
+
+
+def _moved_bytes(graph: TaskGraph, tasks: I64) -> int:
+    return int(graph.state_bytes[tasks].sum()) + _MOVE_BYTES * len(tasks)
+
+
+def _chains(graph: TaskGraph, now: I64, target: I64) -> list[I64]:
+    """The tasks that move, each with the task that it exchanges most with, if that one moves alike."""
+    count = len(now)
+    csr = Csr.build(count, graph.source, graph.target, graph.nbytes if graph.nbytes.any() else graph.tuples)
+    moves, root = np.flatnonzero(now != target), np.arange(count)
+    for task in moves.tolist():
+        edges = slice(int(csr.starts[task]), int(csr.starts[task + 1]))
+        if edges.start == edges.stop:
+            continue
+        other = int(csr.neighbours[edges][csr.weights[edges].argmax()])
+        if now[other] != target[other] and (now[other], target[other]) == (now[task], target[task]):
+            one, two = root[task], root[other]
+            root[root == max(one, two)] = min(one, two)
+    return [moves[root[moves] == r] for r in np.unique(root[moves])]
 
 
 def decisive(graph: TaskGraph) -> TaskGraph:
@@ -54,24 +125,26 @@ def decisive(graph: TaskGraph) -> TaskGraph:
     return replace(graph, work_ns=received if received.any() else np.ones_like(received))
 
 
-def _by_id(graph: TaskGraph, machines: Machines, _settings: PlacementConfig, _seed: int, _now: I64 | None) -> I64:
+def _by_id(graph: TaskGraph, machines: Machines) -> I64:
     """The paper's uniform: id modulo machines, of ids that are texts the index. Pinned tasks stay."""
     count = len(machines.speed)
     found = [(task if isinstance(task, int) else i) % count for i, task in enumerate(graph.tasks)]
     return np.where(graph.pinned >= 0, graph.pinned, np.array(found, np.int64))
 
 
-def _by_traffic(graph: TaskGraph, machines: Machines, settings: PlacementConfig, seed: int, now: I64 | None) -> I64:
+def _by_traffic(
+    graph: TaskGraph, machines: Machines, settings: PlacementConfig, tries: tuple[int, int], now: I64 | None
+) -> I64:
     """The least cut of real counts among the placements within the bound. Tasks are taken by id, not as they are listed."""
     graph, count = decisive(graph), len(machines.speed)
-    known = [_by_id(graph, machines, settings, seed, None), np.arange(len(graph.tasks), dtype=np.int64) % count]
+    known = [_by_id(graph, machines), np.arange(len(graph.tasks), dtype=np.int64) % count]
     known = [np.where(graph.pinned >= 0, graph.pinned, k) for k in (known if now is None else [*known, now])]
     order = np.array(sorted(range(len(graph.tasks)), key=lambda i: (isinstance(graph.tasks[i], str), graph.tasks[i])), np.int64)
-    reduced = _reduced(graph, order, settings.objective)
+    reduced = _reduced(graph, order, settings)
     used = _machines_used(reduced, machines)
     parts, even = reduced.parts(machines, used, settings.imbalance)
     starts = [_renamed(k[order][reduced.root], used, count) for k in known]
-    found = best_partition(parts, seed, [even, *starts])
+    found = best_partition(parts, *tries, known=[even, *starts])
     if now is not None and parts.rank(starts[-1])[:2] <= parts.rank(found)[:2]:
         return known[-1]
     machine_of = np.empty(len(order), np.int64)
@@ -111,9 +184,9 @@ class _Reduced(NamedTuple):
         return replace(parts, room=room), even
 
 
-def _reduced(graph: TaskGraph, order: I64, objective: Objective) -> _Reduced:
+def _reduced(graph: TaskGraph, order: I64, settings: PlacementConfig) -> _Reduced:
     """order: int64 (t,), the tasks by id."""
-    counts, others = (graph.nbytes, graph.tuples) if objective == "bytes" else (graph.tuples, graph.nbytes)
+    counts, others = (graph.nbytes, graph.tuples) if settings.objective == "bytes" else (graph.tuples, graph.nbytes)
     at = np.empty(len(order), np.int64)
     at[order] = np.arange(len(order))
     csr = Csr.build(len(order), at[graph.source], at[graph.target], counts if counts.any() else others)
@@ -189,9 +262,3 @@ def _named_as(machine_of: I64, now: I64, graph: TaskGraph, machines: Machines) -
         alike = machines.speed == speed
         name[alike & (name < 0)] = np.flatnonzero(alike & ~taken)
     return name[machine_of]
-
-
-PLACEMENTS: dict[str, Callable[[TaskGraph, Machines, PlacementConfig, int, I64 | None], I64]] = {
-    "network": _by_traffic,
-    "round_robin": _by_id,
-}

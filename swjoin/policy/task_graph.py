@@ -40,6 +40,24 @@ class TaskGraph:
     nbytes: I64
     deliveries: I64
 
+    def part(self, tasks: I64) -> TaskGraph:
+        """These tasks, numbered from 0, and the edges between them. tasks: int64 (n,), indexes."""
+        index = np.full(len(self.tasks), -1, np.int64)
+        index[tasks] = np.arange(len(tasks))
+        source, target = index[self.source], index[self.target]
+        kept = (source >= 0) & (target >= 0)
+        return TaskGraph(
+            tuple(range(len(tasks))),
+            self.work_ns[tasks],
+            self.state_bytes[tasks],
+            self.pinned[tasks],
+            source[kept],
+            target[kept],
+            self.tuples[kept],
+            self.nbytes[kept],
+            self.deliveries[kept],
+        )
+
 
 @dataclass(frozen=True)
 class Machines:

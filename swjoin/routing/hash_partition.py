@@ -109,11 +109,13 @@ def _scatter(
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A batch ordered by slot. counts: int64 (slots,), tuples of each slot; `HashPartition.groups_in_order` has the groups."""
+    """A batch ordered by slot. counts: int64 (slots,), tuples of each slot; `HashPartition.groups_in_order` has the groups.
+    starts: int64 (slots + 1,), prefix sums of counts. slot: int64 (n,), of each tuple of the batch as it was given."""
 
     batch: TupleBatch
     counts: I64
-    starts: I64  # (slots + 1,) prefix sums of counts
+    starts: I64
+    slot: I64
 
 
 class HashPartition:
@@ -165,4 +167,4 @@ def arrange(
     _scatter(slot, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)
     rows = None if batch.rows is None else batch.rows.take(order)
     columns = None if batch.columns is None else batch.columns.permuted(order)
-    return Partitioned(TupleBatch(key, ts, ids, arrival, rows, columns), counts, starts)
+    return Partitioned(TupleBatch(key, ts, ids, arrival, rows, columns), counts, starts, slot)

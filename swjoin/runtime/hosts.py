@@ -108,6 +108,7 @@ from swjoin.runtime.open import (
 )
 from swjoin.runtime.progress import Progress, Wanted
 from swjoin.runtime.run_report import partial_report, publish
+from swjoin.runtime.traffic_report import earlier_owners
 
 if TYPE_CHECKING:
     from swjoin.connectors.files.late_rows import LateSink
@@ -606,8 +607,7 @@ class MasterHost(Host):
         if instances is None:
             self.role = Master(self.job.config.fitted_to(slave_count), slave_count, dealer=dealer)
         else:
-            config, count = instances.config_of_gateway, instances.slave_count
-            self.role = Master(config, count, instances.subclusters, dealer, instances.skewed_joins, instances.scaled_joins)
+            self.role = Master.of_plan(instances, dealer)
         if checkpointer is not None:
             checkpointer.restore(self.role, manifest, clock.now_us())
             for host in self.gateways:
@@ -845,6 +845,8 @@ def instances_from(instances: Instances | None, job: Job, width: int, manifest: 
         return None
     config = job.config.fitted_to(width)
     owners = owners_of(manifest, config, instances.logical, width)
+    if manifest is None:
+        owners = earlier_owners(instances.at(config, width))
     return instances.at(config, width, first_epoch_of(manifest), owners)
 
 

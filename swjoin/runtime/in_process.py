@@ -44,6 +44,7 @@ from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slave_host import SlaveHost
+from swjoin.runtime.traffic_report import write_traffic
 
 _LOG = logging.getLogger(__name__)
 _MOST_SLAVES = 4
@@ -130,6 +131,8 @@ def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: Co
                     plan=gateway.instances,
                 ),
             )
+            plan, of_slaves = gateway.instances, [host.role.summary() for host in loop.slaves]
+            write_traffic(job.run_dir, plan, [host.summary() for host in role_host.gateways], of_slaves)
             if not sinks[0].role.stopped:
                 check_ledger(report)
                 # before the result files are closed, which contain them

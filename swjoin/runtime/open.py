@@ -297,10 +297,16 @@ def row_place(sources: Sequence[Source], stream: int, row_id: int, names: Sequen
     return f"{names[stream]}: {sources[stream].locate(row_id)}"
 
 
-def refuse_routing(job: Job) -> None:
-    """UserError for the join of two streams with a routing."""
-    given = job.config.cluster.routing
-    if job.plan is None and is_placed(given):
+def refuse_without_plan(job: Job) -> None:
+    """UserError for the join of two streams with a routing, or with a placement by traffic between stages."""
+    given, reorganization = job.config.cluster.routing, job.config.reorganization
+    if job.plan is not None:
+        return
+    if reorganization.policy == "network" or reorganization.placement.statistics is not None:
+        asked = "placement: statistics" if reorganization.policy != "network" else "reorganization: policy network"
+        problem = "places stages of a query by what they send each other, and the join of two streams is one stage"
+        raise UserError(problem, subject=asked, remedy="leave it out, or take policy balanced")
+    if is_placed(given):
         raise UserError(
             f"routing {given}: a configuration of two streams goes by hash", remedy="leave it out, or write a query"
         )
@@ -309,7 +315,7 @@ def refuse_routing(job: Job) -> None:
 def sized(job: Job, slaves: int) -> Job:
     """The job with matrices of a size, for a run that starts with so many slave ranks; one that goes on has them already.
     UserError for a routing that its plan cannot have."""
-    refuse_routing(job)
+    refuse_without_plan(job)
     if job.plan is None:
         return job
     plan, cluster = plan_from_plain(job.plan), job.config.cluster

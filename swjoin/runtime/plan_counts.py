@@ -21,6 +21,7 @@ from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import StreamCounts
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Edge, Stage
+from swjoin.runtime.traffic_report import Places, edge_traffic
 
 _Plain = dict[str, Any]
 
@@ -44,15 +45,21 @@ def plan_counts(
     slaves: Sequence[_Plain],
     collector: _Plain,
     before: PlanState | None = None,
+    ranks: Sequence[_Plain] = (),
 ) -> PlanCounts:
-    """gateways, slaves, collector: summaries of these roles. before: at the restored checkpoint."""
+    """gateways, slaves, collector: summaries of these roles. before: at the restored checkpoint. ranks: with their hosts."""
     complaints: list[str] = []
     inner = [edge for edge in instances.stages.edges if isinstance(edge.receiver, Stage)]
     ledger = summed([*(role["edges"] for role in [*gateways, *slaves]), *([] if before is None else [before.edges])])
-    edges = [_edge(edge, ledger) for edge in inner]
+    traffic = edge_traffic(Places.of(instances, ranks), gateways, slaves)
+    edges = [{**_edge(edge, ledger), "traffic": traffic[edge.id]} for edge in inner]
     for edge in edges:
         if edge["sent"] != edge["received"]:
             complaints.append(f"edge {edge['edge']}: {edge['sent']} sent, {edge['received']} received")
+        then = 0 if before is None else before.edges["sent"].get(str(edge["edge"]), [0])[0]
+        ways = sum(way["rows"] for way in edge["traffic"].values())
+        if ways != edge["sent"]["rows"] - then:
+            complaints.append(f"edge {edge['edge']}: {edge['sent']['rows'] - then} rows sent, {ways} within and between ranks")
     stages = [_stage(instances, stage, edges, slaves, before) for stage in instances.stages.stages]
     for stage in stages:
         for name in STREAM_NAMES:

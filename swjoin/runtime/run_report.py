@@ -89,14 +89,13 @@ def build_report(job: Job, outcome: RunOutcome) -> dict[str, Any]:
     master, collector, ranks, measure = outcome.master, outcome.collector, outcome.ranks, job.config.measure
     gateway = Gateway.merged(outcome.gateways)
     ended_us, prefill = gateway["streams_ended_us"], collector["history"]
-    ledger = _ledger(outcome) if outcome.plan is None else None
-    before = None if outcome.restored is None else outcome.restored.plan
-    plan = None if outcome.plan is None else plan_counts(outcome.plan, outcome.gateways, outcome.slaves, collector, before)
-    if ledger is not None:
+    if outcome.plan is None:
+        ledger = _ledger(outcome)
         streams, complaints = {"left": ledger.left, "right": ledger.right}, ledger.complaints()
         results, more = _results(job, outcome, ledger), {}
     else:
-        assert plan is not None
+        before = None if outcome.restored is None else outcome.restored.plan
+        plan = plan_counts(outcome.plan, outcome.gateways, outcome.slaves, collector, before, ranks)
         stages = [{**counts, **of_master} for counts, of_master in zip(plan.stages, master["stages"], strict=True)]
         streams, complaints, more = plan.sources, plan.complaints, {"stages": stages, "edges": plan.edges}
         results = {"count": collector["count"], "digest": collector["digest"], "produced": plan.produced, "matches": None}

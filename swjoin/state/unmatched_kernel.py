@@ -136,7 +136,7 @@ def sweep(
                                 out_key[used] = rows[row + KEY]
                                 out_ts[s, used], out_ts[1 - s, used] = rows[row + TS], 0
                                 out_id[s, used], out_id[1 - s, used] = mine, MISSING_ID
-                                out_ref[s, used], out_ref[1 - s, used] = rows[row + REF], 0
+                                out_ref[s, used], out_ref[1 - s, used] = rows[row + REF], g  # no payload: the group's place
                                 used += 1
                             counts[g] += 1
                             digests[g] += pair_hash(mine, MISSING_ID) if s == 0 else pair_hash(MISSING_ID, mine)

@@ -53,6 +53,8 @@ EVENTS = [
     RunEvent(17_400_000, 70, "unit_opened", group=2, text="left, 2 to 3 units at 0.84 of their memory", stage=0),
     RunEvent(17_500_000, 71, "unit_closing", group=7, text="right, 4 to 3 units at 0.26 of their memory", stage=0),
     RunEvent(17_600_000, 72, "unit_closed", group=7, text="right", stage=0),
+    RunEvent(17_700_000, 73, "placed", amount=4.5, text="80.1 % of the bytes between stages are between ranks, 4.5 % expected"),
+    RunEvent(17_700_000, 73, "regret", amount=75.64, text="points above the best placement for the last reorganization epoch"),
 ]
 LINES = """\
  8.250 s  epoch 32  occupancy: slave 0 0.61 supplier (412 ms joining), slave 1 0.00 consumer
@@ -79,6 +81,8 @@ LINES = """\
 17.500 s  epoch 71  stage 0: unit 7 (right, 4 to 3 units at 0.26 of their memory) stores no more rows, and is probed until its \
 own have expired
 17.600 s  epoch 72  stage 0: unit 7 (right) is empty, and probed no longer
+17.700 s  epoch 73  placement: 80.1 % of the bytes between stages are between ranks, 4.5 % expected
+17.700 s  epoch 73  regret: 75.6 points above the best placement for the last reorganization epoch
 """
 END = """\
 moves          1, 251 KiB

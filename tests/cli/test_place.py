@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swjoin.cli.place import whole
 from swjoin.policy import partitioning
 from swjoin.policy.task_graph import Machines, cost
+from swjoin.runtime.task_graph_file import whole
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
 from tests.support.task_graphs import KATTS, read_katts

@@ -204,6 +204,9 @@ CONTROL: tuple[Any, ...] = (
 def seeds() -> list[tuple[str, bytes]]:
     """Frames of every kind, empty and filled, with the name of their kind."""
     loads = GroupLoads(55, np.array([0, 3]), np.array([10, 20]), np.array([640, 64]))
+    sent = [
+        replace(loads, sent=np.array(rows, np.int64).reshape(-1, 5)) for rows in ([], [[2, -1, 0, 3, 96], [2, 4, 1, 9, 288]])
+    ]
     batches = [_tuples(0, None), _tuples(9, None), _tuples(4, 8), _tuples(6, 5, tail=True), _tuples(3, 0)]
     frames = [("delivery", wire.pack_delivery(d)) for d in (
         _delivery([], None), _delivery([(3, 4, 0), (9, 2, 3)], None), _part(),
@@ -214,7 +217,7 @@ def seeds() -> list[tuple[str, bytes]]:
         for r in (_results(0, final=True), _results(4, final=False), _results(3, final=True), _rows())
     ]
     frames += [("state", wire.pack_state(_state(i, pending=p))) for i, p in ((0, False), (1, False), (2, True))]
-    frames += [("loads", wire.pack_loads(r)) for r in (LoadReport(0.5), LoadReport(0.25, loads))]
+    frames += [("loads", wire.pack_loads(r)) for r in (LoadReport(0.5), *(LoadReport(0.25, x) for x in (loads, *sent)))]
     frames += [("tuples", wire.pack_tuples(b)) for b in batches]
     frames += [(type(m).__name__, wire.FORMATS[type(m)].pack(m)) for m in CONTROL]
     return [(name, bytes(frame)) for name, frame in frames]
@@ -370,6 +373,9 @@ def check_message(message: Any) -> None:
             raise Wrong(f"report: an occupancy of {message.occupancy_ratio} was accepted")
         if isinstance(message, LoadReport) and message.loads is not None:
             _check_ascending(message.loads.groups, "report")
+            sent = message.loads.sent
+            if sent is not None and (sent.shape[1:] != (5,) or (sent < (0, -1, 0, 0, 0)).any()):
+                raise Wrong(f"report: traffic of shape {sent.shape}, or negative, was accepted")
 
 
 def _check_directory(directory: Directory) -> None:

@@ -35,7 +35,7 @@ from swjoin.core.aggregate_functions import PLACED
 from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import LEFT, Pairs, ResultRows, SourceBatch
 from swjoin.core.columns import Columns, type_named
-from swjoin.core.errors import SwjoinError
+from swjoin.core.errors import SwjoinError, UserError
 from swjoin.core.join_semantics import JOIN_KINDS, format_digest
 from swjoin.core.kept_columns import OrderKey
 from swjoin.core.row_codec import storage
@@ -210,9 +210,28 @@ class PlanScenario:
             crashes = [(step, min(width - 1, left + stages - 1) if left else 0) for step, left in crashes]
             if strategies.random() < 0.3:
                 plain["cluster"]["instances"] = strategies.integers(1, 4, stages).tolist()
+        placing = np.random.default_rng([self.seed, 31])
+        if moving and placing.random() < 0.3:
+            plain = self._placed_by_traffic(plain, width, placing)
         config = config_from_plain(plain).with_sinks(sinks).with_gateways(gateways)
         freezes = draw_freezes(np.random.default_rng([self.seed, 24]), config, (50, 300, 1000))
         return replace(self, config=config, crashes=tuple(crashes), freezes=freezes, width=width, batch_rows=batch_rows)
+
+    def _placed_by_traffic(self, plain: dict[str, Any], width: int, random: np.random.Generator) -> dict[str, Any]:
+        """With policy `network`, under which all moves pay, if some stages can share ranks."""
+        reorganization = {**plain["reorganization"], "policy": "network", "declustering": "fixed", "active_slaves": 0}
+        reorganization["placement"] = {
+            "horizon": 1e9,
+            "slices": int(random.choice([1, 3])),
+            "imbalance": float(random.choice([1.03, 2.0, 100.0])),
+            "objective": str(random.choice(["bytes", "tuples"])),
+        }
+        placed = {**plain, "reorganization": reorganization}
+        try:
+            Instances.of(self.plan, config_from_plain(placed), width)
+        except UserError:
+            return plain
+        return placed
 
     def good_rows(self) -> dict[str, list[Row]]:
         """The rows of every source that take part: with a time, and not late."""

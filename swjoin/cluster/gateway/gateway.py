@@ -717,6 +717,7 @@ class Gateway:
             "gateway": self.number,
             "counts": counts,
             "edges": {} if self.feeds is None else self.feeds.outlet.ledger.to_plain(),
+            "traffic": {} if self.feeds is None else self.feeds.outlet.traffic.to_plain(),
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "peak_pending_tuples": self.peak_pending_tuples,
             "streams_ended_us": self.streams_ended_us,

@@ -8,8 +8,10 @@ Stays out: choosing (`policy`), tuples and deliveries (`cluster.gateway`), windo
 Kinds of log events and their fields: `occupancy` (amount: ratio; duration_us: time in the join module; text: kind of slave),
 `decided` (a move; text: reason), `left` and `installed` (acknowledged by supplier and consumer; tuples, state_bytes,
 duration_us at that slave), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount: active slaves from then on),
-`checkpoint` (duration_us: from its start until durable; amount: generation), `recovered` (amount: slaves from then on; tuples:
-read again; text: cause). Gateways log `held` (a move's order is delivered, tuples are held back from now on), `released`
+`placed` (policy network: amount: share of the bytes between stages that is expected between ranks, in percent), `regret`
+(amount: in the last reorganization epoch, that share less the least possible one, in points), `checkpoint` (duration_us: from
+its start until durable; amount: generation), `recovered` (amount: slaves from then on; tuples: read again; text: cause).
+Gateways log `held` (a move's order is delivered, tuples are held back from now on), `released`
 (tuples: count of held-back tuples; duration_us: since `held`), `idle` and `speaks` (a stream without rows, and with rows
 again; text: stream), `shed` and `spilled` (see `cluster.gateway.overload`). In a plan no gateway holds tuples back: the
 controller logs `released` when both have acknowledged (duration_us: how long the consumer has waited for the state).
@@ -17,7 +19,7 @@ controller logs `released` when both have acknowledged (duration_us: how long th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,12 +66,13 @@ class Controller:
         self.resize_log: list[dict[str, Any]] = [{"epoch": 0, "time_s": 0.0, "active_slaves": len(self.active)}]
         self.loads = LoadStatistics(slave_count, config.cluster.partition_count, config.module.stream_buffer_bytes)
         self._random = np.random.default_rng([config.seed & (2**64 - 1), 0x6D6F7665, *([stage] if stage else [])])
-        self._policy = POLICIES.get(self.config.policy)
+        self._policy = POLICIES.get(self.config.policy)  # None for `network`, which is for all stages at once
         self._confirmation = Confirmation(self.config.confirmations)
         t_d = config.cluster.distribution_epoch_us
         interval = self.config.epoch_us // t_d if t_d else 0
-        self._schedule = Schedule(None if self._policy is None else interval)
+        self._schedule = Schedule(None if self.config.policy == "none" else interval)
         self._emptying: set[SlaveId] = set()
+        self.measured: list[SlaveLoad] | None = None  # if the last `begin_epoch` ended a reorganization epoch
         self._events: list[RunEvent] = []
         self._epoch = 0
 
@@ -116,6 +119,7 @@ class Controller:
             self._emptying.remove(slave)
             self.active.remove(slave)
             self._note_activity("rested", slave, now_us)
+        self.measured = None
         if self._schedule.due(epoch, possible=not ending and not still):
             self._reorganize(now_us)
         return [s for s in resting if s not in self.active]  # one may have been reactivated at once
@@ -132,10 +136,15 @@ class Controller:
             self._log(now_us, "occupancy", slave=load.slave, amount=load.occupancy_ratio, duration_us=busy_us, text=kind)
         if self.config.declustering != "fixed" and self._resize(loads, now_us):
             loads = self._loads(now_us)
-        assert self._policy is not None
-        for suggestion in [*empty_slaves(loads, self.config), *self._policy(loads, self.config, self._random)]:
-            self._decide(suggestion, now_us)
+        suggested = [] if self._policy is None else self._policy(loads, self.config, self._random)
+        self.measured = loads
+        self.enact([*empty_slaves(loads, self.config), *suggested], now_us)
         self.loads.restart(now_us)
+
+    def enact(self, suggestions: Iterable[Suggestion], now_us: int) -> None:
+        """Turn suggestions into moves. RunFailed when one contradicts the current state."""
+        for suggestion in suggestions:
+            self._decide(suggestion, now_us)
 
     def _loads(self, now_us: int) -> list[SlaveLoad]:
         """Every active slave's load, without partition-groups in flight."""
@@ -171,7 +180,6 @@ class Controller:
         return True
 
     def _decide(self, suggestion: Suggestion, now_us: int) -> None:
-        """Turn a policy's suggestion into a move. RunFailed when it contradicts the current state."""
         s = suggestion
         possible = self.map.owner[s.group] == s.supplier and s.consumer in self.active and s.supplier != s.consumer
         if not possible or self.movement.has(s.group):

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.checkpoint_coordinator import Checkpoints
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.key_spreading import KeySpreading, SkewedJoin
+from swjoin.cluster.master.network_placement import NetworkPlacement, Teams
 from swjoin.cluster.master.phases import Phase, Phases
 from swjoin.cluster.master.split_dealer import SplitDealer
 from swjoin.cluster.master.unit_scaling import ScaledJoin, UnitScaling
@@ -74,10 +77,11 @@ class Master:
         dealer: SplitDealer | None = None,
         skewed: Sequence[SkewedJoin] = (),
         scaled: Sequence[ScaledJoin] = (),
+        teams: Teams | None = None,
     ) -> None:
         """slave_count: of all stages together. subclusters: of a plan, whose instances all take part in every epoch. dealer: of
         splits, where gateways read what they are dealt. skewed: joins whose hot keys are spread. scaled: those whose units
-        are scaled."""
+        are scaled. teams: stages that are placed by their traffic, with policy `network`."""
         config.check_slaves(slave_count)
         self.config = config
         self.slave_count = slave_count
@@ -88,12 +92,28 @@ class Master:
         self.dealer = dealer
         self.spreading = KeySpreading(skewed) if skewed else None
         self.scaling = UnitScaling(scaled, config.reorganization.scaling) if scaled else None
+        self.network = None
+        if config.reorganization.policy == "network" and teams is not None:
+            self.network = NetworkPlacement(teams, config.reorganization.placement, config.seed)
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
-        self._gateways = tuple(gateway_role(number) for number in range(config.gateway_count))
         self._wanted: dict[RoleId, EpochWanted] = {}  # by gateways that are ready for the next epoch
         self._closed: dict[RoleId, tuple[int, int]] = {}  # by gateways that have closed this epoch: times that they need
         self._prefilled: set[RoleId] = set()  # gateways whose prefill is joined
+
+    @cached_property
+    def _gateways(self) -> tuple[RoleId, ...]:
+        return tuple(gateway_role(number) for number in range(self.config.gateway_count))
+
+    @staticmethod
+    def of_plan(instances: Instances, dealer: SplitDealer | None = None) -> Master:
+        """The master of a run of a plan, whose partition-groups are where `instances` has them."""
+        config, of = instances.config_of_gateway, instances.subclusters
+        tables = instances.skewed_joins, instances.scaled_joins, instances.teams
+        master = Master(config, instances.slave_count, of, dealer, *tables)
+        for controller, owners in zip(master.controllers, instances.group_maps, strict=True):
+            controller.map = owners
+        return master
 
     @property
     def controller(self) -> Controller:
@@ -181,6 +201,8 @@ class Master:
             controller.loads.sample(slave, report.occupancy_ratio, loads)
         if loads is None:
             return
+        if self.network is not None:
+            self.network.reported(stage, slave, loads)
         if self.scaling is not None:
             owned = [group for group in controller.map.groups_of(slave).tolist() if not controller.movement.has(group)]
             self.scaling.reported(stage, owned, loads)
@@ -237,6 +259,7 @@ class Master:
         still = due or self.checkpoints.being_joined
         ending = exhausted or prefill
         resting = [c.begin_epoch(self.epoch, now_us, ending=ending, still=still) for c in self.controllers]
+        self._place_by_traffic(now_us)
         inactive = [] if self._of_plan else resting[0]
         generation = self.checkpoints.generation
         if last:
@@ -267,6 +290,15 @@ class Master:
             checkpoint=checkpoint,
             halt=checkpoint and self.checkpoints.is_last,
         )
+
+    def _place_by_traffic(self, now_us: int) -> None:
+        """The moves of policy `network`, at the end of a reorganization epoch."""
+        if self.network is None or any(controller.measured is None for controller in self.controllers):
+            return
+        for stage, suggestion in self.network.suggested(self.controllers):
+            self.controllers[stage].enact([suggestion], now_us)
+        for kind, amount, text in self.network.take_notes():
+            self.controller.note(now_us, kind, amount=amount, text=text)
 
     def _close(self, gateway: RoleId, closed: EpochClosed) -> list[Effect]:
         """A gateway has closed its share of the epoch. With the last one a checkpoint's cut is made, or the run ends."""

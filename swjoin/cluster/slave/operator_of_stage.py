@@ -23,7 +23,7 @@ from swjoin.operators.live_groups import LiveGroups, Rule
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.sessions import Sessions
-from swjoin.operators.window_join import Matching
+from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.plan import aggregates, kept_rows, live_groups
 from swjoin.state.life_kernel import BIRTHS, BOUNDARIES, CHANGES
 
@@ -38,7 +38,10 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
     if stage.stage.joins:
         where = stage.columns.compiled_where()
         matching = Matching(where, stage.stage.join.band)
-        return join_of_run(config, stage.layouts, name=name, matching=matching, in_order=False, rows=rows)
+        join = join_of_run(config, stage.layouts, name=name, matching=matching, in_order=False, rows=rows)
+        if isinstance(join, WindowJoinOperator) and stage.outlet.edges:
+            join.keep_origins()  # for the traffic to the next stages
+        return join
     assert isinstance(keys, GroupKeys), f"{name}: groups with the keys of a join"
     if isinstance(node, aggregates.Aggregate) and isinstance(columns, AggregateColumns):
         kind = RunningAggregation if node.running else Aggregation

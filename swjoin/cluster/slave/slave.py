@@ -72,7 +72,6 @@ from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
 from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
-from swjoin.policy.reorganization import POLICIES
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 EXCHANGE = "exchange"  # the timer of a slave's slot
@@ -381,11 +380,11 @@ class Slave:
 
     @property
     def _reports_loads(self) -> bool:
-        return self._config.reorganization.policy in POLICIES or self._config.reorganization.scaling.units > 0
+        return self._config.reorganization.policy != "none" or self._config.reorganization.scaling.units > 0
 
     @property
     def _measures_loads(self) -> bool:
-        return self._config.reorganization.policy == "balanced"
+        return self._config.reorganization.policy in ("balanced", "network")
 
     def _loads(self) -> GroupLoads:
         """The cost of every partition-group since the last report."""
@@ -398,7 +397,14 @@ class Slave:
         stores_left = None if self.stage is None else self.stage.stores_left
         if stores_left is not None and isinstance(self.join, WindowJoinOperator):  # of what the limit holds for
             state_bytes = self.join.bytes_by_unit(stores_left)[groups]
-        return GroupLoads(busy_us, groups, cost_ns, state_bytes)
+        sent = self.stage.traffic.fresh() if self.stage is not None and self._reports_traffic else None
+        return GroupLoads(busy_us, groups, cost_ns, state_bytes, sent)
+
+    @property
+    def _reports_traffic(self) -> bool:
+        """In the last distribution epoch of each reorganization epoch."""
+        reorganization, t_d = self._config.reorganization, self._config.cluster.distribution_epoch_us
+        return reorganization.policy == "network" and (self.epoch + 1) % (reorganization.epoch_us // t_d) == 0
 
     def _work_some(self, now_us: int) -> list[Effect]:
         """Do one piece of join work or of a state movement, in turns when both are due."""
@@ -476,7 +482,7 @@ class Slave:
         if step.pairs is None or not len(step.pairs):
             return []
         found = [(_QUERY, step.pairs)] if self.stage is None else self.stage.rows_for_sinks(step.pairs)
-        effects = [] if self.stage is None else self.stage.emit(step.pairs, delivery)
+        effects = [] if self.stage is None else self.stage.emit(step, delivery)
         for query, rows in found:
             if len(rows) or len(found) == 1:
                 chunk = ResultChunk(query, self.id, self.epoch, False, False, rows)
@@ -498,10 +504,12 @@ class Slave:
         self.produced += work.pair_count
         self.matches += work.match_count(self.kind)
         self.prefill_produced += work.pair_count if self.in_prefill else 0
-        if self._measures_loads:
+        if self._measures_loads or self.stage is not None:
             tuples = delivery.left_counts + delivery.right_counts
             cost = _TUPLE_NS * tuples + _COMPARISON_NS * work.comparisons_by_group + _PAIR_NS * work.results.counts
             self._cost_ns[delivery.groups] += cost
+            if self.stage is not None:
+                self.stage.traffic.work_ns[delivery.groups] += cost.astype(np.int64)
 
     def _finish_epoch(self, work: Work, step: AnyStep, now_us: int) -> list[Effect]:
         """Send the final chunk. A separate piece of work, so that the times measured before belong to this epoch."""
@@ -591,7 +599,7 @@ class Slave:
             "history_produced": self.prefill_produced,
             "peak_buffer_bytes": self.peak_buffer_bytes,
             "windows": asdict(self.join.window_memory()),
-            **({} if self.stage is None else self.stage.summary()),
+            **({} if self.stage is None else {**self.stage.summary(), "traffic": self.stage.traffic.to_plain()}),
         }
 
     def validate(self) -> None:

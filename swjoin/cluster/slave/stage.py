@@ -24,6 +24,7 @@ from swjoin.cluster.role import Effect, RoleId, Send
 from swjoin.cluster.slave.merger import Merger, Piece
 from swjoin.cluster.slave.text_keys import KeysInRows, TextKeys
 from swjoin.cluster.slave.units import Units
+from swjoin.cluster.traffic import Traffic
 from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, Pairs, ResultRows, RowLayout, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
@@ -33,6 +34,7 @@ from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped, merged, on_common_groups
 from swjoin.core.query_sums import NamedQueries
 from swjoin.core.row_digests import row_hashes
+from swjoin.operators.join_step import AnyStep
 from swjoin.plan.columns import StageColumns
 from swjoin.plan.families import Family
 from swjoin.plan.logical import Result, Within
@@ -204,9 +206,13 @@ class StageInstance:
 
     # ------------------------------------------------------------ rows that come out
 
-    def emit(self, pairs: Pairs | ResultRows, delivery: Delivery) -> list[Effect]:
+    def emit(self, step: AnyStep, delivery: Delivery) -> list[Effect]:
         """Send rows of the operator, made of this delivery, to the next stages."""
-        self.outlet.add_to_all(self._rows_of(pairs), _header(delivery))
+        assert step.pairs is not None, "a step without rows"
+        rows = self._rows_of(step.pairs)
+        if not self._shares_windows:
+            rows = replace(rows, key=np.full(len(rows), -1, np.int64) if step.origins is None else step.origins)
+        self.outlet.add_to_all(rows, _header(delivery))
         return self.outlet.serve()
 
     def rows_for_sinks(self, pairs: Pairs | ResultRows) -> list[tuple[QueryId, Pairs | ResultRows]]:
@@ -314,6 +320,10 @@ class StageInstance:
     def plain_state(self) -> dict[str, Any]:
         """The stage's part of a checkpoint, at the end of an epoch."""
         return {**self.summary(), "needed_us": list(self.needed_us)}
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.outlet.traffic
 
     def validate(self) -> None:
         self.merger.validate()

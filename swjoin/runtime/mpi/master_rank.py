@@ -31,6 +31,7 @@ from swjoin.runtime.mpi.transport import MpiTransport
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
+from swjoin.runtime.traffic_report import write_traffic
 
 if TYPE_CHECKING:
     from swjoin.checkpoint.store import Manifest
@@ -163,6 +164,7 @@ class MasterRank(Rank):
                 plan=gateway.instances,
             ),
         )
+        write_traffic(self.job.run_dir, gateway.instances, [gateway.summary(), *gateways], slaves)
         if not stopped:
             check_ledger(report)
             added_s = time.monotonic()
@@ -242,13 +244,14 @@ class MasterRank(Rank):
             if self.clock is None and newest is not None:
                 clock.restart(newest.plain["clock_us"])
             role_host.make(clock, slave_count, self.save)
+            owners = [controller.map.owner.tolist() for controller in role_host.role.controllers]
             if checkpointer is None:
-                return {"manifest": None, "first_epoch": 0, "owners": [], "shares": shares(role_host.job.config, None)}
+                return {"manifest": None, "first_epoch": 0, "owners": owners, "shares": shares(role_host.job.config, None)}
             manifest = checkpointer.manifest
             return {
                 "manifest": checkpointer.manifest_name,
                 "first_epoch": first_epoch_of(manifest),
-                "owners": [controller.map.owner.tolist() for controller in role_host.role.controllers],
+                "owners": owners,
                 "folder": str(checkpointer.folder.path),
                 "incarnation": checkpointer.folder.incarnation,
                 "owner": role_host.role.controller.map.owner.tolist(),

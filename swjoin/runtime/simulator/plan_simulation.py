@@ -68,8 +68,7 @@ class PlanSimulation(Simulation):
         first_epoch = first_epoch_of(manifest)
         self.instances = instances = Instances.of(self._plan, fitted, slave_count, first_epoch, owners, self._tables)
         config, count, store = instances.config_of_gateway, instances.slave_count, open_spill(self._job)
-        dealer, tables = self._new_dealer(config), (instances.skewed_joins, instances.scaled_joins)
-        self.master = Master(config, count, instances.subclusters, dealer, *tables)
+        self.master = Master.of_plan(instances, self._new_dealer(config))
         self.gateways = [
             Gateway(config, count, (None, None), store=store, feeds=Feeds(instances, share.number), share=share)
             for share in self._shares()

@@ -1,0 +1,176 @@
+"""Placement by measured traffic while the run goes on: policy `network` (KATTS, seed 001).
+
+What: `Teams`, which stages of a plan can share ranks; `NetworkPlacement`: `reported` takes what slaves have sent and done,
+`suggested` has the moves at the end of a reorganization epoch, of all stages at once.
+Why: what a move saves depends on where the partition-groups of other stages are, so no stage can decide alone.
+Stays out: the choice (`policy.placement`), counting (`cluster.traffic`), enacting (`cluster.master.controller`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from swjoin.cluster.master.controller import Controller
+from swjoin.config.sections import PlacementConfig
+from swjoin.core.batch import I64
+from swjoin.core.data_messages import GroupLoads, nothing_sent
+from swjoin.core.ids import GroupId, SlaveId
+from swjoin.policy.placement import ATTEMPTS, place, suggest
+from swjoin.policy.reorganization import Suggestion
+from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
+
+_BUSY = 0.75  # share of time in its joins from which a rank counts as busy, as in `policy.reorganization.balanced`
+_STEPS = 4  # in which speeds of ranks differ, of that of the mean: measured ones are noisy, and partitions are matched by them
+_SAME = 0.2  # ranks within this of the mean speed count as alike
+
+
+class Teams(NamedTuple):
+    """ends: of every edge between stages, its sender and its receiver. teams: stages that the same slave ranks play, of which
+    some send to others. groups: partition-groups of a stage."""
+
+    ends: Mapping[int, tuple[int, int]]
+    teams: tuple[tuple[int, ...], ...]
+    groups: int
+
+    @staticmethod
+    def of(ends: Mapping[int, tuple[int, int]], ranks: Sequence[range], groups: int) -> Teams:
+        """ranks: by stage."""
+        found: dict[range, list[int]] = {}
+        for stage, mine in enumerate(ranks):
+            found.setdefault(mine, []).append(stage)
+        teams = [stages for stages in found.values() if any(ends_in(pair, stages) for pair in ends.values())]
+        return Teams(ends, tuple(map(tuple, teams)), groups)
+
+
+def ends_in(pair: tuple[int, int], stages: Sequence[int]) -> bool:
+    return pair[0] in stages and pair[1] in stages
+
+
+@dataclass
+class _Slice:
+    """What was measured in a reorganization epoch. sent: int64 (n, 5), see `core.data_messages.TRAFFIC_COLUMNS`. work_ns,
+    state_bytes: int64 (stages, groups). reporters: stage and number of each slave that has reported what it sent."""
+
+    work_ns: I64
+    state_bytes: I64
+    sent: list[I64] = field(default_factory=list)
+    reporters: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Placed(NamedTuple):
+    """An event of the run's log: kind, amount, and what it is about."""
+
+    kind: str
+    amount: float
+    text: str
+
+
+class NetworkPlacement:
+    """One for a run with policy `network`. seed: of placements."""
+
+    def __init__(self, teams: Teams, settings: PlacementConfig, seed: int) -> None:
+        self._teams, self._settings, self._seed = teams, settings, seed
+        self._slices: deque[_Slice] = deque(maxlen=settings.slices)
+        self._open = self._new_slice()
+        self._notes: list[Placed] = []
+
+    def _new_slice(self) -> _Slice:
+        shape = 1 + max((stage for team in self._teams.teams for stage in team), default=0), self._teams.groups
+        before = self._slices[-1].state_bytes if self._slices else np.zeros(shape, np.int64)
+        return _Slice(np.zeros(shape, np.int64), before.copy())
+
+    def reported(self, stage: int, slave: int, loads: GroupLoads) -> None:
+        """A slave's report at the end of a distribution epoch. slave: its number in the stage."""
+        if loads.sent is not None:
+            self._open.sent.append(loads.sent)
+            self._open.reporters.add((stage, slave))
+        if stage < len(self._open.work_ns):
+            self._open.work_ns[stage, loads.groups] += loads.cost_ns
+            self._open.state_bytes[stage, loads.groups] = loads.state_bytes
+
+    def suggested(self, controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
+        """The moves by the last slices, each with its stage. controllers: of all stages, that have measured their slaves."""
+        self._slices.append(self._open)
+        self._open = self._new_slice()
+        return [move for stages in self._teams.teams for move in self._of_team(stages, controllers)]
+
+    def _of_team(self, stages: Sequence[int], controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
+        loads = [controllers[stage].measured or [] for stage in stages]
+        speeds = [np.array([load.speed for load in of_stage]) for of_stage in loads]
+        machines = Machines(_steps(np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)))
+        busy = max(load.busy_ratio for of_stage in loads for load in of_stage) > _BUSY
+        now = np.concatenate([controllers[stage].map.owner for stage in stages])
+        pinned = np.full(len(now), -1, np.int64)
+        for i, stage in enumerate(stages):
+            for move in controllers[stage].moves.values():  # it goes on, and nothing else can be done with this one
+                at = i * self._teams.groups + int(move.group)
+                now[at] = pinned[at] = move.consumer
+        graph = self._graph(stages, list(self._slices), pinned)
+        if not graph.tuples.any() or not self._known(stages, controllers):
+            return []
+        then = suggest(graph, machines, self._settings, self._seed, now, busy=busy)
+        self._note(stages, now, then, graph, machines)
+        moves = []
+        for at in np.flatnonzero(now != then).tolist():
+            i, group = divmod(at, self._teams.groups)
+            reason = (
+                f"traffic: {int(graph.nbytes[(graph.source == at) | (graph.target == at)].sum())} bytes an epoch with others"
+            )
+            moves.append((stages[i], Suggestion(GroupId(group), SlaveId(int(now[at])), SlaveId(int(then[at])), reason)))
+        return moves
+
+    def _known(self, stages: Sequence[int], controllers: Sequence[Controller]) -> bool:
+        """Whether every slave that sends within the team has reported: before that, counts say who was first."""
+        reporters = set().union(*(one.reporters for one in self._slices))
+        senders = {sender for sender, receiver in self._teams.ends.values() if ends_in((sender, receiver), stages)}
+        return all((stage, slave) in reporters for stage in senders for slave in range(controllers[stage].slave_count))
+
+    def _graph(self, stages: Sequence[int], slices: Sequence[_Slice], pinned: I64) -> TaskGraph:
+        """The partition-groups of a team, stage by stage, with counts of one slice on average."""
+        groups, edges = self._teams.groups, {e: pair for e, pair in self._teams.ends.items() if ends_in(pair, stages)}
+        first, size = {stage: i * groups for i, stage in enumerate(stages)}, len(stages) * groups
+        begin = np.zeros((2, 1 + max(edges)), np.int64)  # of sender and receiver of every edge
+        for edge, pair in edges.items():
+            begin[:, edge] = [first[stage] for stage in pair]
+        sent = np.concatenate([nothing_sent(), *(part for one in slices for part in one.sent)])
+        sent = sent[np.isin(sent[:, 0], list(edges)) & (sent[:, 1] >= 0) & (sent[:, 1] < groups) & (sent[:, 2] < groups)]
+        source, target = begin[0, sent[:, 0]] + sent[:, 1], begin[1, sent[:, 0]] + sent[:, 2]
+        pairs, which = np.unique(source * size + target, return_inverse=True)
+        tuples, nbytes = np.zeros(len(pairs), np.int64), np.zeros(len(pairs), np.int64)
+        np.add.at(tuples, which, sent[:, 3])
+        np.add.at(nbytes, which, sent[:, 4])
+        tuples, nbytes = -(-tuples // len(slices)), -(-nbytes // len(slices))
+        work_ns = np.concatenate([sum(one.work_ns[stage] for one in slices) for stage in stages]) // len(slices)
+        state_bytes = np.concatenate([slices[-1].state_bytes[stage] for stage in stages])
+        ids = tuple(range(size))
+        nothing = np.zeros(len(pairs), np.int64)
+        return TaskGraph(ids, work_ns, state_bytes, pinned, pairs // size, pairs % size, tuples, nbytes, nothing)
+
+    def _note(self, stages: Sequence[int], now: I64, then: I64, graph: TaskGraph, machines: Machines) -> None:
+        before, after = cost(graph, now, machines), cost(graph, then, machines)
+        total, moves = max(1, before.total_bytes), int((now != then).sum())
+        crosses, expected = 100 * before.network_bytes / total, 100 * after.network_bytes / total
+        text = f"{crosses:.1f} % of the bytes between stages are between ranks, {expected:.1f} % expected, {moves} moves"
+        self._notes.append(Placed("placed", expected, text))
+        last = self._graph(stages, list(self._slices)[-1:], graph.pinned)
+        best = cost(last, place(last, machines, self._settings, self._seed, now, ATTEMPTS), machines)
+        seen = cost(last, now, machines)
+        regret = 100 * max(0, seen.network_bytes - best.network_bytes) / max(1, seen.total_bytes)  # the bound may cost more
+        self._notes.append(Placed("regret", regret, "points above the best placement for the last reorganization epoch"))
+
+    def take_notes(self) -> list[Placed]:
+        """Remove and return the events since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
+
+def _steps(speeds: F64) -> F64:
+    """Speeds in coarse steps, 1 for those near the mean."""
+    ratio = speeds / speeds.mean()
+    steps: F64 = np.where(np.abs(ratio - 1) <= _SAME, 1.0, np.maximum(1, np.rint(ratio * _STEPS)) / _STEPS)
+    return steps

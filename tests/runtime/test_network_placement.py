@@ -1,0 +1,427 @@
+"""Placement by measured traffic: what a run counts, moves while it goes on, and the start by the counts of an earlier run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from swjoin.cluster.instances import Instances
+from swjoin.cluster.master.controller import Controller
+from swjoin.cluster.master.network_placement import NetworkPlacement, Teams
+from swjoin.cluster.ranks import RankMap
+from swjoin.cluster.role import gateway_role, slave_role
+from swjoin.cluster.slave.stage import StageInstance
+from swjoin.cluster.traffic import Traffic
+from swjoin.config.sections import PlacementConfig
+from swjoin.core.data_messages import GroupLoads
+from swjoin.core.errors import UserError
+from swjoin.operators.join_step import AnyStep
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result
+from swjoin.policy.reorganization import SlaveLoad
+from swjoin.routing.hash_partition import groups_of_keys
+from swjoin.runtime.simulator.plan_simulation import PlanSimulation
+from swjoin.runtime.traffic_report import Places, edge_traffic, traffic_graph
+from tests.support.plan_shapes import join, shape_config, source
+from tests.support.planted import texts
+from tests.tools.plan_oracle import Row
+from tests.tools.random_plans import PlanScenario, simulate
+
+Monkey = pytest.MonkeyPatch
+GROUPS = 11
+SQL = (
+    "SELECT a.k AS k, c.v AS v FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts - INTERVAL '1' SECOND AND a.ts + INTERVAL '1' "
+    "SECOND JOIN c ON a.v = c.v AND c.ts BETWEEN a.ts - INTERVAL '0.2' SECOND AND a.ts + INTERVAL '0.2' SECOND"
+)
+
+
+def _rows(random: np.random.Generator, count: int, keys: int) -> list[Row]:
+    """`v` follows from `k`, so partition-groups of a join by k send to few of one by v."""
+    ts, k = np.sort(random.integers(0, 12 * count, count)).tolist(), random.integers(0, keys, count).tolist()
+    return [Row(i, ts[i], (k[i], "", (37 * k[i] + 11) % 101, ts[i])) for i in range(count)]
+
+
+def _draw(seed: int, *, calm: bool = True) -> PlanScenario:
+    """Two joins by different keys, with an aggregate after them or none, one to three gateways, in the simulator. calm: without
+    checkpoints and crashes."""
+    random = np.random.default_rng([seed, 50])
+    how = ("inner", "inner", "left", "right")[int(random.integers(0, 4))]
+    second = IntervalJoin("j", "i", "c", ("left_v",), ("v",), join("x", "a", "b", within=(-30, 30)).query, "max")
+    nodes: list[Node] = [source(name) for name in "abc"]
+    nodes += [join("i", "a", "b", how, within=(-200, 200)), second, Result("out", "j")]
+    width = int(random.integers(2, 5))
+    sections: dict[str, Any] = {
+        "cluster": {"partition_count": GROUPS, "distribution_epoch_us": 300, "strategy": "query"},
+        "reorganization": {"policy": "network", "epoch_us": 600, "chunk_bytes": 1 << 10},
+        "placement": {"horizon": 1e9, "slices": int(random.choice([1, 3])), "imbalance": float(random.choice([1.03, 1.5]))},
+    }
+    crashes: tuple[tuple[int, int], ...] = ()
+    if not calm:
+        sections["checkpoint"] = {"epochs": int(random.choice([3, 7]))}
+        crashes = tuple((int(random.geometric(1 / 400)), int(random.integers(0, width))) for _ in range(3))
+    config = shape_config(**sections).with_gateways(int(random.integers(1, 4))).with_sinks(int(random.integers(1, 3)))
+    rows = {name: _rows(random, int(random.integers(200, 400)), int(random.choice([8, 30]))) for name in "abc"}
+    valid = {name: [True] * len(of) for name, of in rows.items()}
+    return PlanScenario(seed, LogicalPlan(tuple(nodes)), config, rows, valid, width, int(random.choice([7, 50])), None, crashes)
+
+
+def _run(scenario: PlanScenario, kind: type[PlanSimulation] = PlanSimulation) -> None:
+    simulate(scenario, scenario.evaluated()["out"], kind)
+
+
+@contextmanager
+def _moves(monkeypatch: Monkey) -> Iterator[Counter[str]]:
+    seen: Counter[str] = Counter()
+    suggested = NetworkPlacement.suggested
+
+    def counted(self: NetworkPlacement, controllers: Any) -> Any:
+        found = suggested(self, controllers)
+        seen["moves"] += len(found)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NetworkPlacement, "suggested", counted)
+        yield seen
+
+
+@pytest.mark.parametrize("calm", [True, False])
+def test_random_runs_with_moves_by_traffic(calm: bool, monkeypatch: Monkey) -> None:
+    """Their rows are the oracle's, also through crashes if not calm."""
+    with _moves(monkeypatch) as seen:
+        for seed in range(6):
+            _run(_draw(seed, calm=calm))
+    assert seen["moves"] > 20
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("first", range(1_000, 2_000, 100))
+def test_more_random_runs(first: int) -> None:
+    for seed in range(first, first + 20):
+        _run(_draw(seed, calm=first % 200 == 0))
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+class _Counted(PlanSimulation):
+    """Compares what all senders have counted with the rows that have left them."""
+
+    def _result(self, steps: int) -> Any:
+        gateways = [gateway.summary() for gateway in self.gateways]
+        slaves = [slave.summary() for slave in self.slaves]
+        places = Places(RankMap(9, 2, 3, self.instances.subclusters.places))
+        found = edge_traffic(places, gateways, slaves)
+        graph = traffic_graph(self.instances, gateways, slaves)
+        for edge, ways in found.items():
+            sent = [role["edges"]["sent"].get(str(edge), [0, 0, 0]) for role in (*gateways, *slaves)]
+            assert sum(way["rows"] for way in ways.values()) == sum(entry[0] for entry in sent)
+            assert sum(way["bytes"] for way in ways.values()) == sum(entry[2] for entry in sent)
+        assert sum(tuples for _, _, tuples, _ in graph["edges"]) == sum(
+            entry[0] for role in (*gateways, *slaves) for entry in role["edges"]["sent"].values()
+        )
+        self.PAIRS[self.instances.width] = Counter({(a, b): n for a, b, n, _ in graph["edges"] if not a.startswith("g")})
+        return super()._result(steps)
+
+    PAIRS: ClassVar[dict[int, Counter[tuple[str, str]]]] = {}  # by slave ranks
+
+
+def _first_join(scenario: PlanScenario) -> IntervalJoin:
+    node = scenario.plan.node("i")
+    assert isinstance(node, IntervalJoin)
+    return node
+
+
+def test_rows_between_partition_groups_are_those_of_the_oracle(monkeypatch: Monkey) -> None:
+    """Whatever moves: row by row, by the keys of both joins; and the same for another number of slaves."""
+    drawn = (replace(_draw(seed), config=_draw(seed).config.with_sinks(1)) for seed in range(40))
+    scenario = next(s for s in drawn if s.config.gateway_count > 1 and _first_join(s).semantics.how == "inner")
+    answer = scenario.evaluated()["i"]
+    keys = np.array([(row.values[0], row.values[2]) for row in answer], np.int64)
+    groups = [groups_of_keys(keys[:, column], GROUPS) for column in (0, 1)]
+    expected = Counter((f"0.{a}", f"1.{b}") for a, b in zip(*(g.tolist() for g in groups), strict=True))
+    with _moves(monkeypatch) as seen:
+        for width in (2, 4):
+            _run(replace(scenario, width=width), _Counted)
+            assert _Counted.PAIRS[width] == expected
+    assert seen["moves"] > 0
+
+
+@pytest.mark.parametrize("how", ["left", "right", "full"])
+def test_rows_without_a_match_have_an_origin(how: Any) -> None:
+    """By the key that they have; null keys have none."""
+    random = np.random.default_rng(3)
+    node = IntervalJoin("j", "i", "c", ("left_v",), ("v",), join("x", "a", "b", within=(-30, 30)).query, "max")
+    nodes = (*(source(name) for name in "abc"), join("i", "a", "b", how, within=(-9, 9)), node, Result("out", "j"))
+    rows = {name: _rows(random, 150, 30) for name in "abc"}
+    config = shape_config(cluster={"partition_count": GROUPS, "distribution_epoch_us": 300, "strategy": "query"})
+    scenario = PlanScenario(1, LogicalPlan(nodes), config, rows, {n: [True] * len(of) for n, of in rows.items()}, 2, 20)
+    _run(scenario, _Counted)
+    expected: Counter[tuple[str, str]] = Counter()
+    for row in scenario.evaluated()["i"]:
+        if row.values[2] is not None:
+            ends = groups_of_keys([row.values[0]], GROUPS)[0], groups_of_keys([row.values[2]], GROUPS)[0]
+            expected[f"0.{ends[0]}", f"1.{ends[1]}"] += 1
+    assert _Counted.PAIRS[2] == expected
+
+
+def test_what_is_new_in_the_counts() -> None:
+    traffic, rng = Traffic(4, origins=True), np.random.default_rng(1)
+    for _ in range(20):
+        before, edge = traffic.table(), int(rng.integers(0, 3))
+        origins, slot = rng.integers(-1, 4, 50), rng.integers(0, 4, 50)
+        traffic.rows_from(edge, 8.0, origins, np.array([2, 0, 3, 1]), slot)
+        found = traffic.fresh()
+        assert found[:, 3].sum() == 50
+        assert (found[:, 4] == 8 * found[:, 3]).all()
+        assert traffic.table()[:, 3].sum() == before[:, 3].sum() + 50
+    assert len(traffic.fresh()) == 0
+
+
+def test_ways_between_roles() -> None:
+    places = Places(RankMap(5, 1, 1, (0, 1, 2, 0, 1, 2)), ("a", "a", "a", "b", "b"))
+    assert places.way(slave_role(0), slave_role(3)) == "local"
+    assert places.way(slave_role(1), slave_role(2)) == "in_host"
+    assert places.way(slave_role(0), slave_role(1)) == "between_hosts"
+    assert places.way(gateway_role(0), slave_role(0)) == "in_host"
+
+
+# ---------------------------------------------------------------- planted bugs
+
+
+def _keyed_by_slave(monkeypatch: Monkey) -> None:
+    """The suggestion names where a partition-group is, not where it should go."""
+    suggested = NetworkPlacement.suggested
+
+    def wrong(self: NetworkPlacement, controllers: Any) -> Any:
+        return [(stage, replace(s, supplier=s.consumer, consumer=s.supplier)) for stage, s in suggested(self, controllers)]
+
+    monkeypatch.setattr(NetworkPlacement, "suggested", wrong)
+
+
+def _of_another_stage(monkeypatch: Monkey) -> None:
+    suggested = NetworkPlacement.suggested
+
+    def wrong(self: NetworkPlacement, controllers: Any) -> Any:
+        return [(1 - stage, suggestion) for stage, suggestion in suggested(self, controllers)]
+
+    monkeypatch.setattr(NetworkPlacement, "suggested", wrong)
+
+
+@pytest.mark.parametrize("plant", [_keyed_by_slave, _of_another_stage])
+def test_planted_bugs_are_caught(plant: Callable[[Monkey], None], monkeypatch: Monkey) -> None:
+    plant(monkeypatch)
+    assert next(texts([_draw(seed) for seed in range(6)], _run), "")
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (lambda step: replace(step, origins=step.origins[::-1].copy()), "another order"),
+        (lambda step: replace(step, origins=np.zeros_like(step.origins)), "one origin"),
+    ],
+)
+def test_origins_of_other_rows_are_noticed(plant: Any, found: str, monkeypatch: Monkey) -> None:
+    emit = StageInstance.emit
+
+    def wrong(self: StageInstance, step: AnyStep, delivery: Any) -> Any:
+        return emit(self, plant(step), delivery)
+
+    monkeypatch.setattr(StageInstance, "emit", wrong)
+    with pytest.raises(AssertionError):
+        test_rows_between_partition_groups_are_those_of_the_oracle(monkeypatch)
+
+
+# ---------------------------------------------------------------- the master's part
+
+
+def _loads(count: int, speed: float = 1.0) -> list[SlaveLoad]:
+    nothing = np.zeros(0, np.int64)
+    return [SlaveLoad(s, 0.0, nothing, 0.1, nothing, nothing, speed) for s in range(count)]  # type: ignore[arg-type]
+
+
+def _placement() -> tuple[NetworkPlacement, list[Controller]]:
+    """Two stages of six partition-groups on two slaves, of which group g of the first one sends to g + 1 of the second."""
+    config = shape_config(cluster={"partition_count": 6, "distribution_epoch_us": 300})
+    controllers = [Controller(config, 2, stage, 2) for stage in range(2)]
+    for controller in controllers:
+        controller.measured = _loads(2)
+    return NetworkPlacement(Teams.of({4: (0, 1)}, [range(2), range(2)], 6), PlacementConfig(slices=1), 1), controllers
+
+
+def _report(placement: NetworkPlacement, nbytes: int, *, slaves: int = 2, state: int = 0) -> None:
+    groups = np.arange(6)
+    sent = np.stack([np.full(6, 4), groups, (groups + 1) % 6, np.full(6, 10), np.full(6, nbytes)], axis=1)
+    for stage in range(2):
+        for slave in range(slaves):
+            mine = groups % 2 == slave
+            loads = GroupLoads(0, groups[mine], np.full(3, 100), np.full(3, state), sent[mine] if stage == 0 else sent[:0])
+            placement.reported(stage, slave, loads)
+
+
+def test_chains_come_together() -> None:
+    placement, controllers = _placement()
+    _report(placement, 1 << 20)
+    moves = placement.suggested(controllers)
+    assert 0 < len(moves) <= 6
+    owners = [controller.map.owner.copy() for controller in controllers]
+    for stage, s in moves:
+        assert owners[stage][s.group] == s.supplier
+        owners[stage][s.group] = s.consumer
+    assert owners[0].tolist() == np.roll(owners[1], -1).tolist()
+    assert [np.bincount(owner).tolist() for owner in owners] == [[3, 3]] * 2
+    kinds = [(note.kind, round(note.amount)) for note in placement.take_notes()]
+    assert kinds == [("placed", 0), ("regret", 100)]
+
+
+@pytest.mark.parametrize(("nbytes", "state"), [(100, 0), (1 << 20, 1 << 30)])
+def test_moves_that_do_not_pay_are_not_made(nbytes: int, state: int) -> None:
+    """Little traffic, or much state."""
+    placement, controllers = _placement()
+    _report(placement, nbytes, state=state)
+    assert placement.suggested(controllers) == []
+    assert placement.suggested(controllers) == []  # nothing was reported
+
+
+def test_nothing_moves_before_all_senders_have_told() -> None:
+    placement, controllers = _placement()
+    _report(placement, 1 << 20, slaves=1)
+    assert placement.suggested(controllers) == []
+
+
+def test_equal_epochs_make_no_move() -> None:
+    placement, controllers = _placement()
+    for epoch in range(4):
+        _report(placement, 1 << 20)
+        moves = placement.suggested(controllers)
+        assert bool(moves) == (epoch == 0)
+        for stage, s in moves:
+            controllers[stage].map = controllers[stage].map.moved(s.group, s.consumer)
+
+
+def test_teams() -> None:
+    ranks = [range(2), range(2), range(2, 4), range(2, 4), range(4, 5)]
+    assert Teams.of({0: (0, 1), 1: (1, 2), 2: (2, 4)}, ranks, 7).teams == ((0, 1),)
+    assert Teams.of({0: (0, 2), 1: (2, 3)}, ranks, 7).teams == ((2, 3),)
+    assert Teams.of({0: (0, 2)}, ranks, 7).teams == ()
+
+
+# ---------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("inputs"), np.random.default_rng(5)
+    for name in "abc":
+        k, ts = rng.integers(0, 80, 4_000), np.sort(rng.integers(0, 20_000_000, 4_000))
+        pq.write_table(pa.table({"ts": ts, "k": k, "v": (37 * k + 11) % 101}), folder / f"{name}.parquet")
+    plain = {
+        "inputs": {name: {"path": str(folder / f"{name}.parquet"), "time": "ts", "time_unit": "us"} for name in "abc"},
+        "queries": [{"name": "q", "sql": SQL}],
+        "cluster": {"strategy": "query", "distribution_epoch": "500ms"},
+        "sink": {"kind": "count"},
+    }
+    (folder / "run.yaml").write_text(json.dumps(plain))
+    return folder
+
+
+def _report_of(swjoin: Any, inputs: Path, out: Path, *more: str) -> tuple[dict[str, Any], float]:
+    done = swjoin("run", inputs / "run.yaml", "--out", out, *more)
+    assert done.code == 0, done.err
+    report = json.loads((out / "run.json").read_text())
+    (between,) = (edge for edge in report["edges"] if edge["from"] == "join 1")
+    ways = between["traffic"]
+    assert sum(way["rows"] for way in ways.values()) == between["sent"]["rows"]
+    assert sum(way["bytes"] for way in ways.values()) == between["bytes"]
+    return report, ways["local"]["bytes"] / between["bytes"]
+
+
+@pytest.mark.mpi
+def test_a_run_starts_where_an_earlier_ones_traffic_wants_it(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
+    """The same rows, most of them within their rank; on ranks as in one process."""
+    first, local = _report_of(swjoin, inputs, tmp_path / "first", "--threads", "3")
+    assert local < 0.6
+    again = f"placement.statistics={tmp_path / 'first'}"
+    for name, more in {"threads": ("--threads", "3"), "ranks": ("-n", "5")}.items():
+        report, local = _report_of(swjoin, inputs, tmp_path / name, *more, "--set", again)
+        assert report["results"]["digest"] == first["results"]["digest"]
+        assert local > 0.85
+    placed = swjoin("place", tmp_path / "first" / "traffic.json.gz", "-k", "3", "--json")
+    assert json.loads(placed.out)["total_tuples"] == sum(edge["sent"]["rows"] for edge in first["edges"])
+
+
+@pytest.mark.mpi
+def test_a_run_moves_by_its_own_traffic(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
+    network = ("reorganization.policy=network", "reorganization.epoch=1s", "placement.horizon=1000")
+    settings = [word for text in network for word in ("--set", text)]
+    first, _ = _report_of(swjoin, inputs, tmp_path / "first", "--threads", "3")
+    report, local = _report_of(swjoin, inputs, tmp_path / "network", "-n", "5", *settings)
+    assert report["results"]["digest"] == first["results"]["digest"]
+    assert report["moves"] > 10
+    assert local > 0.6
+    shown = swjoin("events", tmp_path / "network", "--kind", "placed", "regret")
+    assert "placement: " in shown.out
+    assert "points above the best placement" in shown.out
+
+
+def test_what_is_refused(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
+    """In one line, and nothing is left."""
+    earlier = tmp_path / "earlier"
+    _report_of(swjoin, inputs, earlier, "--threads", "2")
+    given = f"placement.statistics={earlier}"
+    wrong = {
+        "no two stages share slave ranks": [given, "cluster.strategy=subquery"],
+        "other partition-groups than the 30": [given, "cluster.partition_count=30"],
+        "does not exist": ["placement.statistics=nowhere"],
+        "leave out declustering and active_slaves": [given, "reorganization.active_slaves=1"],
+        "slices must be 1 to 1000": ["placement.slices=0"],
+        "set cluster.strategy: query": [
+            "reorganization.policy=network",
+            "reorganization.epoch=1s",
+            "cluster.strategy=subquery",
+        ],
+    }
+    for text, settings in wrong.items():
+        sets = [word for setting in settings for word in ("--set", setting)]
+        done = swjoin("run", inputs / "run.yaml", "--threads", "4", "--out", tmp_path / "no", *sets)
+        assert done.code == 2
+        assert len(done.err) == 1
+        assert text in done.err[0]
+        assert not (tmp_path / "no").exists()
+    graph = json.loads(gzip.decompress((earlier / "traffic.json.gz").read_bytes()))
+    for broken in ({**graph, "stages": []}, {**graph, "tasks": graph["tasks"][:-1], "edges": []}, []):
+        (earlier / "traffic.json.gz").write_bytes(gzip.compress(json.dumps(broken).encode()))
+        done = swjoin("run", inputs / "run.yaml", "--threads", "4", "--out", tmp_path / "no", "--set", given)
+        assert (done.code, len(done.err)) == (2, 1)
+        assert "statistics" in done.err[0] or "traffic.json.gz" in done.err[0]
+
+
+def test_the_join_of_two_streams_is_one_stage(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
+    plain = {
+        "join": {"within": "1s"},
+        **{
+            side: {"path": str(inputs / "a.parquet"), "key": "k", "time": "ts", "time_unit": "us"} for side in ("left", "right")
+        },
+    }
+    config = tmp_path / "two.yaml"
+    config.write_text(json.dumps(plain))
+    for setting in ("reorganization.policy=network", f"placement.statistics={inputs}"):
+        done = swjoin("run", config, "--threads", "2", "--out", tmp_path / "no", "--set", setting)
+        assert (done.code, len(done.err)) == (2, 1)
+        assert "the join of two streams is one stage" in done.err[0]
+
+
+def test_a_plan_of_one_stage_has_nothing_to_place() -> None:
+    plan = LogicalPlan((source("a"), source("b"), join("j", "a", "b"), Result("out", "j")))
+    config = shape_config(reorganization={"policy": "network", "epoch_us": 80})
+    with pytest.raises(UserError, match="take policy balanced"):
+        Instances.of(plan, config, 2)
