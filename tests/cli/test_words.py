@@ -41,6 +41,7 @@ SOMETIMES = {
     "bench bands --tiny": r"(?s)wide: .*answer right.*evaluations/s.*band over equality: \d.*value grid over equality, C",
     "bench bands files --tiny": r"(?s)band:\n.*swjoin: .*answer right.*DuckDB, cells of value: .*right.*wide:\n.*swjoin: ",
     "bench many --tiny": r"(?s)windows: 40 queries run at [\d.]+.*planned in.*memory: 10 queries.* x .*rows: 4 q.* x ",
+    "bench placement counting cpu drift --tiny": r"(?s)counting: two joins.*cpu: join, aggregate, policy.*drift: regret [\d.]+",
     "bench rdf --tiny": r"(?s)parse.* x pyoxigraph.*slide.* x DuckDB.*pyoxigraph \d.*star of three: \d",
     "bench routings --tiny": r"(?s)range over random \| \d.*hot: .*skew over hash \| \d.*contrand.*queue over epochs: \d",
     "bench sinks --tiny": r"\| 2 \| \d",
@@ -68,6 +69,7 @@ RARELY = {
         r".*\| 4 \| 4 \|.*tuples/s: \d+ gateways and \d+ slaves.*\| 2 \| [\d,]+ \| [\d,]+ \| \d"
     ),
     "bench queries --tiny": r"(?s)merging .*\| q20 \| \d.*bytes of groups and views .*\| standing \| [1-9].*\| gateway \| \d",
+    "bench placement network --tiny": r"network: (not measured|.* x the throughput)",
     "bench plan --tiny": r"(?s)\| 1 thread, W 2 s \|.*saturation: ",
     "bench peers --tiny --only cpp duckdb spark": r"(?s)C\+\+ plain.*\| right \|.*DuckDB.*\| right \|.*Spark.*\| right \|",
     "bench nexmark --tiny --peers spark --only q2 q8": r"geometric mean of 2 queries with the same rows",

@@ -1,0 +1,275 @@
+"""Placement by measured traffic: what counting costs, what it is worth where links are slow, and how it follows a drift.
+
+Usage: python -m benchmarks.placement [counting] [cpu] [network] [drift] [--repeat 3] [--tiny]
+Two joins by different keys, or a join and an aggregate by another key: 80 keys, of which one follows from the other, 40 bytes a
+row between stages, 60 partition-groups, count and digest compared in every turn.
+counting: the run in one process, two threads, over the same without counts between partition-groups.
+cpu: the same, placed by an earlier run's traffic, and by policy `network`, over partition-groups by number: nothing is gained
+where a rank is a thread.
+network: six ranks on four hosts, network namespaces (as root) that send at most 4 Mbit/s each: partition-groups by number,
+placed by that run's traffic, and by policy `network`. The criterion: throughput over that by number, as a share of the ratio
+of bytes between hosts by interface counters: floor 0.8, goal 0.9. What run.json says of bytes is printed beside the counters.
+drift: every ten reorganization epochs the keys follow from each other in another way: mean regret of policy `network`; the
+criterion: floor 3 points, goal 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks import ROOT, parse
+from swjoin.cluster.traffic import Traffic
+from swjoin.config.job import Job
+from swjoin.connectors.files.run_folder import read_events
+from swjoin.frontends.configured import job_of_query
+from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.runtime.in_process import run_local
+from tests.support.namespaces import Hosts, why_not
+
+KEYS, HOSTS = 80, 4
+_LIMIT_S = 900.0
+_JOIN = "FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts - INTERVAL '{w}' SECOND AND a.ts + INTERVAL '{w}' SECOND"
+QUERIES = {
+    "two joins": "SELECT a.k AS k, c.v AS v "
+    + _JOIN
+    + " JOIN c ON a.v = c.v AND c.ts BETWEEN a.ts - INTERVAL '0.001' SECOND AND a.ts + INTERVAL '0.001' SECOND",
+    "join, aggregate": "SELECT v, count(*) AS n, max(w) AS most FROM TUMBLE((SELECT a.ts AS ts, a.v AS v, b.v + a.k AS w "
+    + _JOIN
+    + "), ts, INTERVAL '1' SECOND) GROUP BY v, window_start, window_end",
+}
+
+
+class Size(NamedTuple):
+    """Rates in rows per second of each stream. within_s: of the first join, on both sides. mbit: of each host."""
+
+    seconds: int
+    rate: int
+    within_s: float
+    network_seconds: int
+    network_rate: int
+    network_within_s: float
+    mbit: int
+
+
+SIZES = {False: Size(240, 4_000, 0.2, 60, 400, 20.0, 4), True: Size(8, 400, 0.5, 6, 200, 1.0, 200)}
+
+
+def write_streams(folder: Path, seconds: int, rate: int, drift_s: int = 0) -> None:
+    """drift_s: after so long `v` follows from `k` in another way."""
+    rng, rows = np.random.default_rng(1), seconds * rate
+    ways = np.stack([rng.permutation(1_000)[:KEYS] for _ in range(1 + (seconds // drift_s if drift_s else 0))])
+    for name in "abc":
+        k, ts = rng.integers(0, KEYS, rows), np.sort(rng.integers(0, seconds * 1_000_000, rows))
+        block = ts // (drift_s * 1_000_000) if drift_s else np.zeros(rows, np.int64)
+        pq.write_table(
+            pa.table({"k": k, "v": ways[block, k], "ts": pa.array(ts, pa.timestamp("us"))}), folder / f"{name}.parquet"
+        )
+
+
+def configured(folder: Path, sql: str, epoch: str = "500ms") -> dict[str, Any]:
+    names = "abc" if "JOIN c" in sql else "ab"
+    return {
+        "inputs": {name: {"path": str(folder / f"{name}.parquet"), "time": "ts"} for name in names},
+        "queries": [{"name": "q", "sql": sql}],
+        "cluster": {"strategy": "query", "distribution_epoch": epoch},
+        "sink": {"kind": "count"},
+    }
+
+
+NETWORK = {"reorganization": {"policy": "network", "epoch": "5s"}}
+
+
+def job_of(plain: dict[str, Any], out: Path | None = None) -> Job:
+    return replace(job_of_query(plain, "here", "bench placement"), run_dir=out)
+
+
+def answer(report: dict[str, Any]) -> tuple[int, str]:
+    return report["results"]["count"], report["results"]["digest"]
+
+
+def local_share(report: dict[str, Any]) -> float:
+    """Of the bytes between stages, those within ranks."""
+    ways = [edge["traffic"] for edge in report["edges"] if edge["from"].startswith("join")]
+    local, total = sum(way["local"]["bytes"] for way in ways), sum(sums["bytes"] for way in ways for sums in way.values())
+    return float(local / total)
+
+
+def shown(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Nothing is counted between partition-groups, and no join says where its rows come from."""
+    kept = Traffic.rows_from, Traffic.sorted_rows, WindowJoinOperator.keep_origins
+    Traffic.rows_from = Traffic.sorted_rows = WindowJoinOperator.keep_origins = lambda *_: None  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Traffic.rows_from, Traffic.sorted_rows, WindowJoinOperator.keep_origins = kept  # type: ignore[method-assign]
+
+
+def same(reports: Sequence[dict[str, Any]]) -> None:
+    answers = {answer(report) for report in reports}
+    if len(answers) != 1:
+        raise SystemExit(f"answers differ: {sorted(answers)}")
+
+
+def counting(folder: Path, size: Size, repeat: int) -> None:
+    write_streams(folder, size.seconds, size.rate)
+    for name, sql in QUERIES.items():
+        job, ratios = job_of(configured(folder, sql.format(w=size.within_s))), []
+        for turn in range(repeat + 1):
+            with uncounted():
+                without = run_local(job, False, 2)
+            counted = run_local(job, False, 2)
+            same([without, counted])
+            if turn:
+                ratios.append(without["join_s"] / counted["join_s"])
+        rows = sum(edge["sent"]["rows"] for edge in counted["edges"])
+        print(f"counting: {name}, {rows:,} rows over edges: {shown(ratios)} of the throughput without counts", flush=True)
+
+
+def cpu(folder: Path, size: Size, repeat: int) -> None:
+    write_streams(folder, size.seconds, size.rate)
+    for name, sql in QUERIES.items():
+        plain, earlier = configured(folder, sql.format(w=size.within_s)), folder / f"earlier {len(name)}"
+        earlier.mkdir()
+        run_local(job_of(plain, earlier), False, 2)
+        jobs = [job_of(plain | more) for more in ({}, {"placement": {"statistics": str(earlier)}}, NETWORK)]
+        ratios: list[list[float]] = [[], []]
+        for turn in range(repeat + 1):
+            reports = [run_local(job, False, 2) for job in jobs]
+            same(reports)
+            if turn:
+                for found, report in zip(ratios, reports[1:], strict=True):
+                    found.append(reports[0]["join_s"] / report["join_s"])
+        for how, found, report in zip(("by statistics", "policy network"), ratios, reports[1:], strict=True):
+            print(
+                f"cpu: {name}, {how}: {shown(found)} of the throughput by number, {100 * local_share(report):.0f} % of the "
+                f"bytes within ranks ({100 * local_share(reports[0]):.0f} % by number)",
+                flush=True,
+            )
+
+
+def sent_bytes(hosts: Hosts) -> int:
+    """By all hosts so far, by the counters of their interfaces."""
+    total = 0
+    for name in hosts.names:
+        line = ["ip", "-n", name, "-s", "-j", "link", "show", "eth0"]
+        found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+        total += int(found[0]["stats64"]["tx"]["bytes"])
+    return total
+
+
+def on_hosts(hosts: Hosts, plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], int, Path]:
+    """run.json, bytes that the hosts have sent, and the directory of the run."""
+    out, path = folder / f"run{time.monotonic_ns()}", folder / "config.yaml"
+    path.write_text(json.dumps(plain))
+    before = sent_bytes(hosts)
+    line = [sys.executable, "-m", "swjoin", "run", path, "-n", HOSTS + 2, "--hostfile", hosts.hostfile, "--out", out]
+    code, said, err = hosts.run(line, ROOT, _LIMIT_S)
+    if code:
+        raise SystemExit(f"exit code {code}: {said}{err}")
+    report: dict[str, Any] = json.loads((out / "run.json").read_text())
+    return report, sent_bytes(hosts) - before, out
+
+
+def network(folder: Path, size: Size, repeat: int) -> None:
+    if reason := why_not():
+        print(f"network: not measured, {reason}")
+        return
+    write_streams(folder, size.network_seconds, size.network_rate)
+    hosts = Hosts(folder, HOSTS)
+    try:
+        hosts.hostfile.write_text("".join(f"10.213.7.{i + 1} slots={1 if i else 3}\n" for i in range(HOSTS)))
+        for host in range(HOSTS):
+            hosts.shape(host, "tbf", "rate", f"{size.mbit}mbit", "burst", "64kb", "latency", "200ms")
+        for name, sql in QUERIES.items():
+            _of_query(hosts, folder, name, configured(folder, sql.format(w=size.network_within_s)), repeat)
+    finally:
+        hosts.close()
+
+
+def _of_query(hosts: Hosts, folder: Path, name: str, plain: dict[str, Any], repeat: int) -> None:
+    speeds: dict[str, list[float]] = {"by statistics": [], "policy network": []}
+    savings: dict[str, list[float]] = {how: [] for how in speeds}
+    for _ in range(repeat):
+        by_number, sent, out = on_hosts(hosts, plain, folder)
+        between = sum(edge["traffic"]["between_hosts"]["bytes"] for edge in by_number["edges"])
+        for how, more in (("by statistics", {"placement": {"statistics": str(out)}}), ("policy network", NETWORK)):
+            report, fewer, _ = on_hosts(hosts, plain | more, folder)
+            same([by_number, report])
+            speeds[how].append(by_number["join_s"] / report["join_s"])
+            savings[how].append(sent / fewer)
+    for how, found in speeds.items():
+        of_ratio = [speed / saving for speed, saving in zip(found, savings[how], strict=True)]
+        print(
+            f"network: {name}, {how}: {shown(found)} x the throughput by number, {shown(savings[how])} x fewer bytes, "
+            f"{shown(of_ratio)} of that",
+            flush=True,
+        )
+    print(f"network: {name}, by number: {between:,} bytes between hosts by run.json, {sent:,} by counters", flush=True)
+
+
+def drift(folder: Path, size: Size, repeat: int) -> None:
+    seconds = size.seconds
+    write_streams(folder, seconds, size.rate, drift_s=max(1, seconds // 4))
+    plain = configured(folder, QUERIES["two joins"].format(w=size.within_s), "250ms")
+    epoch_s = max(1, seconds // 40)
+    still = job_of(plain)
+    for _ in range(repeat):
+        out = folder / f"drift{time.monotonic_ns()}"
+        out.mkdir()
+        job = job_of(plain | {"reorganization": {"policy": "network", "epoch": f"{epoch_s}s"}}, out)
+        report = run_local(job, False, 4)
+        same([report, run_local(still, False, 4)])
+        regrets = [event.amount for event in read_events(out) if event.kind == "regret"]
+        if not regrets:
+            raise SystemExit("drift: nothing was placed")
+        print(
+            f"drift: regret {statistics.mean(regrets):.1f} points on average, {statistics.median(regrets):.1f} in the median "
+            f"of {len(regrets)} reorganization epochs; {report['moves']:,} moves, {100 * local_share(report):.0f} % of the "
+            "bytes within ranks",
+            flush=True,
+        )
+
+
+PARTS: dict[str, Callable[[Path, Size, int], None]] = {
+    "counting": counting,
+    "cpu": cpu,
+    "network": network,
+    "drift": drift,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parse(parser, repeat=1)
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
+    for part, measure in PARTS.items():
+        if part in (args.parts or PARTS):
+            with tempfile.TemporaryDirectory() as folder:
+                measure(Path(folder), SIZES[args.tiny], args.repeat)
+
+
+if __name__ == "__main__":
+    main()
