@@ -28,7 +28,7 @@ from swjoin.core.errors import UserError, how_to_install
 from swjoin.policy.partitioning import has_metis
 from swjoin.policy.placement import decisive, place
 from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
-from swjoin.runtime.task_graph_file import Counts, shown
+from swjoin.runtime.task_graph_file import Counts, json_of, machines_of, shown
 
 _LOG = logging.getLogger(__name__)
 MOST_MACHINES = 65_536
@@ -40,9 +40,11 @@ def run_place(args: argparse.Namespace) -> int:
         raise UserError(f"-k {args.machines}: must be from 1 to {MOST_MACHINES:,}")
     if args.imbalance < 1:
         raise UserError(f"--imbalance {args.imbalance:g}: must be at least 1, the fullest machine's work over the mean")
-    counts = Counts.read(Path(args.graph), args.machines)
-    history = [Counts.read(Path(path), None) for path in args.history]
-    graph, machines = counts.graph(), Machines.alike(args.machines)
+    path = Path(args.graph)
+    plain = json_of(path)
+    counts, machines = Counts.parsed(path, plain, args.machines), machines_of(path, plain, args.machines)
+    history = [Counts.read(Path(other), None) for other in args.history]
+    graph = counts.graph()
     basis = decisive(counts.with_history(history).graph() if history else graph)
     if args.policy == "network" and not has_metis():
         _LOG.info("pymetis is missing, placed without METIS; %s", how_to_install("placement"))
@@ -50,11 +52,14 @@ def run_place(args: argparse.Namespace) -> int:
         machine_of = place(basis, machines, PlacementConfig(args.policy, args.objective, args.imbalance))
     found, reached = cost(graph, machine_of, machines), cost(basis, machine_of, machines).fullest_ratio
     if reached > args.imbalance * (1 + 1e-12) and args.policy == "network":
-        _LOG.warning("the bound %g cannot be kept, %.4g is reached: %s", args.imbalance, reached, _why(basis, args))
+        _LOG.warning("the bound %g cannot be kept, %.4g is reached: %s", args.imbalance, reached, _why(basis, machines, args))
     if args.json:
-        print(json.dumps(_plain(graph, machine_of, found, (args.imbalance, reached)), indent=2, allow_nan=False))
+        plain = _plain(graph, machine_of, found, (args.imbalance, reached))
+        if machines.several_hosts:
+            plain |= {"host_tuples": found.host_tuples, "host_bytes": found.host_bytes}
+        print(json.dumps(plain, indent=2, allow_nan=False))
     else:
-        print("\n".join(_lines(found, machine_of, args, reached)))
+        print("\n".join(_lines(found, machine_of, args, (machines, reached))))
     return 0
 
 
@@ -85,16 +90,21 @@ def _plain(graph: TaskGraph, machine_of: I64, found: Cost, bound: tuple[float, f
     }
 
 
-def _lines(found: Cost, machine_of: I64, args: argparse.Namespace, reached: float) -> list[str]:
-    count, mean = args.machines, found.load.sum() / args.machines
-    tasks = np.bincount(machine_of, minlength=count)
-    table = [["machine", "tasks", "work / mean"]]
-    table += [[str(m), f"{tasks[m]:,}", f"{found.load[m] / mean if mean else 1:.3f}"] for m in range(min(count, _MOST_LINES))]
+def _lines(found: Cost, machine_of: I64, args: argparse.Namespace, on: tuple[Machines, float]) -> list[str]:
+    """on: the machines, and how full the fullest one is."""
+    machines, reached = on
+    count, mean = args.machines, found.load.sum() / args.machines * machines.shares
+    tasks, alike = np.bincount(machine_of, minlength=count), bool((machines.speed == machines.speed[0]).all())
+    table = [["machine", "tasks", f"work / {'mean' if alike else 'share'}"]]
+    table += [
+        [str(m), f"{tasks[m]:,}", f"{found.load[m] / mean[m] if mean[m] else 1:.3f}"] for m in range(min(count, _MOST_LINES))
+    ]
     more = [f"and {count - _MOST_LINES:,} more machines"] if count > _MOST_LINES else []
     rows = [
         ("network tuples", _share(found.network_tuples, found.total_tuples)),
         ("network bytes", _share(found.network_bytes, found.total_bytes)),
-        ("fullest machine", f"{found.fullest_ratio:.3f} of the mean"),
+        *([("between hosts", _share(found.host_bytes, found.total_bytes))] if machines.several_hosts else []),
+        ("fullest machine", f"{found.fullest_ratio:.3f} of {'the mean' if alike else 'its share'}"),
         ("bound", f"{args.imbalance:g} asked, {reached:.3f} reached" + (" by the history" if args.history else "")),
         ("assignment", "--json has the machine of each task"),
     ]
@@ -105,13 +115,14 @@ def _share(part: int, of: int) -> str:
     return f"{part:,} of {of:,}" + (f" ({100 * part / of:.1f} %)" if of else "")
 
 
-def _why(graph: TaskGraph, args: argparse.Namespace) -> str:
+def _why(graph: TaskGraph, machines: Machines, args: argparse.Namespace) -> str:
     """The reason that no placement keeps the bound, if there is one that can be named."""
     mean = int(graph.work_ns.sum()) / args.machines
-    pinned = np.bincount(graph.pinned[graph.pinned >= 0], graph.work_ns[graph.pinned >= 0], args.machines)
+    of_machine = np.bincount(graph.pinned[graph.pinned >= 0], graph.work_ns[graph.pinned >= 0], args.machines)
+    pinned = of_machine / machines.shares
     heaviest = int(np.argmax(graph.work_ns))
     most = int(graph.work_ns[heaviest])
-    if most > args.imbalance * mean:
+    if most > args.imbalance * mean * machines.shares.max():
         return f"task {shown(graph.tasks[heaviest])} alone has {most / mean:.4g} times the mean work of a machine"
     if pinned.max() > args.imbalance * mean:
         return f"tasks pinned to machine {np.argmax(pinned)} have {pinned.max() / mean:.4g} times the mean work of a machine"

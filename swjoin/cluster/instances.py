@@ -39,7 +39,8 @@ from swjoin.routing.hash_partition import GroupMap
 @dataclass(frozen=True)
 class Instances:
     """subclusters: instances of every stage, and the slave ranks that play them. first_epoch: the distribution epoch with which
-    this incarnation of the run begins. group_maps: by stage, indexes of the instances that own its partition-groups then."""
+    this incarnation of the run begins. group_maps: by stage, indexes of the instances that own its partition-groups then.
+    hosts: numbers of those of the slave ranks; none: they have one, or it is not known."""
 
     config: RunConfig
     logical: LogicalPlan
@@ -48,6 +49,7 @@ class Instances:
     subclusters: Subclusters
     first_epoch: int
     group_maps: tuple[GroupMap, ...]
+    hosts: tuple[int, ...] = ()
 
     @staticmethod
     def of(
@@ -132,7 +134,7 @@ class Instances:
             for edge in self.stages.edges
             if isinstance(edge.sender, Stage) and isinstance(edge.receiver, Stage)
         }
-        return Teams.of(ends, self.subclusters.ranks, self.config.cluster.partition_count)
+        return Teams.of(ends, self.subclusters.ranks, self.config.cluster.partition_count, self.hosts)
 
     @cached_property
     def skewed_joins(self) -> tuple[SkewedJoin, ...]:

@@ -117,12 +117,21 @@ class Partitioner(Protocol):
     def __call__(self, parts: Parts, seed: int) -> I64 | None: ...
 
 
-def best_partition(parts: Parts, seed: int, attempts: int = SEEDS, known: Iterable[I64] = ()) -> I64:
-    """The machine of each vertex, int64 (n,). attempts: seeds that are tried at most. known: partitions that it must not be
-    worse than; of equals they come last."""
-    partitioners: tuple[Partitioner, ...] = (metis, multilevel)
+class Effort(NamedTuple):
+    """seeds: that are tried at most. with_metis: METIS may print remarks on standard output."""
+
+    seeds: int = SEEDS
+    with_metis: bool = True
+
+
+THOROUGH = Effort()
+
+
+def best_partition(parts: Parts, seed: int, known: Iterable[I64] = (), effort: Effort = THOROUGH) -> I64:
+    """The machine of each vertex, int64 (n,). known: partitions that it must not be worse than; of equals they come last."""
+    partitioners: tuple[Partitioner, ...] = (metis, multilevel) if effort.with_metis else (multilevel,)
     small = len(parts.free) <= MOST_EXACT
-    seeds = 1 if small else min(attempts, max(1, SEEDS * _SEEDED**2 // parts.size**2))
+    seeds = 1 if small else min(effort.seeds, max(1, SEEDS * _SEEDED**2 // parts.size**2))
     found = [a for i in range(seeds) for by in partitioners if (a := by(parts, seed * SEEDS + i)) is not None]
     found = sorted([*found, *known], key=parts.rank)
     if small:

@@ -18,12 +18,14 @@ import numpy as np
 
 from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
-from swjoin.policy.partitioning import SEEDS, Csr, Parts, attached, best_partition, least_full, scaled
+from swjoin.policy.partitioning import THOROUGH, Csr, Effort, Parts, attached, best_partition, least_full, scaled
 from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
 
 _ROUNDS = 8  # of merges at no loss
 _HYSTERESIS = 0.2  # by which savings have to exceed the state that moves, so that equal placements do not alternate
-ATTEMPTS = 1  # while the master waits; the next epoch tries again
+IN_A_RUN = Effort(1, with_metis=False)  # while the master waits; the next epoch tries again
+BEFORE_A_RUN = Effort(with_metis=False)
+_IN_HOST = 0.1  # cost of a byte within a host, over that of one between hosts
 _MOVE_BYTES = 1 << 16  # that a move counts for besides its state: orders, acknowledgements, rows that wait
 _OVERFULL = 1.2  # work of the fullest machine over its share, above which it is relieved whatever the traffic
 
@@ -39,13 +41,14 @@ def place(
     settings: PlacementConfig,
     seed: int = 0,
     now: I64 | None = None,
-    attempts: int = SEEDS,
+    effort: Effort = THOROUGH,
 ) -> I64:
     """The machine of each task, int64 (t,): pinned tasks at theirs. now: int64 (t,), where the tasks are: the answer is no
-    worse, and machines are named such that little state moves. attempts: seeds that are tried at most."""
+    worse, and machines are named such that little state moves."""
     if settings.policy == "round_robin":
         return _by_id(graph, machines)
-    return _by_traffic(graph, machines, settings, (seed, attempts), now)
+    by = _by_hosts if machines.several_hosts else _by_traffic
+    return by(decisive(graph), machines, settings, (seed, effort), now)
 
 
 def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, seed: int, now: I64, *, busy: bool) -> I64:
@@ -56,7 +59,7 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
     machine that has far more work than its share is to be relieved in any case.
     """
     graph = decisive(graph)
-    target = place(graph, machines, settings, seed, now, ATTEMPTS)
+    target = place(graph, machines, settings, seed, now, IN_A_RUN)
     if (target == now).all():
         return now
     most = max(settings.imbalance, cost(graph, now, machines).fullest_ratio)
@@ -75,8 +78,10 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
     return found
 
 
-def _network(of: Cost, settings: PlacementConfig) -> int:
-    return of.network_bytes if settings.objective == "bytes" else of.network_tuples
+def _network(of: Cost, settings: PlacementConfig) -> float:
+    """What a placement costs; between machines that have a host each, all of what goes between them."""
+    between, apart = (of.network_bytes, of.host_bytes) if settings.objective == "bytes" else (of.network_tuples, of.host_tuples)
+    return apart + _IN_HOST * (between - apart)
 
 
 def _pays(graph: TaskGraph, now: I64, then: I64, machines: Machines, settings: PlacementConfig) -> bool:
@@ -92,8 +97,8 @@ def _saved(graph: TaskGraph, tasks: I64, now: I64, target: I64, machines: Machin
     """Bytes that a move of these tasks alone saves, by byte of their state."""
     moved = now.copy()
     moved[tasks] = target[tasks]
-    saved = cost(graph, now, machines).network_bytes - cost(graph, moved, machines).network_bytes
-    return saved / _moved_bytes(graph, tasks)
+    before, after = (_network(cost(graph, each, machines), PlacementConfig()) for each in (now, moved))
+    return (before - after) / _moved_bytes(graph, tasks)
 
 
 def _moved_bytes(graph: TaskGraph, tasks: I64) -> int:
@@ -133,10 +138,10 @@ def _by_id(graph: TaskGraph, machines: Machines) -> I64:
 
 
 def _by_traffic(
-    graph: TaskGraph, machines: Machines, settings: PlacementConfig, tries: tuple[int, int], now: I64 | None
+    graph: TaskGraph, machines: Machines, settings: PlacementConfig, search: tuple[int, Effort], now: I64 | None
 ) -> I64:
     """The least cut of real counts among the placements within the bound. Tasks are taken by id, not as they are listed."""
-    graph, count = decisive(graph), len(machines.speed)
+    count, (seed, effort) = len(machines.speed), search
     known = [_by_id(graph, machines), np.arange(len(graph.tasks), dtype=np.int64) % count]
     known = [np.where(graph.pinned >= 0, graph.pinned, k) for k in (known if now is None else [*known, now])]
     order = np.array(sorted(range(len(graph.tasks)), key=lambda i: (isinstance(graph.tasks[i], str), graph.tasks[i])), np.int64)
@@ -144,12 +149,49 @@ def _by_traffic(
     used = _machines_used(reduced, machines)
     parts, even = reduced.parts(machines, used, settings.imbalance)
     starts = [_renamed(k[order][reduced.root], used, count) for k in known]
-    found = best_partition(parts, *tries, known=[even, *starts])
+    found = best_partition(parts, seed, [even, *starts], effort)
     if now is not None and parts.rank(starts[-1])[:2] <= parts.rank(found)[:2]:
         return known[-1]
     machine_of = np.empty(len(order), np.int64)
     machine_of[order] = _completed(reduced, used[found], machines)
     return machine_of if now is None else _named_as(machine_of, now, graph, machines)
+
+
+def _by_hosts(
+    graph: TaskGraph, machines: Machines, settings: PlacementConfig, search: tuple[int, Effort], now: I64 | None
+) -> I64:
+    """On hosts first, by what goes between them, and then on the machines of each (spec KATTS 3.4)."""
+    assert machines.host is not None, "machines without hosts"
+    _, host_of = np.unique(machines.host, return_inverse=True)
+    hosts = Machines(np.bincount(host_of, machines.speed).astype(np.float64))
+    outer = replace(graph, pinned=np.where(graph.pinned >= 0, host_of[graph.pinned], -1))
+    at = _by_traffic(outer, hosts, settings, search, None if now is None else host_of[now])
+    found, total = np.empty(len(at), np.int64), int(graph.work_ns.sum())
+    for host in range(len(hosts.speed)):
+        tasks, mine = np.flatnonzero(at == host), np.flatnonzero(host_of == host)
+        if not len(tasks):
+            continue
+        index = np.full(len(host_of), -1, np.int64)
+        index[mine] = np.arange(len(mine))
+        part = graph.part(tasks)
+        part = replace(part, pinned=np.where(part.pinned >= 0, index[part.pinned], -1))
+        here = None
+        if now is not None:  # those that come are anywhere
+            here = np.where(index[now[tasks]] >= 0, index[now[tasks]], np.arange(len(tasks)) % len(mine))
+        share = hosts.shares[host] * total / len(hosts.speed)
+        room = max(1.0, settings.imbalance * share / max(1, int(part.work_ns.sum())))
+        inner = replace(settings, imbalance=min(room, 1e9))
+        found[tasks] = mine[_by_traffic(part, Machines(machines.speed[mine]), inner, search, here)]
+    if now is None or _rank(graph, found, machines, settings) < _rank(graph, now, machines, settings):
+        return found
+    return now
+
+
+def _rank(graph: TaskGraph, machine_of: I64, machines: Machines, settings: PlacementConfig) -> tuple[float, int, int]:
+    """Smaller is better: work beyond the bound, what goes between hosts, what goes between machines."""
+    of = cost(graph, machine_of, machines)
+    between = (of.host_bytes, of.network_bytes) if settings.objective == "bytes" else (of.host_tuples, of.network_tuples)
+    return max(of.fullest_ratio, settings.imbalance), *between
 
 
 class _Reduced(NamedTuple):

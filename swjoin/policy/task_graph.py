@@ -61,13 +61,20 @@ class TaskGraph:
 
 @dataclass(frozen=True)
 class Machines:
-    """speed: float64 (m,), positive; work is to be shared in proportion to it."""
+    """speed: float64 (m,), positive; work is to be shared in proportion to it. host: int64 (m,), a number for each host, where
+    several machines share some; None: all are equally far from each other."""
 
     speed: F64
+    host: I64 | None = None
 
     @classmethod
-    def alike(cls, count: int) -> Machines:
-        return cls(np.ones(count))
+    def alike(cls, count: int, host: I64 | None = None) -> Machines:
+        return cls(np.ones(count), host)
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether some machines are nearer to each other than others."""
+        return self.host is not None and 1 < len(np.unique(self.host)) < len(self.speed)
 
     @property
     def shares(self) -> F64:
@@ -80,9 +87,10 @@ class Machines:
 class Cost:
     """What a placement costs by the counts of a graph.
 
-    network_tuples, network_bytes: between machines. total_tuples, total_bytes: of all edges, loops among them. load: float64
-    (m,), work of each machine. fullest_ratio: work of the fullest over its share of all, 1 where there is no work. rsd:
-    standard deviation of load over share, relative to the mean, of all machines.
+    network_tuples, network_bytes: between machines. host_tuples, host_bytes: of these, between hosts. total_tuples,
+    total_bytes: of all edges, loops among them. load: float64 (m,), work of each machine. fullest_ratio: work of the fullest
+    over its share of all, 1 where there is no work. rsd: standard deviation of load over share, relative to the mean, of all
+    machines.
     """
 
     network_tuples: int
@@ -92,11 +100,15 @@ class Cost:
     load: F64
     fullest_ratio: float
     rsd: float
+    host_tuples: int
+    host_bytes: int
 
 
 def cost(graph: TaskGraph, machine_of: I64, machines: Machines) -> Cost:
     """machine_of: int64 (t,)."""
-    crosses = machine_of[graph.source] != machine_of[graph.target]
+    crosses = apart = machine_of[graph.source] != machine_of[graph.target]
+    if machines.host is not None:
+        apart = machines.host[machine_of][graph.source] != machines.host[machine_of][graph.target]
     load = np.bincount(machine_of, graph.work_ns, len(machines.speed)).astype(np.float64)
     # load * m / total is 1.03 where it is 103 of 100; load / (total / m) might be a little more
     total = float(load.sum())
@@ -109,6 +121,8 @@ def cost(graph: TaskGraph, machine_of: I64, machines: Machines) -> Cost:
         load,
         float(ratio.max()),
         float(ratio.std()),
+        _sum(graph.tuples, apart),
+        _sum(graph.nbytes, apart),
     )
 
 

@@ -199,6 +199,13 @@ class GatewayHost(Host):
     def number(self) -> int:
         return gateway_of(self.name)
 
+    def take_machines(self, names: Sequence[str]) -> None:
+        """Before `make`: the machines of the slave ranks."""
+        known = sorted(set(names))
+        if self.instances is not None:
+            hosts = tuple(known.index(name) for name in names) if len(known) > 1 else ()
+            self.instances = replace(self.instances, hosts=hosts)
+
     def _live_shares(self) -> list[dict[str, Any]]:
         """Of live streams that gateways share, how many can read each one, and where it begins, ready for JSON."""
         shared = [source for source in self.sources if is_shared(source)]

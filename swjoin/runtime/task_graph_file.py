@@ -1,6 +1,6 @@
 """A graph of tasks in a file, GRAPH.json or GRAPH.json.gz: what runs write, and what `swjoin place` and later runs read.
 
-What: `Counts`, a file's tasks and edges, checked; `whole`, work as whole numbers.
+What: `Counts`, a file's tasks and edges, checked; `machines_of`, its machines; `whole`, work as whole numbers.
 Why: the counts of an earlier run say which tasks should share a machine; a damaged file gets one line.
 Stays out: placements (`policy.placement`), what they cost (`policy.task_graph`).
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from swjoin.core.batch import I64
 from swjoin.core.errors import UserError, one_line
-from swjoin.policy.task_graph import TaskGraph, TaskId
+from swjoin.policy.task_graph import Machines, TaskGraph, TaskId
 
 _MOST_COUNT = (1 << 63) - 1
 
@@ -116,6 +116,29 @@ class Counts:
                     edges.append((here[source], here[target], tuples, nbytes))
         sums = [sum(parts) if all(isinstance(p, int) for p in parts) else math.fsum(parts) for parts in work]
         return Counts(self.ids, self.index, sums, self.state_bytes, self.pinned, edges)
+
+
+def machines_of(path: Path, plain: Any, count: int) -> Machines:
+    """The machines that a file's content lists, or so many alike. UserError for what are no machines, or another number."""
+    given = plain.get("machines") if isinstance(plain, dict) else None
+    if given is None:
+        return Machines.alike(count)
+    example = 'write [{"host": "a", "speed": 1}, ...]'
+    if not isinstance(given, list) or not all(isinstance(machine, dict) for machine in given):
+        _refuse(path, "its machines are no list of mappings", example)
+    if len(given) != count:
+        _refuse(path, f"lists {len(given)} machines", f"-k must be {len(given)}, not {count}")
+    speeds, hosts = [], []
+    for i, machine in enumerate(given):
+        speed, host = machine.get("speed", 1), machine.get("host", i)
+        if not isinstance(speed, int | float) or isinstance(speed, bool) or not 1e-6 <= speed <= 1e6:
+            _refuse(path, f"speed of machines[{i}] is {shown(speed)}", "write a number from 0.000001 to 1,000,000")
+        if not _is_id(host):
+            _refuse(path, f"host of machines[{i}] is {shown(host)}", "write a name or a whole number")
+        speeds.append(float(speed))
+        hosts.append(str(host))
+    names = sorted(set(hosts))
+    return Machines(np.array(speeds), np.array([names.index(host) for host in hosts], np.int64))
 
 
 def whole(amounts: list[int | float]) -> I64:

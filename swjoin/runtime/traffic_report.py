@@ -27,7 +27,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.storage import write_whole
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Stage
-from swjoin.policy.placement import place
+from swjoin.policy.placement import BEFORE_A_RUN, place
 from swjoin.policy.task_graph import Machines
 from swjoin.runtime.task_graph_file import Counts, json_of
 
@@ -143,8 +143,8 @@ def earlier_owners(instances: Instances) -> list[list[int]]:
     graph = counts.graph()
     for team in instances.teams.teams:
         tasks = np.concatenate([at[stage * groups : (stage + 1) * groups] for stage in team])
-        machines = Machines.alike(instances.subclusters.counts[team[0]])
-        machine_of = place(graph.part(tasks), machines, settings, instances.config.seed)
+        machines = Machines.alike(instances.subclusters.counts[team[0]], instances.teams.host_of(team))
+        machine_of = place(graph.part(tasks), machines, settings, instances.config.seed, effort=BEFORE_A_RUN)
         for i, stage in enumerate(team):
             owners[stage] = machine_of[i * groups : (i + 1) * groups].tolist()
     return owners

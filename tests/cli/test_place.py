@@ -31,7 +31,7 @@ def answer(swjoin: Any, *argv: object) -> dict[str, Any]:
     done = swjoin("place", *argv, "--json")
     assert done.code == 0, done.err
     found: dict[str, Any] = json.loads(done.out)
-    assert list(found) == KEYS
+    assert [key for key in found if not key.startswith("host_")] == KEYS
     assert list(found["bound"]) == ["asked", "reached"]
     return found
 
@@ -372,6 +372,55 @@ def test_files_that_cannot_be_read(swjoin: Any, tmp_path: Path) -> None:
 )
 def test_bad_options_are_refused_in_one_line(words: list[str], said: str, swjoin: Any, tmp_path: Path) -> None:
     done = swjoin("place", file(tmp_path, PAIRS), *words)
+    assert (done.code, done.out, len(done.err)) == (2, "", 1)
+    assert said in done.err[0]
+
+
+# ---------------------------------------------------------------- machines
+
+RING = [[i, (i + 1) % 8, 100 if i % 2 == 0 else 10, 1000 if i % 2 == 0 else 100] for i in range(8)]
+
+
+def test_machines_of_hosts(swjoin: Any, tmp_path: Path) -> None:
+    """What goes between hosts counts first, whichever machines they are."""
+    hosts = ["a", "b", "a", "b"]
+    graph = {"tasks": tasks(*range(8), work=1), "edges": RING, "machines": [{"host": host} for host in hosts]}
+    found = answer(swjoin, file(tmp_path, graph), "-k", 4)
+    assert (found["fullest_ratio"], found["network_tuples"], found["host_tuples"], found["host_bytes"]) == (1, 40, 20, 200)
+    done = swjoin("place", file(tmp_path, graph), "-k", 4)
+    assert "between hosts     200 of 4,400 (4.5 %)" in done.out.splitlines()
+    alone = answer(swjoin, file(tmp_path, {**graph, "machines": [{}] * 4}), "-k", 4)
+    assert "host_tuples" not in alone
+    assert alone["network_tuples"] == 40
+
+
+def test_machines_of_other_speeds(swjoin: Any, tmp_path: Path) -> None:
+    graph = {"tasks": tasks(*range(8), work=1), "edges": RING, "machines": [{"speed": 3}, {"speed": 1}]}
+    found = answer(swjoin, file(tmp_path, graph), "-k", 2)
+    assert list(found["assignment"].values()).count(0) == 6
+    assert (found["fullest_ratio"], found["network_tuples"]) == (1, 20)
+    done = swjoin("place", file(tmp_path, graph), "-k", 2)
+    assert [line.split() for line in done.out.splitlines()[:3]] == [
+        ["machine", "tasks", "work", "/", "share"],
+        ["0", "6", "1.000"],
+        ["1", "2", "1.000"],
+    ]
+    assert "fullest machine   1.000 of its share" in done.out
+
+
+@pytest.mark.parametrize(
+    ("machines", "said"),
+    [
+        ([{}] * 3, "lists 3 machines; -k must be 3, not 2"),
+        ({}, "its machines are no list of mappings"),
+        ([1, 2], "its machines are no list of mappings"),
+        ([{"speed": 0}, {}], "speed of machines[0] is 0; write a number"),
+        ([{}, {"speed": "fast"}], 'speed of machines[1] is "fast"'),
+        ([{"host": 1.5}, {}], "host of machines[0] is 1.5; write a name"),
+    ],
+)
+def test_machines_that_are_none(machines: Any, said: str, swjoin: Any, tmp_path: Path) -> None:
+    done = swjoin("place", file(tmp_path, {**PAIRS, "machines": machines}), "-k", 2)
     assert (done.code, done.out, len(done.err)) == (2, "", 1)
     assert said in done.err[0]
 

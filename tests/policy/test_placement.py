@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.policy import partitioning
-from swjoin.policy.placement import decisive, place, round_robin
+from swjoin.policy.placement import decisive, place, round_robin, suggest
 from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
 from tests.support.task_graphs import least_cut, task_graph
 
@@ -312,3 +313,78 @@ def test_the_policies() -> None:
     assert round_robin(7, 3).tolist() == [0, 1, 2, 0, 1, 2, 0]
     pinned = task_graph([1] * 5, [], pinned={0: 2})
     assert placed(pinned, 3, BY_ID)[0].tolist() == [2, 1, 2, 0, 1]
+
+
+# ---------------------------------------------------------------- hosts
+
+
+def _on_hosts(counts: Sequence[int], speeds: Sequence[float] = ()) -> Machines:
+    """So many machines on each host."""
+    host = np.repeat(np.arange(len(counts)), counts)
+    return Machines(np.array(speeds or [1.0] * len(host)), host)
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 1, 2), (4, 4)])
+def test_hosts_come_before_machines(counts: tuple[int, ...]) -> None:
+    """Chains of tasks stay on a host, and those that exchange most on a machine."""
+    machines = _on_hosts(counts)
+    size = 4 * len(machines.speed)
+    edges = [(8 * i + j, 8 * i + (j + 1) % 8, 100 if j % 2 == 0 else 10) for i in range(size // 4 // 2) for j in range(8)]
+    graph = task_graph([1] * size, edges)
+    found = cost(graph, place(graph, machines, PlacementConfig(imbalance=1.05)), machines)
+    if counts in ((2, 2), (4, 4)):
+        assert (found.host_tuples, found.fullest_ratio) == (0, 1)
+    flat = cost(graph, place(graph, Machines(machines.speed), PlacementConfig(imbalance=1.05)), machines)
+    assert found.host_bytes <= flat.host_bytes
+    assert found.host_bytes <= found.network_bytes
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000))
+def test_on_hosts_it_is_never_worse_than_staying(seed: int) -> None:
+    """By what goes between hosts, or by how full the fullest machine is."""
+    rng = np.random.default_rng(seed)
+    machines, count = _on_hosts((2, 3)), int(rng.integers(1, 25))
+    edges = [(*rng.integers(0, count, 2).tolist(), int(rng.integers(0, 50))) for _ in range(3 * count)]
+    pinned = {int(task): int(rng.integers(0, 5)) for task in rng.integers(0, count, 2)}
+    graph, now = task_graph(rng.integers(0, 9, count).tolist(), edges, pinned=pinned), rng.integers(0, 5, count)
+    now = np.where(graph.pinned >= 0, graph.pinned, now)
+    then = place(graph, machines, PlacementConfig(imbalance=1.2), now=now)
+    before, after = (cost(decisive(graph), at, machines) for at in (now, then))
+    assert (then[graph.pinned >= 0] == graph.pinned[graph.pinned >= 0]).all()
+    assert (max(after.fullest_ratio, 1.2), after.host_bytes) <= (max(before.fullest_ratio, 1.2), before.host_bytes)
+
+
+def test_machines_that_have_a_host_each_are_as_without_hosts() -> None:
+    graph = ring_of(40)
+    expected = place(graph, Machines.alike(4), NETWORK)
+    for host in (np.arange(4), np.zeros(4, np.int64)):
+        assert (place(graph, Machines(np.ones(4), host), NETWORK) == expected).all()
+
+
+# ---------------------------------------------------------------- moves
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000), busy=st.booleans())
+def test_suggestions_pay(seed: int, busy: bool) -> None:
+    """They save more than they move, or relieve a machine that is overfull; pinned tasks stay; twice is as once."""
+    rng = np.random.default_rng(seed)
+    count, machines = int(rng.integers(2, 30)), Machines.alike(3)
+    edges = [(*rng.integers(0, count, 2).tolist(), int(rng.integers(0, 1 << 20))) for _ in range(2 * count)]
+    graph = replace(
+        task_graph(rng.integers(1, 9, count).tolist(), edges, pinned={0: 2}), state_bytes=rng.integers(0, 1 << 22, count)
+    )
+    now = np.concatenate([[2], rng.integers(0, 3, count - 1)])
+    config = PlacementConfig(horizon=float(rng.choice([0.1, 1, 10])))
+    then = suggest(graph, machines, config, 1, now, busy=busy)
+    before, after = (cost(graph, at, machines) for at in (now, then))
+    assert then[0] == 2
+    if (then == now).all():
+        return
+    moved = int(graph.state_bytes[then != now].sum())
+    pays = (before.network_bytes - after.network_bytes) * config.horizon > 1.2 * moved
+    relieves = busy and before.fullest_ratio > 1.2 and after.fullest_ratio < before.fullest_ratio
+    assert pays or relieves
+    assert after.fullest_ratio <= max(config.imbalance, before.fullest_ratio)
+    assert (suggest(graph, machines, config, 1, then, busy=False) == then).all() or relieves

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.workloads.expected_results import digest_of_files
@@ -144,6 +147,34 @@ def test_a_slow_network(make: Callable[..., Hosts], tmp_path: Path) -> None:
     _same(config, report, tmp_path)
     tuples = 2 * 20_000 * 3
     assert report["wall_s"] > 0.8 * tuples * 32 * 8 / 20e6, "payloads alone, to slaves on other hosts"
+
+
+def test_stages_are_placed_by_hosts(make: Callable[..., Hosts], tmp_path: Path) -> None:
+    """By an earlier run's traffic: what still goes between ranks mostly stays on their host."""
+    rng = np.random.default_rng(5)
+    for name in "abc":
+        k, ts = rng.integers(0, 80, 4_000), np.sort(rng.integers(0, 20_000_000, 4_000))
+        pq.write_table(pa.table({"ts": ts, "k": k, "v": (37 * k + 11) % 101}), tmp_path / f"{name}.parquet")
+    inputs = {name: {"path": str(tmp_path / f"{name}.parquet"), "time": "ts", "time_unit": "us"} for name in "abc"}
+    sql = (
+        "SELECT a.k AS k, c.v AS v FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts - INTERVAL '1' SECOND AND a.ts + INTERVAL "
+        "'1' SECOND JOIN c ON a.v = c.v AND c.ts BETWEEN a.ts - INTERVAL '0.2' SECOND AND a.ts + INTERVAL '0.2' SECOND"
+    )
+    cluster = {"strategy": "query", "distribution_epoch": "500ms"}
+    plain = {"inputs": inputs, "queries": [{"name": "q", "sql": sql}], "cluster": cluster, "sink": {"kind": "count"}}
+    hosts, answers, between = make(), set(), []
+    for number, more in enumerate(({}, {"placement": {"statistics": str(tmp_path / "0")}})):
+        config = _config(tmp_path, plain | more)
+        code, said, err = hosts.run(_line(config, hosts, 6, tmp_path / str(number)), ROOT, 150)
+        assert code == 0, said + err
+        report = _report(tmp_path / str(number))
+        answers.add((report["results"]["count"], report["results"]["digest"]))
+        (edge,) = (edge for edge in report["edges"] if edge["from"] == "join 1")
+        between.append({way: sums["bytes"] / edge["bytes"] for way, sums in edge["traffic"].items()})
+    assert len(answers) == 1
+    assert between[0]["between_hosts"] > 0.3
+    assert between[1]["between_hosts"] < 0.05
+    assert between[1]["local"] > 0.8
 
 
 def test_doctor_sees_hosts_and_their_network(make: Callable[..., Hosts], tmp_path: Path) -> None:

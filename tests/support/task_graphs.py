@@ -38,7 +38,9 @@ def task_graph(
     nbytes = np.array([min(10 * n, (1 << 63) - 1) for _, _, n in edges], np.int64)
     names = tuple(range(len(work))) if ids is None else tuple(ids)
     source, target, tuples = columns
-    return TaskGraph(names, np.array(work, np.int64), none, fixed, source, target, tuples, nbytes, none[:0])
+    return TaskGraph(
+        names, np.array(work, np.int64), none, fixed, source, target, tuples, nbytes, np.zeros(len(nbytes), np.int64)
+    )
 
 
 def least_cut(graph: TaskGraph, speeds: Sequence[int], imbalance: Fraction) -> tuple[int, int]:

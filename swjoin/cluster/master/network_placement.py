@@ -20,7 +20,7 @@ from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import GroupLoads, nothing_sent
 from swjoin.core.ids import GroupId, SlaveId
-from swjoin.policy.placement import ATTEMPTS, place, suggest
+from swjoin.policy.placement import IN_A_RUN, place, suggest
 from swjoin.policy.reorganization import Suggestion
 from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
@@ -31,20 +31,27 @@ _SAME = 0.2  # ranks within this of the mean speed count as alike
 
 class Teams(NamedTuple):
     """ends: of every edge between stages, its sender and its receiver. teams: stages that the same slave ranks play, of which
-    some send to others. groups: partition-groups of a stage."""
+    some send to others. groups: partition-groups of a stage. hosts: numbers of the hosts of each team's ranks; none: they share
+    one, or are not known."""
 
     ends: Mapping[int, tuple[int, int]]
     teams: tuple[tuple[int, ...], ...]
     groups: int
+    hosts: tuple[tuple[int, ...], ...] = ()
 
     @staticmethod
-    def of(ends: Mapping[int, tuple[int, int]], ranks: Sequence[range], groups: int) -> Teams:
-        """ranks: by stage."""
+    def of(ends: Mapping[int, tuple[int, int]], ranks: Sequence[range], groups: int, hosts: Sequence[int] = ()) -> Teams:
+        """ranks: by stage. hosts: of all slave ranks."""
         found: dict[range, list[int]] = {}
         for stage, mine in enumerate(ranks):
             found.setdefault(mine, []).append(stage)
         teams = [stages for stages in found.values() if any(ends_in(pair, stages) for pair in ends.values())]
-        return Teams(ends, tuple(map(tuple, teams)), groups)
+        of_teams = [tuple(hosts[ranks[team[0]].start : ranks[team[0]].stop]) for team in teams] if hosts else []
+        return Teams(ends, tuple(map(tuple, teams)), groups, tuple(of_teams))
+
+    def host_of(self, team: Sequence[int]) -> I64 | None:
+        """As of `policy.task_graph.Machines`."""
+        return np.array(self.hosts[self.teams.index(tuple(team))], np.int64) if self.hosts else None
 
 
 def ends_in(pair: tuple[int, int], stages: Sequence[int]) -> bool:
@@ -102,7 +109,8 @@ class NetworkPlacement:
     def _of_team(self, stages: Sequence[int], controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
         loads = [controllers[stage].measured or [] for stage in stages]
         speeds = [np.array([load.speed for load in of_stage]) for of_stage in loads]
-        machines = Machines(_steps(np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)))
+        by_rank = np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)
+        machines = Machines(_steps(by_rank), self._teams.host_of(stages))
         busy = max(load.busy_ratio for of_stage in loads for load in of_stage) > _BUSY
         now = np.concatenate([controllers[stage].map.owner for stage in stages])
         pinned = np.full(len(now), -1, np.int64)
@@ -158,7 +166,7 @@ class NetworkPlacement:
         text = f"{crosses:.1f} % of the bytes between stages are between ranks, {expected:.1f} % expected, {moves} moves"
         self._notes.append(Placed("placed", expected, text))
         last = self._graph(stages, list(self._slices)[-1:], graph.pinned)
-        best = cost(last, place(last, machines, self._settings, self._seed, now, ATTEMPTS), machines)
+        best = cost(last, place(last, machines, self._settings, self._seed, now, IN_A_RUN), machines)
         seen = cost(last, now, machines)
         regret = 100 * max(0, seen.network_bytes - best.network_bytes) / max(1, seen.total_bytes)  # the bound may cost more
         self._notes.append(Placed("regret", regret, "points above the best placement for the last reorganization epoch"))

@@ -236,6 +236,7 @@ class MasterRank(Rank):
         from swjoin.checkpoint.checkpointers import shares
 
         slave_count = self.take_roles(channel).slave_ranks
+        role_host.gateway.take_machines(self.slave_machines(channel))
         self.begin_attempt()
 
         def start() -> dict[str, Any]:

@@ -117,6 +117,17 @@ class Rank:
         self.where = self.place[0] = f"rank {channel.rank} ({self.roles.name_of(channel.rank)}) on {platform.node()}"
         return self.roles
 
+    def slave_machines(self, channel: Channel) -> list[str]:
+        """With all other ranks: the names of the machines of the ranks with instances. After `take_roles`."""
+        mine, shared = platform.node(), None
+        if channel.rank == ROOT:
+            names = [mine, *(parse(channel.wait(rank, ENDPOINT))["machine"] for rank in range(1, channel.size))]
+            shared = json.dumps({"machines": names})
+        else:
+            channel.send_json({"machine": mine}, ROOT, ENDPOINT)
+        names = json.loads(channel.broadcast(shared, ROOT))["machines"]
+        return [names[rank] for rank in range(channel.size) if self.roles.slave_of(rank) is not None]
+
     def take_gateways(self, channel: Channel, count: int) -> RankMap:
         """The roles of all ranks with so many gateways, which may be fewer than configured."""
         self.job = replace(self.job, config=self.job.config.with_gateways(count))

@@ -167,10 +167,11 @@ class WorkerRank(Rank):
 
     def run(self, channel: Channel) -> None:
         self.take_roles(channel)
+        machine_names = self.slave_machines(channel)
         setup = agree(channel, ROOT, None)
         self.begin_attempt()
         sinks = self._sinks_of(channel)
-        gateways = self._gateways_of(channel, setup)
+        gateways = self._gateways_of(channel, {**setup, "machine_names": machine_names})
         slaves = self._slaves(channel, setup)
         instances = instances_of(self.job, self.roles.slave_ranks)
         count = self.roles.slave_ranks if instances is None else instances.slave_count
@@ -245,6 +246,7 @@ class WorkerRank(Rank):
             host = self._gateways[number]
             if start is not None and host.checkpointer is None:
                 host.keep_checkpoints(folder)
+            host.take_machines(setup["machine_names"])
             host.make(RunClock(), self.roles.slave_ranks, manifest, start)
             if start is not None:
                 host.restore(manifest, np.array(setup["owner"], np.int64), setup["active"])
