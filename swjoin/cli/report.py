@@ -434,7 +434,7 @@ def _is_page(path: Path) -> bool:
 def run_report(args: argparse.Namespace) -> int:
     run_dir = Path(args.dir)
     target = run_dir / "report.html" if args.out is None else Path(args.out)
-    names = ("run.json", "verified.json", "simulation.json", "late.parquet", "metrics", "results")
+    names = ("run.json", "verified.json", "simulation.json", "traffic.json.gz", "late.parquet", "metrics", "results")
     refuse_inputs([("-o", target)], [*(run_dir / name for name in names), *_inputs(read_report(run_dir))])
     refuse_foreign(target, "-o", "page of swjoin report", _is_page)
     text = build(run_dir).text()

@@ -21,7 +21,7 @@ from swjoin.core.batch import I64
 from swjoin.core.data_messages import nothing_sent
 from swjoin.core.kernel_cache import kernel
 
-MOST_GROUPS = 1_024  # that are counted one by one: every edge has a matrix of them
+MOST_GROUPS = 512  # that are counted one by one: every edge of a sender has a matrix of them, 16 bytes a pair
 
 
 @dataclass

@@ -211,7 +211,10 @@ class StageInstance:
         assert step.pairs is not None, "a step without rows"
         rows = self._rows_of(step.pairs)
         if not self._shares_windows:
-            rows = replace(rows, key=np.full(len(rows), -1, np.int64) if step.origins is None else step.origins)
+            rows = replace(
+                rows,
+                key=np.full(len(rows), -1, np.int64) if step.origins is None else step.origins.astype(np.int64, copy=False),
+            )
         self.outlet.add_to_all(rows, _header(delivery))
         return self.outlet.serve()
 
