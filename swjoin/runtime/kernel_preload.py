@@ -37,7 +37,15 @@ from swjoin.cluster.role import (
 from swjoin.cluster.slave.results import receipts
 from swjoin.cluster.slave.slave import Slave
 from swjoin.cluster.wire import pack_delivery, unpack_delivery
-from swjoin.config.run import MeasureConfig, NodesConfig, OverloadConfig, ReorganizationConfig, RunConfig, TimeConfig
+from swjoin.config.run import (
+    MeasureConfig,
+    NodesConfig,
+    OverloadConfig,
+    PlacementConfig,
+    ReorganizationConfig,
+    RunConfig,
+    TimeConfig,
+)
 from swjoin.core.batch import LEFT, PayloadRows, RowLayout, SourceBatch, TupleBatch
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.data_messages import Delivery
@@ -50,6 +58,8 @@ from swjoin.plan.columns import BoundStep
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
+from swjoin.policy.placement import suggest
+from swjoin.policy.task_graph import Machines, TaskGraph
 from swjoin.routing.hot_keys import HotKey
 from swjoin.runtime.host import settled
 from swjoin.state.payload_store import PAGE_ROWS
@@ -162,6 +172,8 @@ def load_slave_kernels(
 def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] | None = None) -> None:
     """Run a plan over two rows of every source, with one instance of each stage."""
     with report_compilations(on_compile):
+        if instances.config.reorganization.policy == "network":
+            _place_some()  # while the run goes on, the master has no time to compile
         config = _alone(instances.config)
         relaxed = dataclasses.replace(config, time=TimeConfig("event", 1_000_000, "drop"), pace="asap")
         small = instances.at(relaxed, 1)
@@ -187,6 +199,15 @@ def load_plan_kernels(instances: Instances, on_compile: Callable[[int], object] 
                     effects = settled(roles, name, role.handle(WorkDue(), 0), 0)
                     for receipt in receipts(role.results, effects):
                         role.handle(receipt, 0)
+
+
+def _place_some() -> None:
+    """More tasks than are placed by trying all ways, on two hosts of two machines."""
+    count = 40
+    tasks, nothing = np.arange(count), np.zeros(count, np.int64)
+    graph = TaskGraph(tuple(range(count)), tasks + 1, nothing, nothing - 1, tasks, (tasks + 1) % count, tasks, tasks, nothing)
+    machines = Machines.alike(4, np.array([0, 0, 1, 1]))
+    suggest(graph, machines, PlacementConfig(horizon=1e9), 0, tasks % 4, busy=False)
 
 
 def _without_functions(instances: Instances) -> Instances:
