@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.cluster.instances import Instances
+from swjoin.cluster.master import network_placement
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.network_placement import NetworkPlacement, Teams
 from swjoin.cluster.ranks import RankMap
@@ -249,13 +250,15 @@ def _loads(count: int, speed: float = 1.0) -> list[SlaveLoad]:
     return [SlaveLoad(s, 0.0, nothing, 0.1, nothing, nothing, speed) for s in range(count)]  # type: ignore[arg-type]
 
 
-def _placement() -> tuple[NetworkPlacement, list[Controller]]:
+def _placement(window_bytes: int = 1 << 30) -> tuple[NetworkPlacement, list[Controller]]:
     """Two stages of six partition-groups on two slaves, of which group g of the first one sends to g + 1 of the second."""
     config = shape_config(cluster={"partition_count": 6, "distribution_epoch_us": 300})
     controllers = [Controller(config, 2, stage, 2) for stage in range(2)]
     for controller in controllers:
         controller.measured = _loads(2)
-    return NetworkPlacement(Teams.of({4: (0, 1)}, [range(2), range(2)], 6), PlacementConfig(slices=1), 1), controllers
+    return NetworkPlacement(
+        Teams.of({4: (0, 1)}, [range(2), range(2)], 6), PlacementConfig(slices=1), 1, window_bytes
+    ), controllers
 
 
 def _report(placement: NetworkPlacement, nbytes: int, *, slaves: int = 2, state: int = 0) -> None:
@@ -290,6 +293,28 @@ def test_moves_that_do_not_pay_are_not_made(nbytes: int, state: int) -> None:
     _report(placement, nbytes, state=state)
     assert placement.suggested(controllers) == []
     assert placement.suggested(controllers) == []  # nothing was reported
+
+
+@pytest.mark.parametrize(("window_bytes", "most"), [(8_000, 4), (100, 3)])
+def test_no_instance_is_filled_beyond_half_of_its_limit(window_bytes: int, most: int) -> None:
+    """Or beyond what it holds: partition-groups have 1,000 bytes each, and three are at every slave at first."""
+    placement, controllers = _placement(window_bytes)
+    for _ in range(3):
+        _report(placement, 1 << 20, state=1_000)
+        for stage, s in placement.suggested(controllers):
+            controllers[stage].map = controllers[stage].map.moved(s.group, s.consumer)
+        assert max(np.bincount(controller.map.owner).max() for controller in controllers) <= most
+
+
+def test_moves_into_full_instances_are_left_out(monkeypatch: Monkey) -> None:
+    """Those with most state first."""
+    placement, controllers = _placement(window_bytes=10_000)
+    _report(placement, 1 << 20)
+    placement._open.state_bytes[:] = [[3_000, 0, 2_000, 0, 1_000, 0]] * 2
+    to_one = np.ones(12, np.int64)
+    monkeypatch.setattr(network_placement, "suggest", lambda *_, **__: to_one)
+    moves = placement.suggested(controllers)
+    assert [(stage, int(s.group)) for stage, s in moves] == [(0, 2), (0, 4), (1, 2), (1, 4)]
 
 
 def test_nothing_moves_before_all_senders_have_told() -> None:

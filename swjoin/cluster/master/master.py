@@ -94,7 +94,8 @@ class Master:
         self.scaling = UnitScaling(scaled, config.reorganization.scaling) if scaled else None
         self.network = None
         if config.reorganization.policy == "network" and teams is not None:
-            self.network = NetworkPlacement(teams, config.reorganization.placement, config.seed)
+            placement = config.reorganization.placement
+            self.network = NetworkPlacement(teams, placement, config.seed, config.module.window_bytes)
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
         self._wanted: dict[RoleId, EpochWanted] = {}  # by gateways that are ready for the next epoch

@@ -26,6 +26,7 @@ from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
 _BUSY = 0.75  # share of time in its joins from which a rank counts as busy, as in `policy.reorganization.balanced`
 _STEPS = 4  # in which speeds of ranks differ, of that of the mean: measured ones are noisy, and partitions are matched by them
+_FILLED = 0.5  # of the limit of an instance's windows, up to which moves may fill it
 _SAME = 0.2  # ranks within this of the mean speed count as alike
 
 
@@ -78,10 +79,11 @@ class Placed(NamedTuple):
 
 
 class NetworkPlacement:
-    """One for a run with policy `network`. seed: of placements."""
+    """One for a run with policy `network`. seed: of placements. window_bytes: limit of the state of an instance."""
 
-    def __init__(self, teams: Teams, settings: PlacementConfig, seed: int) -> None:
+    def __init__(self, teams: Teams, settings: PlacementConfig, seed: int, window_bytes: int) -> None:
         self._teams, self._settings, self._seed = teams, settings, seed
+        self._most_bytes = _FILLED * window_bytes
         self._slices: deque[_Slice] = deque(maxlen=settings.slices)
         self._open = self._new_slice()
         self._notes: list[Placed] = []
@@ -122,15 +124,31 @@ class NetworkPlacement:
         if not graph.tuples.any() or not self._known(stages, controllers):
             return []
         then = suggest(graph, machines, self._settings, self._seed, now, busy=busy)
+        then = self._within_memory(graph.state_bytes, now, then, len(machines.speed))
         self._note(stages, now, then, graph, machines)
         moves = []
         for at in np.flatnonzero(now != then).tolist():
             i, group = divmod(at, self._teams.groups)
-            reason = (
-                f"traffic: {int(graph.nbytes[(graph.source == at) | (graph.target == at)].sum())} bytes an epoch with others"
-            )
+            nbytes = int(graph.nbytes[(graph.source == at) | (graph.target == at)].sum())
+            reason = f"traffic: {nbytes} bytes an epoch with others"
             moves.append((stages[i], Suggestion(GroupId(group), SlaveId(int(now[at])), SlaveId(int(then[at])), reason)))
         return moves
+
+    def _within_memory(self, state_bytes: I64, now: I64, then: I64, count: int) -> I64:
+        """Without the moves that would fill an instance too much, and more than it is: those with most state first. count:
+        machines of the team."""
+        groups, found = self._teams.groups, then.copy()
+        for first in range(0, len(now), groups):
+            span = slice(first, first + groups)
+            before = np.bincount(now[span], state_bytes[span], count)
+            for machine in range(count):
+                coming = first + np.flatnonzero((found[span] == machine) & (now[span] != machine))
+                for task in coming[np.argsort(-state_bytes[coming], kind="stable")].tolist():
+                    held = int(state_bytes[span][found[span] == machine].sum())
+                    if held <= max(self._most_bytes, before[machine]):
+                        break
+                    found[task] = now[task]
+        return found
 
     def _known(self, stages: Sequence[int], controllers: Sequence[Controller]) -> bool:
         """Whether every slave that sends within the team has reported: before that, counts say who was first."""
