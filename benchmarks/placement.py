@@ -1,6 +1,12 @@
 """Placement by measured traffic: what counting costs, what it is worth where links are slow, and how it follows a drift.
 
-Usage: python -m benchmarks.placement [counting] [cpu] [network] [drift] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.placement [graphs] [counting] [cpu] [network] [drift] [--repeat 3] [--tiny]
+graphs: the published task graphs of KATTS that are at hand, 12 machines, tuples over the network in percent: by id modulo 12,
+by the paper's partitions, and by ours; by a slice's own counts, and by those of one, two and three slices before; the fullest
+machine; milliseconds a placement. Claims hold by these rules: (abs) 40 to 99 % fewer than by id, on every slice; (F3-1)
+SRBench: at most 1 % by own counts and by one slice before, with the bound 1.06; (F3-2) OpenGov: by id at least twice as many;
+(F3-3) two and three slices before are no better than one; (F4) the received load, placed by one slice before, varies more
+(standard deviation over mean, K - 1) than by id.
 Two joins by different keys, or a join and an aggregate by another key: 80 keys, of which one follows from the other, 40 bytes a
 row between stages, 60 partition-groups, count and digest compared in every turn.
 counting: the run in one process, two threads, over the same without counts between partition-groups.
@@ -35,11 +41,16 @@ import pyarrow.parquet as pq
 from benchmarks import ROOT, parse
 from swjoin.cluster.traffic import Traffic
 from swjoin.config.job import Job
+from swjoin.config.sections import PlacementConfig
 from swjoin.connectors.files.run_folder import read_events
+from swjoin.core.batch import I64
 from swjoin.frontends.configured import job_of_query
 from swjoin.operators.window_join import WindowJoinOperator
+from swjoin.policy.placement import place
+from swjoin.policy.task_graph import Machines, TaskGraph, cost
 from swjoin.runtime.in_process import run_local
 from tests.support.namespaces import Hosts, why_not
+from tests.support.task_graphs import KATTS, read_katts
 
 KEYS, HOSTS = 80, 4
 _LIMIT_S = 900.0
@@ -250,7 +261,122 @@ def drift(folder: Path, size: Size, repeat: int) -> None:
         )
 
 
+# ---------------------------------------------------------------- the published graphs
+
+_SLICES = {
+    "OpenGov": [f"opengov-2001-{month:02}" for month in range(1, 7)],
+    "SRBench days": [f"srbench-day-{day:02}" for day in (8, 9, 10)],
+    "SRBench hours": [f"srbench-hour-{hour:02}" for hour in range(12)],
+}
+_MACHINES, _BACK = Machines.alike(12), 3
+
+
+class Found(NamedTuple):
+    """Percent of the tuples that cross, work of the fullest machine over the mean, variation of the load."""
+
+    network: float
+    fullest: float
+    rsd: float
+
+
+def _figures(graph: TaskGraph, machine_of: I64) -> Found:
+    of = cost(graph, machine_of, _MACHINES)
+    rsd = 100 * float(of.load.std(ddof=1) / of.load.mean())
+    return Found(100 * of.network_tuples / of.total_tuples, of.fullest_ratio, rsd)
+
+
+def _summed(graphs: Sequence[TaskGraph]) -> TaskGraph:
+    """Slices of one query have the same tasks."""
+    work = np.sum([graph.work_ns for graph in graphs], axis=0)
+    ends = [np.concatenate([getattr(graph, name) for graph in graphs]) for name in ("source", "target", "tuples", "nbytes")]
+    return replace(graphs[0], work_ns=work, source=ends[0], target=ends[1], tuples=ends[2], nbytes=ends[3])
+
+
+def _paper(graph: TaskGraph, names: Sequence[str]) -> I64 | None:
+    """The published partition by these slices."""
+    partitions = json.loads((KATTS / "partitions.json").read_text())
+    key = names[0] if len(names) == 1 else f"{names[0]}-{names[-1].rpartition('-')[2]}"
+    found = partitions.get(key, {}).get("assignment")
+    return None if found is None else np.array([found.get(str(task), 0) for task in graph.tasks], np.int64)
+
+
+def _by(how: str, graph: TaskGraph, names: Sequence[str]) -> I64 | None:
+    """A placement by the counts of these slices. how: `id`, `paper`, or the bound of ours."""
+    if how == "id":
+        return np.array([int(task) % 12 for task in graph.tasks], np.int64)
+    if how == "paper":
+        return _paper(graph, names)
+    settings = PlacementConfig(objective="tuples", imbalance=float(how))
+    return place(_summed([read_katts(name) for name in names]), _MACHINES, settings)
+
+
+def graphs(_folder: Path, _size: Size, _repeat: int) -> None:
+    heads = (
+        "graphs",
+        "placed by",
+        "own counts",
+        "1 before",
+        "2 before",
+        "3 before",
+        "fullest, own",
+        "load varies, 1 before",
+        "ms",
+    )
+    print("| " + " | ".join(heads) + " |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    means: dict[tuple[str, str], list[float]] = {}
+    lines: dict[tuple[str, str], list[list[Found]]] = {}
+    for kind, names in _SLICES.items():
+        for how in ("id", "paper", "1.03", "1.06"):
+            columns: list[list[Found]] = [[] for _ in range(1 + _BACK)]
+            spent, calls = 0.0, 0
+            for at in range(len(names)):
+                graph = read_katts(names[at])
+                for back in range(1 + _BACK):
+                    given = names[at - back : at] if back else [names[at]]
+                    if at >= back and (how != "id" or not back):
+                        start = time.perf_counter()
+                        machine_of = _by(how, graph, given)
+                        spent, calls = spent + time.perf_counter() - start, calls + 1
+                        if machine_of is not None:
+                            columns[back].append(_figures(graph, machine_of))
+            shares = [statistics.mean(f.network for f in column) if column else float("nan") for column in columns]
+            means[kind, how], lines[kind, how] = shares, columns
+            texts = [f"{share:.1f}" if share == share else "-" for share in shares]
+            varies = statistics.mean(f.rsd for f in columns[1] or columns[0])
+            fullest = max(f.fullest for f in columns[0])
+            name = {"id": "id modulo 12", "paper": "the paper"}.get(how, f"ours, bound {how}")
+            print(
+                f"| {kind} | {name} | {' | '.join(texts)} | {fullest:.2f} | {varies:.1f} % | {1e3 * spent / calls:.0f} |",
+                flush=True,
+            )
+    _judge(means, lines)
+
+
+def _judge(means: dict[tuple[str, str], list[float]], lines: dict[tuple[str, str], list[list[Found]]]) -> None:
+    """By the rules at the top of this module, of the paper's partitions and of ours."""
+    for how, name in (("paper", "the paper's"), ("1.03", "ours")):
+        open_gov, by_id = means["OpenGov", how], means["OpenGov", "id"][0]
+        whole = "1.06" if how != "paper" else how
+        both = [(f, u) for kind in _SLICES for f, u in zip(lines[kind, how][0], lines[kind, "id"][0], strict=True)]
+        saved = [100 * (1 - f.network / u.network) for f, u in both]
+        days, hours = (max(means[kind, whole][:2]) for kind in ("SRBench days", "SRBench hours"))
+        of, by = lines["OpenGov", how][1], lines["OpenGov", "id"][0][1:]
+        varies = statistics.mean(f.rsd for f in of), statistics.mean(f.rsd for f in by)
+        verdicts = {
+            f"abs ({min(saved):.0f} to {max(saved):.0f} % fewer)": min(saved) >= 40,
+            f"F3-1 days ({days:.2f} % at most)": days <= 1,
+            f"F3-1 hours ({hours:.2f} % at most)": hours <= 1,
+            f"F3-2 ({by_id / open_gov[0]:.1f} times)": by_id >= 2 * open_gov[0],
+            f"F3-3 ({', '.join(f'{share:.1f}' for share in open_gov[1:])} %)": min(open_gov[2:]) >= open_gov[1],
+            f"F4 ({varies[0]:.1f} and {varies[1]:.1f} %)": varies[0] > varies[1],
+        }
+        shown_ = ", ".join(f"{claim} {'holds' if holds else 'does not hold'}" for claim, holds in verdicts.items())
+        print(f"graphs: {name} partitions: {shown_}", flush=True)
+
+
 PARTS: dict[str, Callable[[Path, Size, int], None]] = {
+    "graphs": graphs,
     "counting": counting,
     "cpu": cpu,
     "network": network,
