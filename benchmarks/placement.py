@@ -318,7 +318,7 @@ def graphs(_folder: Path, _size: Size, _repeat: int) -> None:
         "1 before",
         "2 before",
         "3 before",
-        "fullest, own",
+        "fullest",
         "load varies, 1 before",
         "ms",
     )
