@@ -361,7 +361,8 @@ class PlacementConfig:
     `bytes` or `tuples`. imbalance: how full the fullest machine may be, over its share of the work; where no placement is so
     even, the most even ones count. statistics: directory of an earlier run of the same query, by whose traffic partition-groups
     are placed at the start; None: by number. slices: with `reorganization.policy: network`, reorganization epochs of which the
-    traffic is expected to go on. horizon: for how many of them a move has to pay for the state that it moves.
+    traffic is expected to go on, each counting half as much as the one after it. horizon: for how many of them a move has to
+    pay for the state that it moves.
     """
 
     policy: Literal["network", "round_robin"] = "network"

@@ -26,6 +26,7 @@ from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
 _BUSY = 0.75  # share of time in its joins from which a rank counts as busy, as in `policy.reorganization.balanced`
 _STEPS = 4  # in which speeds of ranks differ, of that of the mean: measured ones are noisy, and partitions are matched by them
+_DECAY = 0.5  # of a slice, over the one after it
 _FILLED = 0.5  # of the limit of an instance's windows, up to which moves may fill it
 _SAME = 0.2  # ranks within this of the mean speed count as alike
 
@@ -157,24 +158,27 @@ class NetworkPlacement:
         return all((stage, slave) in reporters for stage in senders for slave in range(controllers[stage].slave_count))
 
     def _graph(self, stages: Sequence[int], slices: Sequence[_Slice], pinned: I64) -> TaskGraph:
-        """The partition-groups of a team, stage by stage, with counts of one slice on average."""
+        """The partition-groups of a team, stage by stage, with counts of one slice on average, where the newest counts most."""
         groups, edges = self._teams.groups, {e: pair for e, pair in self._teams.ends.items() if ends_in(pair, stages)}
         first, size = {stage: i * groups for i, stage in enumerate(stages)}, len(stages) * groups
         begin = np.zeros((2, 1 + max(edges)), np.int64)  # of sender and receiver of every edge
         for edge, pair in edges.items():
             begin[:, edge] = [first[stage] for stage in pair]
-        sent = np.concatenate([nothing_sent(), *(part for one in slices for part in one.sent)])
-        sent = sent[np.isin(sent[:, 0], list(edges)) & (sent[:, 1] >= 0) & (sent[:, 1] < groups) & (sent[:, 2] < groups)]
+        weights = _DECAY ** np.arange(len(slices))[::-1]
+        weights /= weights.sum()
+        parts = [(part, weight) for one, weight in zip(slices, weights, strict=True) for part in one.sent]
+        sent = np.concatenate([nothing_sent(), *(part for part, _ in parts)])
+        weight = np.concatenate([np.zeros(0), *(np.full(len(part), weight) for part, weight in parts)])
+        kept = np.isin(sent[:, 0], list(edges)) & (sent[:, 1] >= 0) & (sent[:, 1] < groups) & (sent[:, 2] < groups)
+        sent, weight = sent[kept], weight[kept]
         source, target = begin[0, sent[:, 0]] + sent[:, 1], begin[1, sent[:, 0]] + sent[:, 2]
         pairs, which = np.unique(source * size + target, return_inverse=True)
-        tuples, nbytes = np.zeros(len(pairs), np.int64), np.zeros(len(pairs), np.int64)
-        np.add.at(tuples, which, sent[:, 3])
-        np.add.at(nbytes, which, sent[:, 4])
-        tuples, nbytes = -(-tuples // len(slices)), -(-nbytes // len(slices))
-        work_ns = np.concatenate([sum(one.work_ns[stage] for one in slices) for stage in stages]) // len(slices)
+        tuples, nbytes = (np.bincount(which, weight * sent[:, column], len(pairs)) for column in (3, 4))
+        work = [sum(weight * one.work_ns[stage] for one, weight in zip(slices, weights, strict=True)) for stage in stages]
         state_bytes = np.concatenate([slices[-1].state_bytes[stage] for stage in stages])
         ids = tuple(range(size))
         nothing = np.zeros(len(pairs), np.int64)
+        work_ns, tuples, nbytes = (np.ceil(counts).astype(np.int64) for counts in (np.concatenate(work), tuples, nbytes))
         return TaskGraph(ids, work_ns, state_bytes, pinned, pairs // size, pairs % size, tuples, nbytes, nothing)
 
     def _note(self, stages: Sequence[int], now: I64, then: I64, graph: TaskGraph, machines: Machines) -> None:
