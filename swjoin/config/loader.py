@@ -134,7 +134,8 @@ def _named_tuple(kind: type, value: Any, where: str) -> Any:
 def _with_placement(data: dict[str, Any]) -> dict[str, Any]:
     """With the section `placement` where it belongs."""
     rest = {key: value for key, value in data.items() if key != "placement"}
-    of = rest.get("reorganization") or {}
+    of = rest.get("reorganization")
+    of = {} if of is None else of
     if not isinstance(of, dict):
         return rest
     if "placement" in of:

@@ -283,7 +283,8 @@ def least_full(parts: Parts, shares: F64) -> I64:
             break
         ratio = (load / shares).max()
         less = np.ceil(ratio * shares).astype(np.int64)
-        less[less / shares >= ratio] -= 1  # strictly less full
+        while (full := less / shares >= ratio).any():  # strictly less full; products of shares that are no binary fractions are
+            less[full] -= 1  # rounded either way
         less = np.maximum(less, parts.room)
         found = machine_of.copy()
         if (less < 0).any() or not _search(*no_edges, parts.work, parts.fixed, less, parts.alike, order, found, 1, nodes):

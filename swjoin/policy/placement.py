@@ -62,8 +62,9 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
     target = place(graph, machines, settings, seed, now, IN_A_RUN)
     if (target == now).all():
         return now
-    most = max(settings.imbalance, cost(graph, now, machines).fullest_ratio)
-    overfull = busy and most > _OVERFULL and cost(graph, target, machines).fullest_ratio < most
+    full = cost(graph, now, machines).fullest_ratio
+    most = max(settings.imbalance, full)
+    overfull = busy and full > max(_OVERFULL, settings.imbalance) and cost(graph, target, machines).fullest_ratio < full
     if overfull or _pays(graph, now, target, machines, settings):
         return target
     found = now

@@ -264,9 +264,17 @@ class GatewayHost(Host):
                 else:
                     self._late.abort()
 
-    def make(self, clock: RunClock, slave_count: int, manifest: Manifest | None = None, start: Start | None = None) -> None:
+    def make(
+        self,
+        clock: RunClock,
+        slave_count: int,
+        manifest: Manifest | None = None,
+        start: Start | None = None,
+        owners: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Make the gateway, at the start of its input. slave_count: of a plan, instances per stage. manifest: of the checkpoint
-        that is to be restored. start: of a run with checkpoints."""
+        that is to be restored. start: of a run with checkpoints. owners: of a plan's partition-groups, by stage, if the master
+        has told them."""
         self.clock = clock
         self._reads = _Reads(IdleDetector(self.job.config.time.idle_timeout_us))
         shared, dealt = shares(self.job.config, manifest), deals(self.job.config, manifest)
@@ -281,7 +289,7 @@ class GatewayHost(Host):
             number = None if self.job.config.gateway_count == 1 else self.number
             rows = None if self.checkpointer is None else self.checkpointer.late_rows
             self._late = LateSink(target, rows, self.names, number)
-        self.instances = instances_from(self.instances, self.job, slave_count, manifest)
+        self.instances = instances_from(self.instances, self.job, slave_count, manifest, owners)
         share = Share(self.number, dealt, shared and not dealt)
         if share.fixed:
             for source, of in zip(self.sources, self.live_shares, strict=True):
@@ -846,14 +854,21 @@ class CollectorHost(Host):
         return self.role.summary()
 
 
-def instances_from(instances: Instances | None, job: Job, width: int, manifest: Manifest | None) -> Instances | None:
-    """The instances of a job's plan as they go on from this checkpoint; None for the join of two streams."""
+def instances_from(
+    instances: Instances | None,
+    job: Job,
+    width: int,
+    manifest: Manifest | None,
+    agreed: Sequence[Sequence[int]] = (),
+) -> Instances | None:
+    """The instances of a job's plan as they go on from this checkpoint; None for the join of two streams. agreed: owners that
+    the master has told; none: they are found here."""
     if instances is None:
         return None
     config = job.config.fitted_to(width)
     owners = owners_of(manifest, config, instances.logical, width)
     if manifest is None:
-        owners = earlier_owners(instances.at(config, width))
+        owners = [list(mine) for mine in agreed] or earlier_owners(instances.at(config, width))
     return instances.at(config, width, first_epoch_of(manifest), owners)
 
 

@@ -128,15 +128,15 @@ def machines_of(path: Path, plain: Any, count: int) -> Machines:
         _refuse(path, "its machines are no list of mappings", example)
     if len(given) != count:
         _refuse(path, f"lists {len(given)} machines", f"-k must be {len(given)}, not {count}")
-    speeds, hosts = [], []
+    speeds, hosts = [], list[tuple[str, str]]()  # those without a name are different from all that have one
     for i, machine in enumerate(given):
-        speed, host = machine.get("speed", 1), machine.get("host", i)
+        speed, host = machine.get("speed", 1), machine.get("host", "")
         if not isinstance(speed, int | float) or isinstance(speed, bool) or not 1e-6 <= speed <= 1e6:
             _refuse(path, f"speed of machines[{i}] is {shown(speed)}", "write a number from 0.000001 to 1,000,000")
         if not _is_id(host):
             _refuse(path, f"host of machines[{i}] is {shown(host)}", "write a name or a whole number")
         speeds.append(float(speed))
-        hosts.append(str(host))
+        hosts.append(("host", str(host)) if "host" in machine else ("machine", str(i)))
     names = sorted(set(hosts))
     return Machines(np.array(speeds), np.array([names.index(host) for host in hosts], np.int64))
 

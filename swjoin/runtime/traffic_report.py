@@ -13,7 +13,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,11 @@ def earlier_owners(instances: Instances) -> list[list[int]]:
     """Owners of the partition-groups of every stage by `placement.statistics`; none where there are none. UserError when they
     are not of this query."""
     settings, groups = instances.config.reorganization.placement, instances.config.cluster.partition_count
-    if settings.statistics is None:
+    if settings.statistics is None or settings.policy == "round_robin":
         return []
+    if groups > MOST_GROUPS:
+        problem = f"traffic is not counted by partition-group where there are more than {MOST_GROUPS}, and here are {groups}"
+        raise UserError(problem, subject="placement: statistics", remedy="leave it out")
     path = Path(settings.statistics) / TRAFFIC_FILE
     again = "name the directory of a complete run of the same query"
     if not path.exists():
@@ -141,6 +144,7 @@ def earlier_owners(instances: Instances) -> list[list[int]]:
         raise UserError(problem, subject="placement: statistics", remedy="set cluster.strategy: query, or leave it out")
     owners = [group_map.owner.tolist() for group_map in instances.group_maps]
     graph = counts.graph()
+    graph = replace(graph, pinned=np.full(len(graph.tasks), -1, np.int64))  # to machines of another placement
     for team in instances.teams.teams:
         tasks = np.concatenate([at[stage * groups : (stage + 1) * groups] for stage in team])
         machines = Machines.alike(instances.subclusters.counts[team[0]], instances.teams.host_of(team))

@@ -394,6 +394,14 @@ def test_machines_of_hosts(swjoin: Any, tmp_path: Path) -> None:
     assert alone["network_tuples"] == 40
 
 
+def test_machines_without_a_host_share_none(swjoin: Any, tmp_path: Path) -> None:
+    """Not even with one whose name is their number."""
+    graph = {"tasks": tasks(*range(8), work=1), "edges": RING}
+    for host in ("1", 1):
+        path = file(tmp_path, {**graph, "machines": [{"host": host}, {}]})
+        assert "host_tuples" not in answer(swjoin, path, "-k", 2)
+
+
 def test_machines_of_other_speeds(swjoin: Any, tmp_path: Path) -> None:
     graph = {"tasks": tasks(*range(8), work=1), "edges": RING, "machines": [{"speed": 3}, {"speed": 1}]}
     found = answer(swjoin, file(tmp_path, graph), "-k", 2)

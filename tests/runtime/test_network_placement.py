@@ -423,6 +423,9 @@ def test_what_is_refused(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
         assert text in done.err[0]
         assert not (tmp_path / "no").exists()
     graph = json.loads(gzip.decompress((earlier / "traffic.json.gz").read_bytes()))
+    pinned = {**graph, "tasks": [{**task, "pinned": 99} for task in graph["tasks"]]}  # of another placement
+    (earlier / "traffic.json.gz").write_bytes(gzip.compress(json.dumps(pinned).encode()))
+    _report_of(swjoin, inputs, tmp_path / "pinned", "--threads", "3", "--set", given)
     for broken in ({**graph, "stages": []}, {**graph, "tasks": graph["tasks"][:-1], "edges": []}, []):
         (earlier / "traffic.json.gz").write_bytes(gzip.compress(json.dumps(broken).encode()))
         done = swjoin("run", inputs / "run.yaml", "--threads", "4", "--out", tmp_path / "no", "--set", given)

@@ -247,7 +247,7 @@ class WorkerRank(Rank):
             if start is not None and host.checkpointer is None:
                 host.keep_checkpoints(folder)
             host.take_machines(setup["machine_names"])
-            host.make(RunClock(), self.roles.slave_ranks, manifest, start)
+            host.make(RunClock(), self.roles.slave_ranks, manifest, start, setup["owners"])
             if start is not None:
                 host.restore(manifest, np.array(setup["owner"], np.int64), setup["active"])
         return [self._gateways[number] for number in mine]
