@@ -135,8 +135,8 @@ class Collector:
 
     materialised: slaves send pairs, which are counted and digested here; otherwise counts and digests only. number: of several
     sinks, each of which has its share of the pairs; the first one has metrics and production delays of all. of_rows: rows come
-    that are no pairs; of those that have production delays some may not be among them. named: queries
-    of the run; None: none of them has a name.
+    that are no pairs; of those that have production delays some may not be among them. named: queries of the run; None: none
+    of them has a name.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Placement: the machine of every task of a graph, and the owner of every partition-group at the start of a run.
 
-What: `place`; `suggest`, moves that are worth their state; `decisive`, what a placement is
-decided by; `round_robin`, of partition-groups, as in the paper. Pure.
+What: `place`; `suggest`, moves that are worth their state; `decisive`, what a placement is decided by; `round_robin`, of
+partition-groups, as in the paper. Pure.
 Why: placement is a decision of a policy; what owns the tasks enacts it.
 Stays out: partitioning (`policy.partitioning`), what a placement costs (`policy.task_graph`), counting and enacting
 (`cluster.master.network_placement`).

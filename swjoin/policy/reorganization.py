@@ -95,7 +95,7 @@ def paper(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: np.r
     return out
 
 
-_BUSY = 0.75  # busy ratio up to which no slave needs relief
+BUSY = 0.75  # busy ratio up to which no slave needs relief
 _TOLERANCE = 0.2  # slaves within this of the mean are left alone: a move would cost more than it gains
 
 
@@ -108,7 +108,7 @@ def balanced(loads: Sequence[SlaveLoad], config: ReorganizationConfig, random: n
     Slaves with moves in flight are left alone, as their loads after the move are not known yet.
     """
     slaves = [x for x in loads if not x.emptying]
-    if len(slaves) < 2 or max(x.busy_ratio for x in slaves) < _BUSY:
+    if len(slaves) < 2 or max(x.busy_ratio for x in slaves) < BUSY:
         return []
     settled = np.array([not x.moving for x in slaves])
     free = {i: dict(zip(x.groups.tolist(), range(len(x.groups)), strict=True)) for i, x in enumerate(slaves)}

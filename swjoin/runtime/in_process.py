@@ -114,25 +114,22 @@ def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: Co
             machine = machine_report(loop.meter.summary(), [], slot_us=gateway.role.slot_us, imitates=job.config.nodes.imitates)
             first_s, measured_s = role_host.first_read_s, role_host.measured_s
             join_s = ended_s - started if first_s is None else time.monotonic() - first_s
-            report = build_report(
-                job,
-                RunOutcome(
-                    master=role_host.role.summary(),
-                    gateways=[host.summary() for host in role_host.gateways],
-                    slaves=[host.role.summary() for host in loop.slaves],
-                    sinks=[sink.summary() for sink in sinks],
-                    ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
-                    join_s=join_s,
-                    restored=loop.restored,
-                    stopped=sinks[0].role.stopped,
-                    prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
-                    machine=machine,
-                    columns=role_host.output_columns,
-                    plan=gateway.instances,
-                ),
+            outcome = RunOutcome(
+                master=role_host.role.summary(),
+                gateways=[host.summary() for host in role_host.gateways],
+                slaves=[host.role.summary() for host in loop.slaves],
+                sinks=[sink.summary() for sink in sinks],
+                ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
+                join_s=join_s,
+                restored=loop.restored,
+                stopped=sinks[0].role.stopped,
+                prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
+                machine=machine,
+                columns=role_host.output_columns,
+                plan=gateway.instances,
             )
-            plan, of_slaves = gateway.instances, [host.role.summary() for host in loop.slaves]
-            write_traffic(job.run_dir, plan, [host.summary() for host in role_host.gateways], of_slaves)
+            report = build_report(job, outcome)
+            write_traffic(job.run_dir, outcome.plan, outcome.gateways, outcome.slaves)
             if not sinks[0].role.stopped:
                 check_ledger(report)
                 # before the result files are closed, which contain them

@@ -21,10 +21,9 @@ from swjoin.core.batch import I64
 from swjoin.core.data_messages import GroupLoads, nothing_sent
 from swjoin.core.ids import GroupId, SlaveId
 from swjoin.policy.placement import IN_A_RUN, place, suggest
-from swjoin.policy.reorganization import Suggestion
+from swjoin.policy.reorganization import BUSY, Suggestion
 from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
-_BUSY = 0.75  # share of time in its joins from which a rank counts as busy, as in `policy.reorganization.balanced`
 _STEPS = 4  # in which speeds of ranks differ, of that of the mean: measured ones are noisy, and partitions are matched by them
 _DECAY = 0.5  # of a slice, over the one after it
 _FILLED = 0.5  # of the limit of an instance's windows, up to which moves may fill it
@@ -114,7 +113,7 @@ class NetworkPlacement:
         speeds = [np.array([load.speed for load in of_stage]) for of_stage in loads]
         by_rank = np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)
         machines = Machines(_steps(by_rank), self._teams.host_of(stages))
-        busy = max(load.busy_ratio for of_stage in loads for load in of_stage) > _BUSY
+        busy = max(load.busy_ratio for of_stage in loads for load in of_stage) > BUSY
         now = np.concatenate([controllers[stage].map.owner for stage in stages])
         pinned = np.full(len(now), -1, np.int64)
         for i, stage in enumerate(stages):

@@ -142,29 +142,27 @@ class MasterRank(Rank):
         )
         stopped = role_host.role.checkpoints.stopped
         first_s, measured_s = gateway.first_read_s, role_host.measured_s
-        report = build_report(
-            self.job,
-            RunOutcome(
-                master=role_host.role.summary(),
-                gateways=sorted([gateway.summary(), *gateways], key=lambda summary: int(summary["gateway"])),
-                slaves=sorted(slaves, key=lambda summary: int(summary["slave"])),
-                sinks=sorted(sinks, key=lambda summary: int(summary["sink"])),
-                ranks=[me, *(p["rank"] for p in parts.values())],
-                prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
-                machine=machine_report(
-                    me["machine"],
-                    [p["rank"]["machine"] for p in parts.values()],
-                    slot_us=gateway.role.slot_us,
-                    imitates=self.job.config.nodes.imitates,
-                ),
-                restored=manifest,
-                recoveries=self.recoveries,
-                stopped=stopped,
-                columns=role_host.output_columns,
-                plan=gateway.instances,
+        outcome = RunOutcome(
+            master=role_host.role.summary(),
+            gateways=sorted([gateway.summary(), *gateways], key=lambda summary: int(summary["gateway"])),
+            slaves=sorted(slaves, key=lambda summary: int(summary["slave"])),
+            sinks=sorted(sinks, key=lambda summary: int(summary["sink"])),
+            ranks=[me, *(p["rank"] for p in parts.values())],
+            prefill_s=None if measured_s is None or first_s is None else measured_s - first_s,
+            machine=machine_report(
+                me["machine"],
+                [p["rank"]["machine"] for p in parts.values()],
+                slot_us=gateway.role.slot_us,
+                imitates=self.job.config.nodes.imitates,
             ),
+            restored=manifest,
+            recoveries=self.recoveries,
+            stopped=stopped,
+            columns=role_host.output_columns,
+            plan=gateway.instances,
         )
-        write_traffic(self.job.run_dir, gateway.instances, [gateway.summary(), *gateways], slaves)
+        report = build_report(self.job, outcome)
+        write_traffic(self.job.run_dir, outcome.plan, outcome.gateways, outcome.slaves)
         if not stopped:
             check_ledger(report)
             added_s = time.monotonic()
