@@ -496,7 +496,12 @@ def _add_place(p: argparse.ArgumentParser) -> None:
         default="network",
         help="network: the least traffic (default); round_robin: id modulo K",
     )
-    p.add_argument("--objective", choices=["bytes", "tuples"], default="bytes", help="what is to be little (default bytes)")
+    p.add_argument(
+        "--objective",
+        choices=["bytes", "tuples", "deliveries"],
+        default="bytes",
+        help="what is to be little (default bytes); deliveries: bytes, and 64 KiB for each message",
+    )
     p.add_argument(
         "--imbalance",
         metavar="R",

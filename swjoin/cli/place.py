@@ -46,6 +46,8 @@ def run_place(args: argparse.Namespace) -> int:
     history = [Counts.read(Path(other), None) for other in args.history]
     graph = counts.graph()
     basis = decisive(counts.with_history(history).graph() if history else graph)
+    if args.objective == "deliveries" and not basis.deliveries.any():
+        raise UserError("--objective deliveries: no edge has any", remedy="write [source, target, tuples, bytes, deliveries]")
     if args.policy == "network" and not has_metis():
         _LOG.info("pymetis is missing, placed without METIS; %s", how_to_install("placement"))
     with _c_output_dropped():
@@ -53,10 +55,16 @@ def run_place(args: argparse.Namespace) -> int:
     found, reached = cost(graph, machine_of, machines), cost(basis, machine_of, machines).fullest_ratio
     if reached > args.imbalance * (1 + 1e-12) and args.policy == "network":
         _LOG.warning("the bound %g cannot be kept, %.4g is reached: %s", args.imbalance, reached, _why(basis, machines, args))
+    if found.memory_ratio > 1 and args.policy == "network":
+        _LOG.warning("no placement within the memory was found: %s", _short_of_memory(graph, machine_of, machines))
     if args.json:
         plain = _plain(graph, machine_of, found, (args.imbalance, reached))
         if machines.several_hosts:
             plain |= {"host_tuples": found.host_tuples, "host_bytes": found.host_bytes}
+        if found.total_deliveries:
+            plain |= {"network_deliveries": found.network_deliveries, "total_deliveries": found.total_deliveries}
+        if machines.memory_bytes is not None:
+            plain["memory_ratio"] = found.memory_ratio
         print(json.dumps(plain, indent=2, allow_nan=False))
     else:
         print("\n".join(_lines(found, machine_of, args, (machines, reached))))
@@ -103,8 +111,10 @@ def _lines(found: Cost, machine_of: I64, args: argparse.Namespace, on: tuple[Mac
     rows = [
         ("network tuples", _share(found.network_tuples, found.total_tuples)),
         ("network bytes", _share(found.network_bytes, found.total_bytes)),
+        *([("deliveries", _share(found.network_deliveries, found.total_deliveries))] if found.total_deliveries else []),
         *([("between hosts", _share(found.host_bytes, found.total_bytes))] if machines.several_hosts else []),
         ("fullest machine", f"{found.fullest_ratio:.3f} of {'the mean' if alike else 'its share'}"),
+        *([("most state", f"{found.memory_ratio:.3f} of a machine's memory")] if machines.memory_bytes is not None else []),
         ("bound", f"{args.imbalance:g} asked, {reached:.3f} reached" + (" by the history" if args.history else "")),
         ("assignment", "--json has the machine of each task"),
     ]
@@ -113,6 +123,20 @@ def _lines(found: Cost, machine_of: I64, args: argparse.Namespace, on: tuple[Mac
 
 def _share(part: int, of: int) -> str:
     return f"{part:,} of {of:,}" + (f" ({100 * part / of:.1f} %)" if of else "")
+
+
+def _short_of_memory(graph: TaskGraph, machine_of: I64, machines: Machines) -> str:
+    """How much a machine holds beyond its memory, and that or why nothing else was found."""
+    assert machines.memory_bytes is not None, "memory is not limited"
+    held = np.bincount(machine_of, graph.state_bytes, len(machines.speed))
+    worst = int(np.argmax(held - machines.memory_bytes))
+    said = f"machine {worst} holds {held[worst]:,.0f} of {machines.memory_bytes[worst]:,} bytes"
+    most = int(graph.state_bytes.max())
+    if most > machines.memory_bytes.max():
+        return f"{said}; task {shown(graph.tasks[int(graph.state_bytes.argmax())])} alone has {most:,}"
+    if held.sum() > machines.memory_bytes.astype(np.float64).sum():
+        return f"{said}; all tasks have {held.sum():,.0f}, all machines {machines.memory_bytes.astype(np.float64).sum():,.0f}"
+    return said
 
 
 def _why(graph: TaskGraph, machines: Machines, args: argparse.Namespace) -> str:

@@ -358,15 +358,15 @@ class PlacementConfig:
     written as `placement:`, too.
 
     policy: `network`, the least traffic between machines; `round_robin`, by number. objective: which counts the traffic is of,
-    `bytes` or `tuples`. imbalance: how full the fullest machine may be, over its share of the work; where no placement is so
-    even, the most even ones count. statistics: directory of an earlier run of the same query, by whose traffic partition-groups
-    are placed at the start; None: by number. slices: with `reorganization.policy: network`, reorganization epochs of which the
-    traffic is expected to go on, each counting half as much as the one after it. horizon: for how many of them a move has to
-    pay for the state that it moves.
+    `bytes`, `tuples`, or (of `swjoin place`) `deliveries`, bytes and a cost for each message. imbalance: how full the fullest
+    machine may be, over its share of the work; where no placement is so even, the most even ones count. statistics: directory
+    of an earlier run of the same query, by whose traffic partition-groups are placed at the start; None: by number. slices:
+    with `reorganization.policy: network`, reorganization epochs of which the traffic is expected to go on, each counting half
+    as much as the one after it. horizon: for how many of them a move has to pay for the state that it moves.
     """
 
     policy: Literal["network", "round_robin"] = "network"
-    objective: Literal["bytes", "tuples"] = "bytes"
+    objective: Literal["bytes", "tuples", "deliveries"] = "bytes"
     imbalance: float = 1.03
     statistics: str | None = None
     slices: int = 3
@@ -413,6 +413,11 @@ class ReorganizationConfig:
         fixed = self.declustering == "fixed" and not self.active_slaves
         by_traffic = self.policy == "network" or self.placement.statistics is not None
         check(fixed or not by_traffic, "placement: by traffic on all slaves; leave out declustering and active_slaves")
+        check(
+            self.placement.objective != "deliveries",
+            "placement: objective deliveries is for swjoin place; in a run every sender sends every instance a message in each "
+            "epoch, wherever partition-groups are",
+        )
         check(
             0 <= self.consumer_threshold < self.supplier_threshold,
             f"reorganization: consumer_threshold ({self.consumer_threshold:g}) must lie in 0 up to, but not at, "

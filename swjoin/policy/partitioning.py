@@ -1,4 +1,4 @@
-"""Partitions of a weighted graph: least cut among those whose parts hold no more work than their machines have room for.
+"""Partitions of a weighted graph: least cut among those whose parts fit their machines, in work and in state.
 
 What: `Csr`, a symmetric graph; `Parts`, a problem; `Partitioner` and those there are, `metis` and `multilevel`;
 `best_partition`, the best of all of them, exact for small graphs; `least_full`, how even the work can be; `attached`, merges at
@@ -7,7 +7,8 @@ Why: METIS is quick and good, but leaves its bound where tasks are coarse, parts
 everywhere; so its answers are checked, refined, and compared with those of a multilevel partitioner of our own.
 Stays out: graphs of tasks and what they cost (`policy.task_graph`), pinned tasks, idle tasks, policies (`policy.placement`).
 
-A partition is better when less work exceeds the machines' room, then by its cut, then by how even it is.
+A partition is better when less state exceeds the machines' memory, then when less work exceeds their room, then by its cut,
+then by how even it is. METIS knows work alone; state is mended afterwards.
 """
 
 from __future__ import annotations
@@ -69,13 +70,16 @@ def scaled(counts: I64, most: int) -> I64:
 
 @dataclass(frozen=True)
 class Parts:
-    """graph: of n vertices. work: int64 (n,). fixed: int64 (n,), a vertex's machine, or -1. room: int64 (m,), work that each
-    machine may have. alike: int64 (m,), the same number for machines of the same speed without fixed vertices."""
+    """graph: of n vertices. work, state: int64 (n,), each in all below 2^61. fixed: int64 (n,), a vertex's machine, or -1.
+    room, memory: int64 (m,), work and state that each machine may have. alike: int64 (m,), the same number for machines of
+    the same speed and memory without fixed vertices."""
 
     graph: Csr
     work: I64
+    state: I64
     fixed: I64
     room: I64
+    memory: I64
     alike: I64
 
     @property
@@ -91,24 +95,32 @@ class Parts:
     def free(self) -> I64:
         return np.flatnonzero(self.fixed < 0)
 
-    def rank(self, machine_of: I64) -> tuple[int, int, float]:
-        """Smaller is better: excess work, cut, sum of squared loads."""
+    def held(self, machine_of: I64) -> I64:
+        """State of each machine: int64 (m,)."""
+        held = np.zeros(self.machine_count, np.int64)
+        np.add.at(held, machine_of, self.state)
+        return held
+
+    def rank(self, machine_of: I64) -> tuple[int, int, int, float]:
+        """Smaller is better: excess state, excess work, cut, sum of squared loads."""
         load = np.zeros(self.machine_count, np.int64)
         np.add.at(load, machine_of, self.work)
+        over = int(np.maximum(self.held(machine_of) - self.memory, 0).sum())
         excess = int(np.maximum(load - self.room, 0).sum())
         starts, neighbours, weights = self.graph
         own = np.repeat(machine_of, np.diff(starts))
         cut = int(weights[own != machine_of[neighbours]].sum()) // 2
-        return excess, cut, float((load.astype(np.float64) ** 2).sum())
+        return over, excess, cut, float((load.astype(np.float64) ** 2).sum())
 
     def contracted(self, cluster: I64, count: int) -> Parts:
         """The graph of clusters. cluster: int64 (n,), below count; vertices of a cluster are fixed alike."""
-        work = np.zeros(count, np.int64)
+        work, state = np.zeros(count, np.int64), np.zeros(count, np.int64)
         np.add.at(work, cluster, self.work)
+        np.add.at(state, cluster, self.state)
         fixed = np.full(count, -1, np.int64)
         np.maximum.at(fixed, cluster, self.fixed)
         graph = Csr(*_contract(*self.graph, cluster, count))
-        return Parts(graph, work, fixed, self.room, self.alike)
+        return Parts(graph, work, state, fixed, self.room, self.memory, self.alike)
 
 
 class Partitioner(Protocol):
@@ -223,13 +235,13 @@ def _levels(parts: Parts, seed: int, parents: tuple[I64, I64] | None) -> I64:
     """parents: partitions, of which the first is refined: only vertices that both have on one machine are merged, so what they
     agree on moves as a whole. With twice the same partition chains of heavy edges move together."""
     rng = np.random.default_rng([seed, 1])
-    fewest, most = max(30, 2 * parts.machine_count), int(parts.room.max())
+    fewest, most = max(30, 2 * parts.machine_count), (int(parts.room.max()), int(parts.memory.max()))
     machine_of = None if parents is None else parents[0]
     side = parts.fixed if parents is None else parents[0] * parts.machine_count + parents[1]
     levels: list[tuple[Parts, I64]] = []
     while parts.graph.size > fewest:
         order = rng.permutation(parts.graph.size)
-        cluster, count = _merge(*parts.graph, parts.work, parts.fixed, side, most, order)
+        cluster, count = _merge(*parts.graph, parts.work, parts.state, parts.fixed, side, *most, order)
         if count > 0.95 * parts.graph.size:
             break
         levels.append((parts, cluster))
@@ -238,7 +250,7 @@ def _levels(parts: Parts, seed: int, parents: tuple[I64, I64] | None) -> I64:
         side, machine_of = side[member], None if machine_of is None else machine_of[member]
     if machine_of is None:
         order = np.argsort(-parts.work * rng.uniform(0.5, 1.0, parts.graph.size), kind="stable")
-        machine_of = _grow(*parts.graph, parts.work, parts.fixed, parts.room, order)
+        machine_of = _grow(*parts.graph, parts.work, parts.state, parts.fixed, parts.room, parts.memory, order)
     machine_of = machine_of.copy()
     _polish(parts, machine_of, seed, 2, wide=True, loose=bool(levels))
     for i, (parts, cluster) in reversed(list(enumerate(levels))):
@@ -255,15 +267,21 @@ def _polish(parts: Parts, machine_of: I64, seed: int, effort: int, *, wide: bool
     heaviest, most = int(parts.work[parts.free].max()), int(parts.room.max())
     order = np.random.default_rng([seed, 2]).permutation(parts.free)
     spare = (int(parts.room.sum()) - int(parts.work.sum())) // count
+    work, state = (parts.work, parts.room), (parts.state, parts.memory)
+    small = size * count <= _MOST_CELLS
+    if small and (parts.held(machine_of) > parts.memory).any():
+        _exchange(*parts.graph, *state, *work, parts.free, machine_of)
+        _exchange(*parts.graph, *state, parts.work, np.full_like(parts.room, parts.work.sum()), parts.free, machine_of)
     if wide and heaviest > 4 * spare:
-        _refine(*parts.graph, parts.work, parts.room + parts.room // 32 + min(heaviest, most // 4), machine_of, order, 12)
+        wider = parts.room + parts.room // 32 + min(heaviest, most // 4)
+        _refine(*parts.graph, parts.work, wider, *state, machine_of, order, 12)
     if not loose:
-        _refine(*parts.graph, parts.work, parts.room, machine_of, order, 12)
-    if size * count <= _MOST_CELLS:
+        _refine(*parts.graph, *work, *state, machine_of, order, 12)
+    if small:
         steps = min(4000, (1_000_000 << effort) // (size * count))
-        _search_around(*parts.graph, parts.work, parts.free, parts.room, machine_of, steps, seed)
-        if not loose and _exchange(*parts.graph, parts.work, parts.free, parts.room, machine_of):
-            _search_around(*parts.graph, parts.work, parts.free, parts.room, machine_of, steps, seed)
+        _search_around(*parts.graph, *work, *state, parts.free, machine_of, steps, seed)
+        if not loose and _exchange(*parts.graph, *work, *state, parts.free, machine_of):
+            _search_around(*parts.graph, *work, *state, parts.free, machine_of, steps, seed)
 
 
 # ---------------------------------------------------------------- evenness, exact search
@@ -271,12 +289,18 @@ def _polish(parts: Parts, machine_of: I64, seed: int, effort: int, *, wide: bool
 
 def least_full(parts: Parts, shares: F64) -> I64:
     """A partition, int64 (n,), within `parts.room`, or, where there is none, one whose fullest machine has about the least work
-    over its share; the least for up to `MOST_EXACT` vertices. shares: float64 (m,), relative speeds."""
-    order = parts.free[np.argsort(-parts.work[parts.free], kind="stable")]
-    machine_of: I64 = _pack(parts.work, parts.fixed, shares, order)
-    _even(parts.work, parts.fixed, shares, machine_of)
+    over its share; the least for up to `MOST_EXACT` vertices. Within `parts.memory`, if that can be. shares: float64 (m,),
+    relative speeds."""
+    size = parts.work / max(1, parts.work.sum()) + parts.state / max(1, parts.state.sum())
+    order = parts.free[np.argsort(-size[parts.free], kind="stable")]
+    machine_of: I64 = _pack(parts.work, parts.state, parts.fixed, shares, parts.memory, order)
     no_edges = Csr(np.zeros(parts.graph.size + 1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     nodes = _MOST_NODES if len(order) <= MOST_EXACT else _FEW_NODES
+    sizes = parts.work, parts.state, parts.fixed
+    if (parts.held(machine_of) > parts.memory).any() and len(order) <= _MOST_PACKED:
+        all_work = np.full_like(parts.room, parts.work.sum())
+        _search(*no_edges, *sizes, all_work, parts.memory, parts.alike, order, machine_of, 1, nodes)
+    _even(*sizes, shares, parts.memory, machine_of)
     while len(order) <= _MOST_PACKED:
         load = np.bincount(machine_of, parts.work, len(shares)).astype(np.int64)
         if (load <= parts.room).all():
@@ -287,20 +311,22 @@ def least_full(parts: Parts, shares: F64) -> I64:
             less[full] -= 1  # rounded either way
         less = np.maximum(less, parts.room)
         found = machine_of.copy()
-        if (less < 0).any() or not _search(*no_edges, parts.work, parts.fixed, less, parts.alike, order, found, 1, nodes):
+        where = less, parts.memory, parts.alike
+        if (less < 0).any() or not _search(*no_edges, *sizes, *where, order, found, 1, nodes):
             break
         machine_of = found
     return machine_of
 
 
 def _exact(parts: Parts, known: I64) -> I64:
-    """The least cut within the room, of few vertices; `known`, if none is better."""
-    excess, cut, _ = parts.rank(known)
+    """The least cut within room and memory, of few vertices; `known`, if none is better."""
+    over, excess, cut, _ = parts.rank(known)
     degree = np.add.reduceat(np.append(parts.graph.weights, 0), parts.graph.starts[:-1]) * (np.diff(parts.graph.starts) > 0)
     order = parts.free[np.argsort(-degree[parts.free], kind="stable")]
     found = known.copy()
-    best = cut if excess == 0 else np.iinfo(np.int64).max
-    _search(*parts.graph, parts.work, parts.fixed, parts.room, parts.alike, order, found, best, _MOST_NODES)
+    best = cut if over == excess == 0 else np.iinfo(np.int64).max
+    where = parts.room, parts.memory, parts.alike
+    _search(*parts.graph, parts.work, parts.state, parts.fixed, *where, order, found, best, _MOST_NODES)
     return found
 
 
@@ -367,12 +393,21 @@ def _contract(starts: I64, neighbours: I64, weights: I64, cluster: I64, count: i
 
 @kernel
 def _merge(
-    starts: I64, neighbours: I64, weights: I64, work: I64, fixed: I64, side: I64, most: int, order: I64
+    starts: I64,
+    neighbours: I64,
+    weights: I64,
+    work: I64,
+    state: I64,
+    fixed: I64,
+    side: I64,
+    most_work: int,
+    most_state: int,
+    order: I64,
 ) -> tuple[I64, int]:
-    """Clusters of vertices: each joins the heaviest neighbour's if that is on its side and has at most this much work then.
-    Returns the cluster of each vertex, int64 (n,), and their number."""
+    """Clusters of vertices: each joins the heaviest neighbour's if that is on its side and has at most this much work and state
+    then. Returns the cluster of each vertex, int64 (n,), and their number."""
     n = len(work)
-    root, load = np.arange(n), work.copy()
+    root, load, held = np.arange(n), work.copy(), state.copy()
     size, gain, touched = np.ones(n, np.int64), np.zeros(n, np.int64), np.empty(n, np.int64)
     for v in order:
         if root[v] != v or size[v] > 1 or fixed[v] >= 0:
@@ -387,13 +422,14 @@ def _merge(
         best, best_gain = -1, np.int64(0)
         for j in range(count):
             r = touched[j]
-            fits = side[r] == side[v] and load[r] + work[v] <= most and size[r] < 4
+            fits = side[r] == side[v] and load[r] + work[v] <= most_work and held[r] + state[v] <= most_state and size[r] < 4
             if fits and (gain[r] > best_gain or (gain[r] == best_gain and load[r] < load[best])):
                 best, best_gain = r, gain[r]
             gain[r] = 0
         if best >= 0:
             root[v] = best
             load[best] += work[v]
+            held[best] += state[v]
             size[best] += 1
     cluster, count = np.full(n, -1, np.int64), 0
     for v in range(n):
@@ -405,14 +441,17 @@ def _merge(
 
 
 @kernel
-def _grow(starts: I64, neighbours: I64, weights: I64, work: I64, fixed: I64, room: I64, order: I64) -> I64:
-    """Each vertex in turn to the machine that it is bound to most, of those with room; else to the least full."""
+def _grow(
+    starts: I64, neighbours: I64, weights: I64, work: I64, state: I64, fixed: I64, room: I64, memory: I64, order: I64
+) -> I64:
+    """Each vertex in turn to the machine that it is bound to most, of those with room and memory; else to the least full."""
     machine_of = fixed.copy()
     count = len(room)
-    load, bound = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    load, held, bound = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
     for v in range(len(work)):
         if fixed[v] >= 0:
             load[fixed[v]] += work[v]
+            held[fixed[v]] += state[v]
     for v in order:
         if fixed[v] >= 0:
             continue
@@ -421,45 +460,58 @@ def _grow(starts: I64, neighbours: I64, weights: I64, work: I64, fixed: I64, roo
             m = machine_of[neighbours[i]]
             if m >= 0:
                 bound[m] += weights[i]
-        best = 0
-        for m in range(1, count):
-            here, there = room[m] - load[m] - work[v], room[best] - load[best] - work[v]
-            if (here >= 0) != (there >= 0):
+        best, there = 0, np.int64(0)
+        for m in range(count):
+            here = room[m] - load[m] - work[v]
+            if held[m] + state[v] > memory[m]:
+                here = min(here, 0) - (1 << 62)
+            if m == 0:
+                there = here
+            elif (here >= 0) != (there >= 0):
                 best = m if here >= 0 else best
             elif bound[m] != bound[best] and here >= 0:
                 best = m if bound[m] > bound[best] else best
             elif here > there:
                 best = m
+            there = here if best == m else there
         machine_of[v] = best
         load[best] += work[v]
+        held[best] += state[v]
     return machine_of
 
 
 @kernel
-def _pack(work: I64, fixed: I64, shares: F64, order: I64) -> I64:
-    """Each vertex in turn to the machine that is least full with it. int64 (n,)."""
+def _pack(work: I64, state: I64, fixed: I64, shares: F64, memory: I64, order: I64) -> I64:
+    """Each vertex in turn to the machine that is least full with it, of those with memory, if there are any. int64 (n,)."""
     machine_of = fixed.copy()
-    load = np.zeros(len(shares), np.int64)
+    load, held = np.zeros(len(shares), np.int64), np.zeros(len(shares), np.int64)
     for v in range(len(work)):
         if fixed[v] >= 0:
             load[fixed[v]] += work[v]
+            held[fixed[v]] += state[v]
     for v in order:
         best = 0
         for m in range(1, len(shares)):
-            if (load[m] + work[v]) / shares[m] < (load[best] + work[v]) / shares[best]:
+            fits, best_fits = held[m] + state[v] <= memory[m], held[best] + state[v] <= memory[best]
+            if fits != best_fits:
+                best = m if fits else best
+            elif (load[m] + work[v]) / shares[m] < (load[best] + work[v]) / shares[best]:
                 best = m
         machine_of[v] = best
         load[best] += work[v]
+        held[best] += state[v]
     return machine_of
 
 
 @kernel
-def _even(work: I64, fixed: I64, shares: F64, machine_of: I64) -> None:
-    """Move a vertex from the fullest machine, or exchange it for another's, as long as that makes the fullest less full."""
+def _even(work: I64, state: I64, fixed: I64, shares: F64, memory: I64, machine_of: I64) -> None:
+    """Move a vertex from the fullest machine, or exchange it for another's, as long as that makes the fullest less full, and
+    memory suffices."""
     n, count = len(work), len(shares)
-    load = np.zeros(count, np.int64)
+    load, held = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for v in range(n):
         load[machine_of[v]] += work[v]
+        held[machine_of[v]] += state[v]
     for _ in range(1000):
         top = 0
         for m in range(1, count):
@@ -471,7 +523,7 @@ def _even(work: I64, fixed: I64, shares: F64, machine_of: I64) -> None:
                 continue
             for m in range(count):
                 ratio = max((load[m] + work[v]) / shares[m], (load[top] - work[v]) / shares[top])
-                if m != top and ratio < least:
+                if m != top and ratio < least and held[m] + state[v] <= memory[m]:
                     least, mine, other, to = ratio, v, -1, m
             if n > 5000:
                 continue
@@ -480,31 +532,53 @@ def _even(work: I64, fixed: I64, shares: F64, machine_of: I64) -> None:
                 if m == top or fixed[u] >= 0 or work[u] >= work[v]:
                     continue
                 moved = work[v] - work[u]
-                ratio = max((load[m] + moved) / shares[m], (load[top] - moved) / shares[top])
-                if ratio < least:
+                ratio, of_state = max((load[m] + moved) / shares[m], (load[top] - moved) / shares[top]), state[v] - state[u]
+                fits = held[m] + max(0, of_state) <= max(memory[m], held[m]) and held[top] - of_state <= max(
+                    memory[top], held[top]
+                )
+                if ratio < least and fits:
                     least, mine, other, to = ratio, v, u, m
         if mine < 0:
             return
         moved = work[mine] - (work[other] if other >= 0 else 0)
+        of_state = state[mine] - (state[other] if other >= 0 else 0)
         load[top] -= moved
         load[to] += moved
+        held[top] -= of_state
+        held[to] += of_state
         machine_of[mine] = to
         if other >= 0:
             machine_of[other] = top
 
 
 @kernel
-def _refine(starts: I64, neighbours: I64, weights: I64, work: I64, room: I64, machine_of: I64, order: I64, passes: int) -> None:
+def _refine(
+    starts: I64,
+    neighbours: I64,
+    weights: I64,
+    work: I64,
+    room: I64,
+    state: I64,
+    memory: I64,
+    machine_of: I64,
+    order: I64,
+    passes: int,
+) -> None:
     """Passes over the free vertices, in place: each moves where it lessens the cut, or the fuller machine at no loss. Out of a
-    machine without room it moves at a loss, too, small ones first: from pass to pass more is allowed for a unit of work."""
+    machine without room or memory it moves at a loss, too, small ones first: from pass to pass more is allowed for a unit of
+    work, or of state."""
     count = len(room)
-    load, bound, touched = np.zeros(count, np.int64), np.zeros(count, np.int64), np.empty(count + 1, np.int64)
+    load, bound, touched = np.zeros(count, np.int64), np.zeros(count, np.int64), np.empty(count + 2, np.int64)
+    held = np.zeros(count, np.int64)
     for v in range(len(work)):
         load[machine_of[v]] += work[v]
+        held[machine_of[v]] += state[v]
     allowed = 0.25 * weights.sum() / max(1, work.sum())
+    unit = work.sum() / max(1, state.sum())
     for turn in range(passes):
         moved, excess = 0, False
         emptiest = int(np.argmax(room - load))
+        freest = int(np.argmax(memory - held))
         for v in order:
             own, found = machine_of[v], 0
             for i in range(starts[v], starts[v + 1]):
@@ -513,13 +587,14 @@ def _refine(starts: I64, neighbours: I64, weights: I64, work: I64, room: I64, ma
                     touched[found] = m
                     found += 1
                 bound[m] += weights[i]
-            full = load[own] > room[own]
-            excess |= full
-            touched[found] = emptiest
+            size = float(work[v]) if load[own] > room[own] else 0.0
+            size = max(size, state[v] * unit) if held[own] > memory[own] else size
+            excess |= load[own] > room[own] or held[own] > memory[own]
+            touched[found], touched[found + 1] = emptiest, freest
             best, best_gain = -1, np.int64(0)
-            for j in range(found + 1):
+            for j in range(found + 2):
                 m = touched[j]
-                if m == own or load[m] + work[v] > room[m]:
+                if m == own or load[m] + work[v] > room[m] or held[m] + state[v] > memory[m]:
                     continue
                 gain = bound[m] - bound[own]
                 if best < 0 or gain > best_gain or (gain == best_gain and load[m] < load[best]):
@@ -529,13 +604,16 @@ def _refine(starts: I64, neighbours: I64, weights: I64, work: I64, room: I64, ma
             if best < 0:
                 continue
             even = best_gain == 0 and load[best] + work[v] < load[own]
-            if best_gain > 0 or even or (full and work[v] and -best_gain <= allowed * work[v]):
+            if best_gain > 0 or even or (size > 0 and -best_gain <= allowed * size):
                 machine_of[v] = best
                 load[own] -= work[v]
                 load[best] += work[v]
+                held[own] -= state[v]
+                held[best] += state[v]
                 moved += 1
                 emptiest = best if room[best] - load[best] > room[emptiest] - load[emptiest] else emptiest
                 emptiest = own if room[own] - load[own] > room[emptiest] - load[emptiest] else emptiest
+                freest = own if memory[own] - held[own] > memory[freest] - held[freest] else freest
         allowed *= 4.0
         if turn > 2 and not excess and moved * 200 < len(order):
             return
@@ -545,16 +623,27 @@ def _refine(starts: I64, neighbours: I64, weights: I64, work: I64, room: I64, ma
 
 @kernel
 def _search_around(
-    starts: I64, neighbours: I64, weights: I64, work: I64, free: I64, room: I64, machine_of: I64, steps: int, seed: int
+    starts: I64,
+    neighbours: I64,
+    weights: I64,
+    work: I64,
+    room: I64,
+    state: I64,
+    memory: I64,
+    free: I64,
+    machine_of: I64,
+    steps: int,
+    seed: int,
 ) -> None:
     """Search with tabus, in place: step by step the best move of one vertex, even if it is a loss; the vertex may not come back
-    for some steps. Work beyond the room costs, more while there has been some, less while there has been none. The best
-    partition on the way stays."""
+    for some steps. Work beyond the room costs, more while there has been some, less while there has been none; to where there
+    is no memory nothing moves. The best partition on the way stays."""
     n, count = len(work), len(room)
-    bound, load = np.zeros((n, count), np.int64), np.zeros(count, np.int64)
+    bound, load, held = np.zeros((n, count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
     cut = np.int64(0)
     for v in range(n):
         load[machine_of[v]] += work[v]
+        held[machine_of[v]] += state[v]
         for i in range(starts[v], starts[v + 1]):
             bound[v, machine_of[neighbours[i]]] += weights[i]
             cut += weights[i] * (machine_of[neighbours[i]] != machine_of[v])
@@ -566,14 +655,14 @@ def _search_around(
     least_price, most_price = price * 1e-3, price * 1e4
     tabu = np.zeros((n, count), np.int64)
     best, best_excess, best_cut = machine_of.copy(), excess, cut
-    state, still = np.uint64(seed * 2 + 1) * np.uint64(0x9E3779B97F4A7C15), 0
+    noise, still = np.uint64(seed * 2 + 1) * np.uint64(0x9E3779B97F4A7C15), 0
     for step in range(1, steps + 1):
         chosen, to, least = -1, -1, np.inf
         for v in free:
             own, w = machine_of[v], work[v]
             lighter = min(w, max(load[own] - room[own], 0))
             for m in range(count):
-                if m == own:
+                if m == own or held[m] + state[v] > memory[m]:
                     continue
                 heavier = max(load[m] + w - room[m], 0) - max(load[m] - room[m], 0)
                 loss = bound[v, own] - bound[v, m]
@@ -590,14 +679,16 @@ def _search_around(
         excess += max(load[to] + w - room[to], 0) - max(load[to] - room[to], 0) - min(w, max(load[own] - room[own], 0))
         load[own] -= w
         load[to] += w
+        held[own] -= state[chosen]
+        held[to] += state[chosen]
         machine_of[chosen] = to
         for i in range(starts[chosen], starts[chosen + 1]):
             bound[neighbours[i], own] -= weights[i]
             bound[neighbours[i], to] += weights[i]
-        state ^= state << np.uint64(13)
-        state ^= state >> np.uint64(7)
-        state ^= state << np.uint64(17)
-        tabu[chosen, own] = step + 3 + np.int64(state % np.uint64(len(free) // 8 + 4))
+        noise ^= noise << np.uint64(13)
+        noise ^= noise >> np.uint64(7)
+        noise ^= noise << np.uint64(17)
+        tabu[chosen, own] = step + 3 + np.int64(noise % np.uint64(len(free) // 8 + 4))
         price = min(price * 1.1, most_price) if excess else max(price / 1.1, least_price)
         if excess < best_excess or (excess == best_excess and cut < best_cut):
             best[:] = machine_of
@@ -608,13 +699,17 @@ def _search_around(
 
 
 @kernel
-def _exchange(starts: I64, neighbours: I64, weights: I64, work: I64, free: I64, room: I64, machine_of: I64) -> int:
-    """Mend what exceeds the room, in place, where no single move does: vertices of the fullest machine are moved, or exchanged
-    for others, at the least loss for a unit of excess. Returns how many were."""
+def _exchange(
+    starts: I64, neighbours: I64, weights: I64, work: I64, room: I64, state: I64, memory: I64, free: I64, machine_of: I64
+) -> int:
+    """Mend what exceeds the room, in place, where no single move does: vertices of the fullest machine are moved, or
+    exchanged for others, at the least loss for a unit of excess, and where memory suffices. Returns how many were. With work
+    and state the other way round it mends what exceeds the memory."""
     n, count = len(work), len(room)
-    bound, load = np.zeros((n, count), np.int64), np.zeros(count, np.int64)
+    bound, load, held = np.zeros((n, count), np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
     for v in range(n):
         load[machine_of[v]] += work[v]
+        held[machine_of[v]] += state[v]
         for i in range(starts[v], starts[v + 1]):
             bound[v, machine_of[neighbours[i]]] += weights[i]
     between = np.zeros(n, np.int64)
@@ -634,7 +729,10 @@ def _exchange(starts: I64, neighbours: I64, weights: I64, work: I64, free: I64, 
                 u = free[j] if j < len(free) else -1  # none: a move
                 m = machine_of[u] if u >= 0 else j - len(free)
                 moved = work[v] - (work[u] if u >= 0 else 0)
+                of_state = state[v] - (state[u] if u >= 0 else 0)
                 if m == top or moved <= 0:
+                    continue
+                if (of_state > 0 and held[m] + of_state > memory[m]) or (of_state < 0 and held[top] - of_state > memory[top]):
                     continue
                 less = min(moved, over) - max(load[m] + moved - room[m], 0) + max(load[m] - room[m], 0)
                 if less <= 0:
@@ -656,6 +754,8 @@ def _exchange(starts: I64, neighbours: I64, weights: I64, work: I64, free: I64, 
             machine_of[v] = new
             load[old] -= work[v]
             load[new] += work[v]
+            held[old] -= state[v]
+            held[new] += state[v]
             for i in range(starts[v], starts[v + 1]):
                 bound[neighbours[i], old] -= weights[i]
                 bound[neighbours[i], new] += weights[i]
@@ -669,20 +769,22 @@ def _search(
     neighbours: I64,
     weights: I64,
     work: I64,
+    state: I64,
     fixed: I64,
     room: I64,
+    memory: I64,
     alike: I64,
     order: I64,
     found: I64,
     best: int,
     most_nodes: int,
 ) -> bool:
-    """Branch and bound: a partition within the room with a cut below `best`, the least, into `found`. Returns whether there is
-    one. order: int64 (f,), the free vertices as they are tried. Machines that are alike and empty are tried once. Ends after so
-    many nodes with the least until then."""
+    """Branch and bound: a partition within room and memory with a cut below `best`, the least, into `found`. Returns whether
+    there is one. order: int64 (f,), the free vertices as they are tried. Machines that are alike and empty are tried once.
+    Ends after so many nodes with the least until then."""
     n, count, depth_count = len(work), len(room), len(order)
     bound, total = np.zeros((n, count), np.int64), np.zeros(n, np.int64)
-    load, members = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    load, held, members = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
     machine_of, cut = np.full(n, -1, np.int64), np.int64(0)
     for v in range(n):
         m = fixed[v]
@@ -691,13 +793,14 @@ def _search(
         cut += total[v] - bound[v, m]
         machine_of[v] = m
         load[m] += work[v]
+        held[m] += state[v]
         members[m] += 1
         for i in range(starts[v], starts[v + 1]):
             bound[neighbours[i], m] += weights[i]
             total[neighbours[i]] += weights[i]
     spare = np.int64(0)
     for m in range(count):
-        if load[m] > room[m]:
+        if load[m] > room[m] or held[m] > memory[m]:
             return False
         spare += room[m] - load[m]
     rest = np.int64(0)
@@ -715,6 +818,7 @@ def _search(
         if m >= 0:  # undo
             machine_of[v] = -1
             load[m] -= work[v]
+            held[m] -= state[v]
             members[m] -= 1
             for i in range(starts[v], starts[v + 1]):
                 bound[neighbours[i], m] -= weights[i]
@@ -727,7 +831,9 @@ def _search(
             lost += total[u] - bound[u].max()
         chosen = -1
         for to in range(m + 1, count):
-            if load[to] + work[v] > room[to] or cut + total[v] - bound[v, to] + lost >= best:
+            if load[to] + work[v] > room[to] or held[to] + state[v] > memory[to]:
+                continue
+            if cut + total[v] - bound[v, to] + lost >= best:
                 continue
             repeated = False
             if members[to] == 0:
@@ -745,6 +851,7 @@ def _search(
         tried[depth] = chosen
         machine_of[v] = chosen
         load[chosen] += work[v]
+        held[chosen] += state[v]
         members[chosen] += 1
         for i in range(starts[v], starts[v + 1]):
             bound[neighbours[i], chosen] += weights[i]

@@ -27,6 +27,7 @@ IN_A_RUN = Effort(1, with_metis=False)  # while the master waits; the next epoch
 BEFORE_A_RUN = Effort(with_metis=False)
 _IN_HOST = 0.1  # cost of a byte within a host, over that of one between hosts
 _MOVE_BYTES = 1 << 16  # that a move counts for besides its state: orders, acknowledgements, rows that wait
+_RELIEF = 0.9  # of what a machine holds beyond its memory, to which moves have to bring it
 _OVERFULL = 1.2  # work of the fullest machine over its share, above which it is relieved whatever the traffic
 
 
@@ -48,7 +49,16 @@ def place(
     if settings.policy == "round_robin":
         return _by_id(graph, machines)
     by = _by_hosts if machines.several_hosts else _by_traffic
-    return by(decisive(graph), machines, settings, (seed, effort), now)
+    return by(*_in_units(decisive(graph), machines), settings, (seed, effort), now)
+
+
+def _in_units(graph: TaskGraph, machines: Machines) -> tuple[TaskGraph, Machines]:
+    """State and memory in units in which all state is below 2^60, and no machine has more memory than that."""
+    total = sum(graph.state_bytes.tolist())
+    unit = 1 << max(0, total.bit_length() - 60)
+    if machines.memory_bytes is not None:
+        machines = replace(machines, memory_bytes=np.minimum(machines.memory_bytes // unit, 1 << 60))
+    return replace(graph, state_bytes=-(-graph.state_bytes // unit)), machines
 
 
 def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, seed: int, now: I64, *, busy: bool) -> I64:
@@ -56,24 +66,27 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
 
     graph: counts of one reorganization epoch. Tasks that have to change together, because heavy edges join them, move together.
     A move is made if the bytes that it saves in `settings.horizon` epochs exceed its state (spec KATTS 3.7). busy: whether a
-    machine that has far more work than its share is to be relieved in any case.
+    machine that has far more work than its share is to be relieved in any case, as one that holds more than its memory is.
     """
     graph = decisive(graph)
     target = place(graph, machines, settings, seed, now, IN_A_RUN)
     if (target == now).all():
         return now
-    full = cost(graph, now, machines).fullest_ratio
-    most = max(settings.imbalance, full)
-    overfull = busy and full > max(_OVERFULL, settings.imbalance) and cost(graph, target, machines).fullest_ratio < full
-    if overfull or _pays(graph, now, target, machines, settings):
+    before, after = (cost(graph, each, machines) for each in (now, target))
+    full, held = before.fullest_ratio, before.memory_ratio
+    most, most_held = max(settings.imbalance, full), max(1.0, held)
+    overfull = busy and full > max(_OVERFULL, settings.imbalance) and after.fullest_ratio < full
+    overfull |= held > 1 and after.memory_ratio < _RELIEF * held
+    if overfull or (after.memory_ratio <= most_held and _pays(graph, now, target, machines, settings)):
         return target
     found = now
     for tasks in sorted(
-        _chains(graph, now, target), key=lambda tasks: (-_saved(graph, tasks, now, target, machines), tasks[0])
+        _chains(graph, now, target), key=lambda tasks: (-_saved(graph, tasks, now, target, (machines, settings)), tasks[0])
     ):
         moved = found.copy()
         moved[tasks] = target[tasks]
-        even = cost(graph, moved, machines).fullest_ratio <= most
+        of = cost(graph, moved, machines)
+        even = of.fullest_ratio <= most and of.memory_ratio <= most_held
         if even and _pays(graph, found, moved, machines, settings):
             found = moved
     return found
@@ -81,7 +94,7 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
 
 def _network(of: Cost, settings: PlacementConfig) -> float:
     """What a placement costs; between machines that have a host each, all of what goes between them."""
-    between, apart = (of.network_bytes, of.host_bytes) if settings.objective == "bytes" else (of.network_tuples, of.host_tuples)
+    apart, between = of.crossing(settings.objective)
     return apart + _IN_HOST * (between - apart)
 
 
@@ -90,15 +103,15 @@ def _pays(graph: TaskGraph, now: I64, then: I64, machines: Machines, settings: P
     be of those that travel."""
     before, after = cost(graph, now, machines), cost(graph, then, machines)
     saved, state = _network(before, settings) - _network(after, settings), _moved_bytes(graph, np.flatnonzero(now != then))
-    unit = 1.0 if settings.objective == "bytes" else before.total_tuples / max(1, before.total_bytes)
+    unit = 1.0 if settings.objective != "tuples" else before.total_tuples / max(1, before.total_bytes)
     return saved > 0 and saved * settings.horizon > state * unit * (1 + _HYSTERESIS)
 
 
-def _saved(graph: TaskGraph, tasks: I64, now: I64, target: I64, machines: Machines) -> float:
-    """Bytes that a move of these tasks alone saves, by byte of their state."""
-    moved = now.copy()
+def _saved(graph: TaskGraph, tasks: I64, now: I64, target: I64, on: tuple[Machines, PlacementConfig]) -> float:
+    """What a move of these tasks alone saves, by byte of their state."""
+    moved, (machines, settings) = now.copy(), on
     moved[tasks] = target[tasks]
-    before, after = (_network(cost(graph, each, machines), PlacementConfig()) for each in (now, moved))
+    before, after = (_network(cost(graph, each, machines), settings) for each in (now, moved))
     return (before - after) / _moved_bytes(graph, tasks)
 
 
@@ -146,12 +159,12 @@ def _by_traffic(
     known = [_by_id(graph, machines), np.arange(len(graph.tasks), dtype=np.int64) % count]
     known = [np.where(graph.pinned >= 0, graph.pinned, k) for k in (known if now is None else [*known, now])]
     order = np.array(sorted(range(len(graph.tasks)), key=lambda i: (isinstance(graph.tasks[i], str), graph.tasks[i])), np.int64)
-    reduced = _reduced(graph, order, settings)
+    reduced = _reduced(graph, order, machines, settings)
     used = _machines_used(reduced, machines)
     parts, even = reduced.parts(machines, used, settings.imbalance)
     starts = [_renamed(k[order][reduced.root], used, count) for k in known]
     found = best_partition(parts, seed, [even, *starts], effort)
-    if now is not None and parts.rank(starts[-1])[:2] <= parts.rank(found)[:2]:
+    if now is not None and parts.rank(starts[-1])[:3] <= parts.rank(found)[:3]:
         return known[-1]
     machine_of = np.empty(len(order), np.int64)
     machine_of[order] = _completed(reduced, used[found], machines)
@@ -164,7 +177,11 @@ def _by_hosts(
     """On hosts first, by what goes between them, and then on the machines of each (spec KATTS 3.4)."""
     assert machines.host is not None, "machines without hosts"
     _, host_of = np.unique(machines.host, return_inverse=True)
-    hosts = Machines(np.bincount(host_of, machines.speed).astype(np.float64))
+    memory = machines.memory_bytes
+    of_hosts = None
+    if memory is not None:
+        of_hosts = np.array([min(1 << 60, sum(memory[host_of == host].tolist())) for host in range(host_of.max() + 1)])
+    hosts = Machines(np.bincount(host_of, machines.speed).astype(np.float64), memory_bytes=of_hosts)
     outer = replace(graph, pinned=np.where(graph.pinned >= 0, host_of[graph.pinned], -1))
     at = _by_traffic(outer, hosts, settings, search, None if now is None else host_of[now])
     found, total = np.empty(len(at), np.int64), int(graph.work_ns.sum())
@@ -182,58 +199,62 @@ def _by_hosts(
         share = hosts.shares[host] * total / len(hosts.speed)
         room = max(1.0, settings.imbalance * share / max(1, int(part.work_ns.sum())))
         inner = replace(settings, imbalance=min(room, 1e9))
-        found[tasks] = mine[_by_traffic(part, Machines(machines.speed[mine]), inner, search, here)]
+        of_host = Machines(machines.speed[mine], memory_bytes=None if memory is None else memory[mine])
+        found[tasks] = mine[_by_traffic(part, of_host, inner, search, here)]
     if now is None or _rank(graph, found, machines, settings) < _rank(graph, now, machines, settings):
         return found
     return now
 
 
-def _rank(graph: TaskGraph, machine_of: I64, machines: Machines, settings: PlacementConfig) -> tuple[float, int, int]:
-    """Smaller is better: work beyond the bound, what goes between hosts, what goes between machines."""
+def _rank(graph: TaskGraph, machine_of: I64, machines: Machines, settings: PlacementConfig) -> tuple[float, float, int, int]:
+    """Smaller is better: state beyond the memory, work beyond the bound, what goes between hosts, and between machines."""
     of = cost(graph, machine_of, machines)
-    between = (of.host_bytes, of.network_bytes) if settings.objective == "bytes" else (of.host_tuples, of.network_tuples)
-    return max(of.fullest_ratio, settings.imbalance), *between
+    return max(of.memory_ratio, 1.0), max(of.fullest_ratio, settings.imbalance), *of.crossing(settings.objective)
 
 
 class _Reduced(NamedTuple):
-    """A graph without what need not be decided: pinned tasks of a machine are one vertex, tasks without work are one with the
-    neighbour that they are best placed beside, and what has neither work nor edges is left out.
+    """A graph without what need not be decided: pinned tasks of a machine are one vertex, tasks without work or state are one
+    with the neighbour that they are best placed beside, and what has no edges either is left out.
 
     vertex: int64 (t,), of each task by id, below n, or beyond for what is left out. root: int64 (n,), a task whose machine is
-    the vertex's. work, fixed: as in `Parts`.
+    the vertex's. work, state, fixed: as in `Parts`; no state where memory is not limited.
     """
 
     vertex: I64
     root: I64
     graph: Csr
     work: I64
+    state: I64
     fixed: I64
 
     def parts(self, machines: Machines, used: I64, imbalance: float) -> tuple[Parts, I64]:
-        """The problem, with the room that machines have within the bound, or within the least that can be reached; and a
-        partition within that room."""
-        alike = np.unique(machines.speed[used], return_inverse=True)[1].astype(np.int64)
+        """The problem, with the room that machines have within the bound, or within the least that can be reached, and their
+        memory, or what is needed at least; and a partition within these."""
+        memory, alike = np.zeros(len(used), np.int64), machines.kinds[used]
+        if machines.memory_bytes is not None:
+            memory = np.minimum(machines.memory_bytes[used], self.state.sum())
         taken = np.isin(used, self.fixed)
-        alike[taken] = len(used) + np.arange(int(taken.sum()))
+        alike[taken] = len(machines.speed) + np.arange(int(taken.sum()))
         fixed = np.where(self.fixed >= 0, np.searchsorted(used, self.fixed), -1)
         shares = machines.shares[used]
         asked = Fraction(str(imbalance)) * int(self.work.sum()) / len(machines.speed)
         room = np.array([int(asked * Fraction(share)) for share in shares.tolist()], np.int64)
-        parts = Parts(self.graph, self.work, fixed, room, alike)
+        parts = Parts(self.graph, self.work, self.state, fixed, room, memory, alike)
         even = least_full(parts, shares)
         load = np.bincount(even, self.work, len(used)).astype(np.int64)
         if (load > room).any():
             room = np.maximum(load, ((load / shares).max() * shares).astype(np.int64))
-        return replace(parts, room=room), even
+        return replace(parts, room=room, memory=np.maximum(memory, parts.held(even))), even
 
 
-def _reduced(graph: TaskGraph, order: I64, settings: PlacementConfig) -> _Reduced:
+def _reduced(graph: TaskGraph, order: I64, machines: Machines, settings: PlacementConfig) -> _Reduced:
     """order: int64 (t,), the tasks by id."""
-    counts, others = (graph.nbytes, graph.tuples) if settings.objective == "bytes" else (graph.tuples, graph.nbytes)
+    counts, others = graph.weights(settings.objective), graph.nbytes if settings.objective == "tuples" else graph.tuples
     at = np.empty(len(order), np.int64)
     at[order] = np.arange(len(order))
     csr = Csr.build(len(order), at[graph.source], at[graph.target], counts if counts.any() else others)
-    parts = Parts(csr, graph.work_ns[order], graph.pinned[order], order[:0], order[:0])
+    state = graph.state_bytes[order] if machines.memory_bytes is not None else np.zeros(len(order), np.int64)
+    parts = Parts(csr, graph.work_ns[order], state, graph.pinned[order], *3 * (order[:0],))
     pinned = np.flatnonzero(parts.fixed >= 0)
     _, first, which = np.unique(parts.fixed[pinned], return_index=True, return_inverse=True)
     onto = np.arange(len(order))
@@ -243,26 +264,31 @@ def _reduced(graph: TaskGraph, order: I64, settings: PlacementConfig) -> _Reduce
         kept, cluster = np.unique(onto, return_inverse=True)
         root, vertex = root[kept], cluster[vertex]
         parts = parts.contracted(cluster, len(kept))
-        onto = attached(*parts.graph, parts.work, parts.fixed)
+        onto = attached(*parts.graph, parts.work | parts.state, parts.fixed)
         if (onto == np.arange(len(onto))).all():
             break
-    idle = (parts.work == 0) & (parts.fixed < 0) & (np.diff(parts.graph.starts) == 0)
+    idle = (parts.work | parts.state == 0) & (parts.fixed < 0) & (np.diff(parts.graph.starts) == 0)
     name = np.empty(len(idle), np.int64)
     name[np.argsort(idle, kind="stable")] = np.arange(len(idle))
     parts = parts.contracted(name, len(idle))
     count = int((~idle).sum())
     starts = parts.graph.starts[: count + 1]
     csr = Csr(starts, parts.graph.neighbours, parts.graph.weights)
-    return _Reduced(name[vertex], root[~idle], csr, parts.work[:count], parts.fixed[:count])
+    return _Reduced(name[vertex], root[~idle], csr, parts.work[:count], parts.state[:count], parts.fixed[:count])
 
 
 def _machines_used(reduced: _Reduced, machines: Machines) -> I64:
-    """Those with pinned tasks, and of the others, fastest first, as many as there are vertices: int64 (m,), ascending."""
+    """Those with pinned tasks, and of the others, fastest first, as many as there are vertices; where memory is limited, of
+    each kind. int64 (m,), ascending."""
     taken = np.unique(reduced.fixed[reduced.fixed >= 0])
     others = np.setdiff1d(np.arange(len(machines.speed)), taken)
     others = others[np.argsort(-machines.speed[others], kind="stable")]
-    most = int((reduced.fixed < 0).sum())
-    return np.sort(np.concatenate((taken, others[: max(most, 1 - len(taken))])))
+    most = max(int((reduced.fixed < 0).sum()), 1 - len(taken))
+    if machines.memory_bytes is None:
+        return np.sort(np.concatenate((taken, others[:most])))
+    kinds = machines.kinds[others]
+    first = [np.flatnonzero(kinds == kind)[:most] for kind in np.unique(kinds)]
+    return np.sort(np.concatenate((taken, others[np.concatenate((others[:0], *first))])))
 
 
 def _renamed(machine_of: I64, used: I64, count: int) -> I64:
@@ -289,8 +315,9 @@ def _completed(reduced: _Reduced, machine_of: I64, machines: Machines) -> I64:
 
 
 def _named_as(machine_of: I64, now: I64, graph: TaskGraph, machines: Machines) -> I64:
-    """The same parts at machines of the same speed, those first that have most of a part's state already."""
+    """The same parts at machines of the same speed and memory, those first that have most of a part's state already."""
     count = len(machines.speed)
+    kind = machines.kinds
     pairs, which = np.unique(machine_of * count + now, return_inverse=True)
     state = np.zeros(len(pairs), np.int64)
     np.add.at(state, which, graph.state_bytes + 1)
@@ -299,9 +326,9 @@ def _named_as(machine_of: I64, now: I64, graph: TaskGraph, machines: Machines) -
     taken = name >= 0
     for pair in pairs[np.argsort(-state, kind="stable")].tolist():
         part, machine = divmod(pair, count)
-        if name[part] < 0 and not taken[machine] and machines.speed[part] == machines.speed[machine]:
+        if name[part] < 0 and not taken[machine] and kind[part] == kind[machine]:
             name[part], taken[machine] = machine, True
-    for speed in np.unique(machines.speed):
-        alike = machines.speed == speed
+    for each in np.unique(kind):
+        alike = kind == each
         name[alike & (name < 0)] = np.flatnonzero(alike & ~taken)
     return name[machine_of]

@@ -27,14 +27,14 @@ _MOST_COUNT = (1 << 63) - 1
 @dataclass(frozen=True)
 class Counts:
     """A file: its tasks in order, and its edges. ids: in the file's words. index: of each task, by its id as text. work,
-    state_bytes, pinned: of each task. edges: indexes of source and target, tuples, bytes."""
+    state_bytes, pinned: of each task. edges: indexes of source and target, tuples, bytes, deliveries."""
 
     ids: list[TaskId]
     index: dict[str, int]
     work: list[int | float]
     state_bytes: list[int]
     pinned: list[int]
-    edges: list[tuple[int, int, int, int]]
+    edges: list[tuple[int, int, int, int, int]]
 
     @classmethod
     def read(cls, path: Path, machine_count: int | None) -> Counts:
@@ -76,20 +76,20 @@ class Counts:
         self.pinned.append(-1 if pinned is None else int(pinned))
 
     def _add_edge(self, path: Path, i: int, edge: Any) -> None:
-        if not isinstance(edge, list) or len(edge) != 4:
+        if not isinstance(edge, list) or len(edge) not in (4, 5):
             _refuse(path, f"edges[{i}] is {shown(edge)}", "write [source, target, tuples, bytes]")
         ends = [self.index.get(str(end)) if _is_id(end) else None for end in edge[:2]]
         for end, at, way in zip(edge, ends, ("from", "to"), strict=False):
             if at is None:
                 _refuse(path, f"edges[{i}] goes {way} task {shown(end)}, which is not listed", "list it under tasks")
-        tuples, nbytes = (
+        tuples, nbytes, deliveries = (
             value if type(value) is int and 0 <= value <= _MOST_COUNT else _count(path, f"{what} of edges[{i}]", value)
-            for what, value in zip(("tuples", "bytes"), edge[2:], strict=True)
+            for what, value in zip(("tuples", "bytes", "deliveries"), [*edge[2:], 0][:3], strict=True)
         )
-        self.edges.append((ends[0] or 0, ends[1] or 0, tuples, nbytes))
+        self.edges.append((ends[0] or 0, ends[1] or 0, tuples, nbytes, deliveries))
 
     def graph(self) -> TaskGraph:
-        source, target, tuples, nbytes = np.array(self.edges, np.int64).reshape(-1, 4).T.copy()
+        source, target, tuples, nbytes, deliveries = np.array(self.edges, np.int64).reshape(-1, 5).T.copy()
         return TaskGraph(
             tuple(self.ids),
             whole(self.work),
@@ -99,7 +99,7 @@ class Counts:
             target,
             tuples,
             nbytes,
-            deliveries=np.zeros(len(self.edges), np.int64),
+            deliveries,
         )
 
     def with_history(self, history: list[Counts]) -> Counts:
@@ -111,9 +111,10 @@ class Counts:
             for at, amount in zip(here, other.work, strict=True):
                 if at >= 0:
                     work[at].append(amount)
-            for source, target, tuples, nbytes in other.edges:
+            for source, target, *counts in other.edges:
                 if here[source] >= 0 and here[target] >= 0:
-                    edges.append((here[source], here[target], tuples, nbytes))
+                    tuples, nbytes, deliveries = counts
+                    edges.append((here[source], here[target], tuples, nbytes, deliveries))
         sums = [sum(parts) if all(isinstance(p, int) for p in parts) else math.fsum(parts) for parts in work]
         return Counts(self.ids, self.index, sums, self.state_bytes, self.pinned, edges)
 
@@ -128,17 +129,22 @@ def machines_of(path: Path, plain: Any, count: int) -> Machines:
         _refuse(path, "its machines are no list of mappings", example)
     if len(given) != count:
         _refuse(path, f"lists {len(given)} machines", f"-k must be {len(given)}, not {count}")
-    speeds, hosts = [], list[tuple[str, str]]()  # those without a name are different from all that have one
+    speeds, memory = [], []
+    hosts = list[tuple[str, str]]()  # those without a name are different from all that have one
     for i, machine in enumerate(given):
         speed, host = machine.get("speed", 1), machine.get("host", "")
         if not isinstance(speed, int | float) or isinstance(speed, bool) or not 1e-6 <= speed <= 1e6:
             _refuse(path, f"speed of machines[{i}] is {shown(speed)}", "write a number from 0.000001 to 1,000,000")
         if not _is_id(host):
             _refuse(path, f"host of machines[{i}] is {shown(host)}", "write a name or a whole number")
+        if (limit := machine.get("memory_bytes")) is not None:
+            limit = _count(path, f"memory_bytes of machines[{i}]", limit)
+        memory.append(_MOST_COUNT if limit is None else limit)
         speeds.append(float(speed))
         hosts.append(("host", str(host)) if "host" in machine else ("machine", str(i)))
     names = sorted(set(hosts))
-    return Machines(np.array(speeds), np.array([names.index(host) for host in hosts], np.int64))
+    limits = np.array(memory, np.int64) if min(memory) < _MOST_COUNT else None
+    return Machines(np.array(speeds), np.array([names.index(host) for host in hosts], np.int64), limits)
 
 
 def whole(amounts: list[int | float]) -> I64:

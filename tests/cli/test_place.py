@@ -31,7 +31,7 @@ def answer(swjoin: Any, *argv: object) -> dict[str, Any]:
     done = swjoin("place", *argv, "--json")
     assert done.code == 0, done.err
     found: dict[str, Any] = json.loads(done.out)
-    assert [key for key in found if not key.startswith("host_")] == KEYS
+    assert list(found)[: len(KEYS)] == KEYS
     assert list(found["bound"]) == ["asked", "reached"]
     return found
 
@@ -416,9 +416,54 @@ def test_machines_of_other_speeds(swjoin: Any, tmp_path: Path) -> None:
     assert "fullest machine   1.000 of its share" in done.out
 
 
+def test_machines_with_little_memory(swjoin: Any, tmp_path: Path) -> None:
+    """Neighbours of the ring belong together, but no machine holds two that have state."""
+    listed = [{"id": i, "work": 1, "state_bytes": 60 if i < 2 else 0} for i in range(8)]
+    graph = {"tasks": listed, "edges": RING, "machines": [{"memory_bytes": 100}, {"memory_bytes": 90}]}
+    found = answer(swjoin, file(tmp_path, graph), "-k", 2)
+    assert found["assignment"]["0"] != found["assignment"]["1"]
+    assert (found["fullest_ratio"], found["network_tuples"]) == (1, 200)
+    assert found["memory_ratio"] == pytest.approx(60 / 90)
+    without = answer(swjoin, file(tmp_path, {**graph, "machines": [{}, {}]}), "-k", 2)
+    assert without["network_tuples"] == 20
+    assert "memory_ratio" not in without
+    done = swjoin("place", file(tmp_path, graph), "-k", 2)
+    assert "most state        0.667 of a machine's memory" in done.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ([50, 70], "machine 0 holds 60 of 50 bytes"),
+        ([50, 55], "machine 0 holds 60 of 50 bytes; task 0 alone has 60"),
+        ([70, 40], "machine 1 holds 60 of 40 bytes; all tasks have 120, all machines 110"),
+    ],
+)
+def test_memory_that_does_not_suffice(memory: list[int], said: str, swjoin: Any, tmp_path: Path) -> None:
+    listed = [{"id": i, "work": 1, "state_bytes": 60, "pinned": i} for i in range(2)]
+    graph = {"tasks": listed, "edges": [], "machines": [{"memory_bytes": each} for each in memory]}
+    done = swjoin("place", file(tmp_path, graph), "-k", 2)
+    assert (done.code, done.err) == (0, [f"swjoin: warning: no placement within the memory was found: {said}"])
+
+
+def test_the_objective_deliveries_counts_messages(swjoin: Any, tmp_path: Path) -> None:
+    """1-2 has most bytes; 0-1 and 2-3 have one more message."""
+    edges = [[0, 1, 1, 100, 3], [1, 2, 9, 900, 2], [2, 3, 1, 100, 3]]
+    path = file(tmp_path, {"tasks": tasks(*range(4), work=1), "edges": edges})
+    by_bytes, by_messages = answer(swjoin, path, "-k", 2), answer(swjoin, path, "-k", 2, "--objective", "deliveries")
+    assert (by_bytes["network_bytes"], by_bytes["network_deliveries"]) == (200, 6)
+    assert (by_messages["network_bytes"], by_messages["network_deliveries"], by_messages["total_deliveries"]) == (900, 2, 8)
+    lines = swjoin("place", path, "-k", 2, "--objective", "deliveries").out.splitlines()
+    assert "deliveries        2 of 8 (25.0 %)" in lines
+    done = swjoin("place", file(tmp_path, PAIRS), "-k", 2, "--objective", "deliveries")
+    said = "swjoin: --objective deliveries: no edge has any; write [source, target, tuples, bytes, deliveries]"
+    assert (done.code, done.err) == (2, [said])
+
+
 @pytest.mark.parametrize(
     ("machines", "said"),
     [
+        ([{"memory_bytes": -1}, {}], "memory_bytes of machines[0] is -1; write a whole number"),
         ([{}] * 3, "lists 3 machines; -k must be 3, not 2"),
         ({}, "its machines are no list of mappings"),
         ([1, 2], "its machines are no list of mappings"),

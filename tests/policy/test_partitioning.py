@@ -23,7 +23,7 @@ def grid(side: int, room: int, machine_count: int) -> Parts:
     target = np.concatenate((at[:, 1:].ravel(), at[1:].ravel()))
     graph = Csr.build(side * side, source, target, np.ones(len(source), np.int64))
     ones, machines = np.ones(side * side, np.int64), np.zeros(machine_count, np.int64)
-    return Parts(graph, ones, ones * -1, machines + room, machines)
+    return Parts(graph, ones, ones * 0, ones * -1, machines + room, machines, machines)
 
 
 def test_a_graph_has_each_edge_at_both_ends_once() -> None:
@@ -59,7 +59,7 @@ def test_answers_of_metis_are_checked(answer: object, monkeypatch: pytest.Monkey
     parts = grid(9, 28, 3)
     monkeypatch.setattr(partitioning, "_asked_metis", lambda graph, work, shares, seed: answer(graph.size, len(shares)))  # type: ignore[operator]
     found = best_partition(parts, 0)
-    excess, cut, _ = parts.rank(found)
+    _, excess, cut, _ = parts.rank(found)
     assert excess == 0
     assert cut <= 20, "thirds of the grid cut 18"
 
@@ -95,8 +95,8 @@ def test_our_own_partitioner_is_as_good_as_metis(monkeypatch: pytest.MonkeyPatch
     for there in (True, False):
         monkeypatch.setattr(partitioning, "has_metis", lambda there=there: there)
         ranks = [parts.rank(best_partition(parts, 0)) for parts in grids]
-        assert [excess for excess, _, _ in ranks] == [0, 0, 0]
-        cuts.append([cut for _, cut, _ in ranks])
+        assert [excess for _, excess, _, _ in ranks] == [0, 0, 0]
+        cuts.append([cut for _, _, cut, _ in ranks])
     assert all(own <= 1.2 * other for other, own in zip(*cuts, strict=True))
     assert cuts[1] == pytest.approx([20, 40, 60], rel=0.1), "quarters of a grid"
 
@@ -107,9 +107,9 @@ def test_few_vertices_are_packed_as_evenly_as_can_be(work: list[int], machine_co
     parts = Parts(
         Csr(np.zeros(len(work) + 1, np.int64), none, none),
         np.array(work, np.int64),
+        np.zeros(len(work), np.int64),
         np.full(len(work), -1, np.int64),
-        np.zeros(machine_count, np.int64),
-        np.zeros(machine_count, np.int64),
+        *3 * (np.zeros(machine_count, np.int64),),
     )
     found = least_full(parts, np.ones(machine_count))
     loads = {(0,) * machine_count}
@@ -141,11 +141,12 @@ def test_the_exact_search_finds_the_least_cut_by_itself(rooms: list[int]) -> Non
     for _ in range(40):
         source, target = rng.integers(0, 6, (2, 12))
         counts, work = rng.integers(1, 9, 12), rng.integers(0, 8, 6)
-        parts = Parts(Csr.build(6, source, target, counts), work, np.full(6, -1), room, alike)
+        nothing = np.zeros(6, np.int64)
+        parts = Parts(Csr.build(6, source, target, counts), work, nothing, np.full(6, -1), room, nothing[: len(room)], alike)
         loads = np.stack([((every == m) * work).sum(axis=1) for m in range(3)], axis=1)
         cuts = ((every[:, source] != every[:, target]) * counts).sum(axis=1)[(loads <= room).all(axis=1)]
         bad = np.full(6, int(np.argmin(room)), np.int64)
-        excess, cut, _ = parts.rank(partitioning._exact(parts, bad))
+        _, excess, cut, _ = parts.rank(partitioning._exact(parts, bad))
         if len(cuts):
             found_some += 1
             assert (excess, cut) == (0, cuts.min())

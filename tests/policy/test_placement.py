@@ -128,6 +128,71 @@ def test_tasks_without_work_and_machines_of_other_speeds(speeds: list[int]) -> N
         assert found.network_tuples == least
 
 
+@settings(max_examples=200)
+@given(st.data(), st.integers(0, 2))
+def test_small_graphs_have_the_least_cut_within_the_memory(data: st.DataObject, seed: int) -> None:
+    """Where no placement has enough, the one that is found is told by its ratio. Unequal machines, pinned tasks."""
+    graph = data.draw(graphs(7, 3))
+    states = st.lists(st.integers(0, 9), min_size=len(graph.tasks), max_size=len(graph.tasks))
+    graph = replace(graph, state_bytes=np.array(data.draw(states), np.int64))
+    speeds = data.draw(st.sampled_from([[1, 1, 1], [1, 2, 1], [3, 1, 2]]))
+    memory = data.draw(st.lists(st.integers(1, 25), min_size=3, max_size=3))
+    machines = Machines(np.array(speeds, np.float64), memory_bytes=np.array(memory, np.int64))
+    found = cost(decisive(graph), place(graph, machines, PlacementConfig("network", "tuples", 1.25), seed), machines)
+    allowed, least = least_cut(decisive(graph), speeds, Fraction("1.25"), memory)
+    assert (found.memory_ratio > 1) == (least < 0)
+    if least >= 0:
+        assert (found.load * (math.lcm(*speeds) / np.array(speeds))).max() <= allowed + 1e-9
+        assert found.network_tuples == least
+
+
+@pytest.mark.parametrize("with_metis", [True, False])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_memory_is_kept_where_work_and_state_are_elsewhere(
+    seed: int, with_metis: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 tasks in pairs that belong together, half of all with work and little state, half the other way round."""
+    monkeypatch.setattr(partitioning, "metis", partitioning.metis if with_metis else lambda *_: None)
+    rng = np.random.default_rng(seed)
+    heavy = rng.permutation(60) < 30
+    work, state = np.where(heavy, 100, 1), np.where(heavy, 1, 1_000)
+    edges = [(i, (i + 30) % 60, 50) for i in range(30)] + [(i, (i + 7) % 60, 1) for i in range(60)]
+    graph = task_graph(work.tolist(), edges, state=state.tolist())
+    machines = Machines(np.ones(4), memory_bytes=np.array([8_500, 8_500, 8_500, 8_500]))
+    found = cost(graph, place(graph, machines, PlacementConfig(imbalance=1.1)), machines)
+    assert found.memory_ratio <= 1
+    assert found.fullest_ratio <= 1.1
+    free = cost(graph, place(graph, Machines.alike(4), PlacementConfig(imbalance=1.1)), machines)
+    by_id = cost(graph, place(graph, machines, BY_ID), machines)
+    assert free.network_tuples <= found.network_tuples <= by_id.network_tuples / 3
+
+
+def test_no_machine_with_memory_is_overlooked() -> None:
+    """One task with state, and the fastest machine has no room for it; the same with hosts."""
+    speed, memory = np.array([3.0, 2.0, 1.0, 1.0]), np.array([10, 10, 1_000, 10])
+    graph = task_graph([5], [], state=[700])
+    assert place(graph, Machines(speed, memory_bytes=memory), NETWORK).tolist() == [2]
+    host = np.array([0, 0, 1, 1])
+    assert place(graph, Machines(speed, host, memory), NETWORK).tolist() == [2]
+
+
+def test_state_beyond_64_bits_is_scaled() -> None:
+    huge = (1 << 63) - 1
+    graph = task_graph([1] * 4, [(0, 1, 9), (2, 3, 9)], state=[huge, huge, huge, huge])
+    machines = Machines(np.ones(3), memory_bytes=np.array([huge, huge, huge]))
+    assert cost(graph, place(graph, machines, NETWORK), machines).memory_ratio == pytest.approx(2)
+
+
+def test_a_machine_that_holds_too_much_is_relieved_though_no_bytes_are_saved() -> None:
+    graph = task_graph([1] * 8, [(i, i + 1, 10) for i in range(7)], state=[100] * 8)
+    now = np.array([0, 0, 0, 0, 0, 0, 1, 1])
+    settings_ = PlacementConfig(imbalance=2.0)
+    assert (suggest(graph, Machines.alike(2), settings_, 0, now, busy=False) == now).all()
+    machines = Machines(np.ones(2), memory_bytes=np.array([500, 500]))
+    then = suggest(graph, machines, settings_, 0, now, busy=False)
+    assert cost(graph, then, machines).memory_ratio <= 1
+
+
 @settings(max_examples=60)
 @given(graphs(40, 5), st.integers(2, 5))
 def test_it_is_never_worse_than_round_robin_within_the_same_bound(graph: TaskGraph, machine_count: int) -> None:

@@ -409,6 +409,7 @@ def test_what_is_refused(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
         "does not exist": ["placement.statistics=nowhere"],
         "leave out declustering and active_slaves": [given, "reorganization.active_slaves=1"],
         "slices must be 1 to 1000": ["placement.slices=0"],
+        "objective deliveries is for swjoin place": ["placement.objective=deliveries"],
         "set cluster.strategy: query": [
             "reorganization.policy=network",
             "reorganization.epoch=1s",

@@ -28,8 +28,10 @@ def task_graph(
     *,
     pinned: dict[int, int] | None = None,
     ids: Sequence[TaskId] | None = None,
+    state: Sequence[int] | None = None,
 ) -> TaskGraph:
-    """edges: (source, target, tuples), of 10 bytes a tuple. pinned: task -> machine. ids: by default 0, 1, 2, ..."""
+    """edges: (source, target, tuples), of 10 bytes a tuple. pinned: task -> machine. ids: by default 0, 1, 2, ... state: bytes
+    of each, by default none."""
     columns = np.array([(s, t, n) for s, t, n in edges], np.int64).reshape(-1, 3).T.copy()
     none = np.zeros(len(work), np.int64)
     fixed = none - 1
@@ -38,17 +40,26 @@ def task_graph(
     nbytes = np.array([min(10 * n, (1 << 63) - 1) for _, _, n in edges], np.int64)
     names = tuple(range(len(work))) if ids is None else tuple(ids)
     source, target, tuples = columns
+    held = none if state is None else np.array(state, np.int64)
     return TaskGraph(
-        names, np.array(work, np.int64), none, fixed, source, target, tuples, nbytes, np.zeros(len(nbytes), np.int64)
+        names, np.array(work, np.int64), held, fixed, source, target, tuples, nbytes, np.zeros(len(nbytes), np.int64)
     )
 
 
-def least_cut(graph: TaskGraph, speeds: Sequence[int], imbalance: Fraction) -> tuple[int, int]:
-    """(work of the fullest machine that is allowed, least tuples over the network), of all placements. Work of a machine counts
-    times the least common multiple of the speeds, over its own."""
+def least_cut(
+    graph: TaskGraph, speeds: Sequence[int], imbalance: Fraction, memory: Sequence[int] | None = None
+) -> tuple[int, int]:
+    """(work of the fullest machine that is allowed, least tuples over the network), of all placements, or of those within the
+    machines' memory; (-1, -1) where none is. Work of a machine counts times the least common multiple of the speeds, over its
+    own."""
     size, machine_count, whole = len(graph.tasks), len(speeds), math.lcm(*speeds)
     every: I64 = np.array(list(itertools.product(range(machine_count), repeat=size)), np.int64).reshape(-1, size)
     every = every[((graph.pinned < 0) | (every == graph.pinned)).all(axis=1)]
+    if memory is not None:
+        held = np.stack([((every == m) * graph.state_bytes).sum(axis=1) for m in range(machine_count)], axis=1)
+        every = every[(held <= np.array(memory)).all(axis=1)]
+        if not len(every):
+            return -1, -1
     loads = np.stack([((every == m) * graph.work_ns).sum(axis=1) * (whole // speeds[m]) for m in range(machine_count)])
     fullest = loads.max(axis=0)
     allowed = max(int(fullest.min()), int(imbalance * int(graph.work_ns.sum()) * whole / sum(speeds)))

@@ -112,7 +112,8 @@ class NetworkPlacement:
         loads = [controllers[stage].measured or [] for stage in stages]
         speeds = [np.array([load.speed for load in of_stage]) for of_stage in loads]
         by_rank = np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)
-        machines = Machines(_steps(by_rank), self._teams.host_of(stages))
+        memory = np.full(len(by_rank), int(min(self._most_bytes * len(stages), 1 << 60)), np.int64)
+        machines = Machines(_steps(by_rank), self._teams.host_of(stages), memory)
         busy = max(load.busy_ratio for of_stage in loads for load in of_stage) > BUSY
         now = np.concatenate([controllers[stage].map.owner for stage in stages])
         pinned = np.full(len(now), -1, np.int64)
