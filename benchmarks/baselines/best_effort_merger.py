@@ -41,7 +41,7 @@ class BestEffortMerger(Merger):
         """What has come of any epoch, as of the open one."""
         epoch = EpochIndex(self.epoch)
         piece = super().take()
-        piece.deliveries = [replace(delivery, epoch=epoch) for delivery in piece.deliveries]
+        piece.came = [(sender, replace(delivery, epoch=epoch)) for sender, delivery in piece.came]
         return piece
 
     def _next_epoch(self) -> None:

@@ -302,13 +302,15 @@ def _stage(stage: dict[str, Any]) -> RenderableType:
 
 
 def _edges(edges: list[dict[str, Any]]) -> RenderableType:
-    table = _table("edge", "rows/s", "rows", "bytes", "epochs ahead", "wait for credit")
+    table = _table("edge", "rows/s", "rows", "bytes", "between ranks", "epochs ahead", "wait for credit")
     for edge in edges:
         size = "-" if edge["bytes"] is None else size_text(edge["bytes"])
         counts = (_count(edge[name]) for name in ("rows_per_s", "rows"))
         waits = (_count(edge[name]) for name in ("epochs_ahead", "waiting_rows"))
         name = f"{edge['from']} to {edge['to']}, {edge['port']}, by {', '.join(edge['key'])}"
-        table.add_row(_plain(name), *counts, size, *waits)
+        crossed = edge["between_ranks_bytes"]
+        share = "-" if crossed is None or not edge["bytes"] else f"{crossed / edge['bytes']:.0%}"
+        table.add_row(_plain(name), *counts, size, share, *waits)
     return table
 
 

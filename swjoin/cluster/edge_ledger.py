@@ -23,16 +23,19 @@ def _entries() -> defaultdict[int, Entry]:
 
 class EdgeLedger:
     """sent, received: by edge, [rows, digest, bytes]. null_keys, filtered: by edge, rows that the sender drops, as they match
-    nothing, and by the edge's filters, less those that its lookups add, and less copies: it may be negative."""
+    nothing, and by the edge's filters, less those that its lookups add, and less copies: it may be negative. from_other_ranks:
+    by edge between stages, of the bytes received, those of senders on other ranks."""
 
     def __init__(self) -> None:
         self.sent, self.received = _entries(), _entries()
         self.null_keys: defaultdict[int, int] = defaultdict(int)
         self.filtered: defaultdict[int, int] = defaultdict(int)
+        self.from_other_ranks: defaultdict[int, int] = defaultdict(int)
 
     def received_rows(self) -> I64:
-        """Edge, rows and bytes that were received: int64 (edges, 3)."""
-        return np.array([(edge, rows, nbytes) for edge, (rows, _, nbytes) in self.received.items()], np.int64).reshape(-1, 3)
+        """Edge, rows and bytes that were received, and bytes from other ranks: int64 (edges, 4)."""
+        rows = [(edge, rows, nbytes, self.from_other_ranks[edge]) for edge, (rows, _, nbytes) in self.received.items()]
+        return np.array(rows, np.int64).reshape(-1, 4)
 
     def to_plain(self) -> dict[str, dict[str, list[int]]]:
         """Ready for JSON."""

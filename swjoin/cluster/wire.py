@@ -65,7 +65,7 @@ from swjoin.core.path_patterns import Shape, first_mismatch, is_amount, is_count
 from swjoin.state.extendible_hash import MAX_DEPTH
 
 MAGIC = 0x6E696F6A7773  # "swjoin"
-VERSION = 10
+VERSION = 11
 DELIVERY, RESULTS, STATE, LOADS, TUPLES = range(1, 6)
 _CONTROL = 16  # the kinds from here on hold JSON
 _HEADER = 8
@@ -492,7 +492,7 @@ def unpack_results(buffer: U8) -> ResultChunk:
     results = None if a[11] is None else GroupResults(a[11], a[12], a[13])
     if results is not None and (results.groups.min(initial=0) < 0 or results.counts.min(initial=0) < 0):
         raise frame.refuse("negative partition-groups or counts")
-    if a[16] is not None and (a[16].shape[1] != 3 or a[16].min(initial=0) < 0):
+    if a[16] is not None and (a[16].shape[1] != 4 or a[16].min(initial=0) < 0):
         raise frame.refuse("edges without rows and bytes")
     if a[17] is not None and a[17].shape[1] != 3:
         raise frame.refuse("neither counts nor digests of what was sent")

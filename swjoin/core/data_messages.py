@@ -193,9 +193,10 @@ class ResultChunk:
     slave's last chunk of the run.
     sent: of a final chunk to one of several sinks, or of a plan that ends with filters, uint64 (queries, 3): the epoch's rows
     that went to this sink: query, count and digest. Of rows with ranks those of the query that is the first to have them.
-    edges: of an instance of a plan's stage, int64 (n, 3): edge, rows and bytes that it has taken since it was started; with
-    `metrics`. served: number of slaves with this distribution epoch. prefill: joined in the prefill, before measuring starts
-    (`config.sections.MeasureConfig`); counted apart and not written. generation, checkpoint: as in the delivery.
+    edges: of an instance of a plan's stage, int64 (n, 4): edge, rows and bytes that it has taken since it was started, and of
+    these the bytes from instances on other ranks; with `metrics`. served: number of slaves with this distribution epoch.
+    prefill: joined in the prefill, before measuring starts (`config.sections.MeasureConfig`); counted apart and not written.
+    generation, checkpoint: as in the delivery.
     """
 
     query: QueryId

@@ -180,6 +180,7 @@ def _edges(edges: list[dict[str, Any]]) -> Iterator[Metric]:
     counters = {
         "rows": ("swjoin_edge_rows", "Rows that an edge's receivers have taken."),
         "bytes": ("swjoin_edge_bytes", "Bytes of these rows."),
+        "between_ranks_bytes": ("swjoin_edge_between_ranks_bytes", "Of these, the bytes between slave ranks."),
     }
     for key, (name, text) in counters.items():
         yield from _labelled(name, text, [(labels[e["edge"]], e[key]) for e in edges], counter=True)

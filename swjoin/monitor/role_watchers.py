@@ -560,12 +560,12 @@ class CollectorWatcher:
         }
 
     def _taken(self) -> dict[str, list[int]]:
-        """Rows and bytes by edge."""
+        """Rows, bytes, and bytes from other ranks, by edge."""
         total: dict[str, list[int]] = {}
         for edges in self._edges.values():
-            for edge, rows, nbytes in edges.tolist():
-                before = total.get(str(edge), [0, 0])
-                total[str(edge)] = [before[0] + rows, before[1] + nbytes]
+            for edge, *counts in edges.tolist():
+                before = total.get(str(edge), [0, 0, 0])
+                total[str(edge)] = [one + other for one, other in zip(before, counts, strict=True)]
         return total
 
 

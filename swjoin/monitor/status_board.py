@@ -160,7 +160,7 @@ class Board:
             counts: dict[str, float] = {"pairs": view["pairs"], "history": view["history_pairs"]}
             for slave, row in view["slaves"].items():
                 counts |= {f"{slave} {name}": row[name] for name in _SLAVE_RATES}
-            counts |= {f"edge {edge}": rows for edge, (rows, _) in view["edges"].items()}
+            counts |= {f"edge {edge}": rows for edge, (rows, *_) in view["edges"].items()}
             self._collector_rates.add(view["at_s"], counts)
 
     @property
@@ -283,13 +283,21 @@ class Board:
 
     def _edge(self, edge: dict[str, Any], stages: list[dict[str, Any]]) -> dict[str, Any]:
         """An edge with what its receivers have taken. Between stages, it is ahead by the epochs that both have joined."""
-        rows, nbytes = self._collector.get("edges", {}).get(str(edge["edge"]), (None, None))
+        rows, nbytes, crossed = self._collector.get("edges", {}).get(str(edge["edge"]), (None, None, None))
         ahead, joined = edge["epochs_ahead"], {stage["join"]: stage["epoch"] for stage in stages}
         sender, receiver = joined.get(edge["from"]), joined[edge["to"]]
         if ahead is None and sender is not None and receiver is not None:
             ahead = sender - receiver
+        crossed = None if edge["from"] in self.streams else crossed
         rate = self._collector_rates.of(f"edge {edge['edge']}")
-        return {**edge, "epochs_ahead": ahead, "rows": rows, "bytes": nbytes, "rows_per_s": rate}
+        return {
+            **edge,
+            "epochs_ahead": ahead,
+            "rows": rows,
+            "bytes": nbytes,
+            "between_ranks_bytes": crossed,
+            "rows_per_s": rate,
+        }
 
     def _point(self, now_s: float) -> dict[str, Any]:
         """A point of the time series. t_s: since the board was made."""

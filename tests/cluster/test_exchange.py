@@ -174,7 +174,7 @@ def test_an_epoch_ends_when_all_final_parts_have_come(data: st.DataObject) -> No
             assert merger.ready, "every sender waits for credit, and nothing is ready"
             epoch, before = merger.epoch, merger.times_us
             piece = merger.take()
-            assert piece.deliveries[0].epoch == epoch
+            assert piece.came[0][1].epoch == epoch
             for side in piece.parts:
                 taken.update(i for part in side for i in part.tuples.id.tolist())
             assert piece.final == (merger.epoch == epoch + 1)

@@ -77,7 +77,7 @@ def a_chunk() -> ResultChunk:
     pairs = Pairs(np.arange(n), np.arange(n), np.arange(n), ids, ids + np.uint64(1), rows, None)
     results = GroupResults(np.array([1]), np.array([4]), np.array([2**64 - 1], np.uint64))
     labels = (QueryId(0), SlaveId(1), EpochIndex(3), True, False)
-    return ResultChunk(*labels, pairs, results, np.ones(3), np.arange(5), edges=np.array([[3, 10, 640]]))
+    return ResultChunk(*labels, pairs, results, np.ones(3), np.arange(5), edges=np.array([[3, 10, 640, 64]]))
 
 
 def same(a: object, b: object) -> bool:

@@ -80,6 +80,7 @@ def test_stages_sum_up_their_slaves_and_edges_have_rates() -> None:
     assert (first["epoch"], last["epoch"]) == (5, 4)
     assert [edge["epochs_ahead"] for edge in found["edges"]] == [None, None, 1, None]
     assert [(e["rows"], e["bytes"], e["rows_per_s"]) for e in found["edges"]] == [(200, 640, pytest.approx(100))] * 4
+    assert [edge["between_ranks_bytes"] for edge in found["edges"]] == [None, None, 160, None]
     assert (found["map"]["groups"], found["map"]["owner"]) == (4, [0, 0, 1, 1, 2, 2, 3, 3])
     assert {slave["occupancy_ratio"] for slave in found["slaves"]} == {0.5}, "of the results, as nothing else was reported"
     assert set(found["streams"]) == set(found["sources"]) == {"pairs", "b", "c"}
@@ -96,12 +97,13 @@ def test_metrics_and_lines_of_stages() -> None:
         ("swjoin_stage_produced_rows_total", "join=last,stage=1"): 300,
         ("swjoin_stage_epoch", "join=last,stage=1"): 4,
         ("swjoin_edge_rows_total", "edge=2,from=first,port=left,to=last"): 200,
+        ("swjoin_edge_between_ranks_bytes_total", "edge=2,from=first,port=left,to=last"): 160,
         ("swjoin_edge_epochs_ahead", "edge=2,from=first,port=left,to=last"): 1,
     }
     assert {name: found[name] for name in wanted} == wanted
     text = _text(snapshot)
     assert re.search(r"stage 0 first .* rows in per s: left 300, right 200; out: 100 ", text)
-    assert re.search(r"first to last, left, by k +100 +200 +0\.6 KiB +1 +-", text)
+    assert re.search(r"first to last, left, by k +100 +200 +0\.6 KiB +25% +1 +-", text)
     assert "stage 1: slave 2 yields partition-group 1 to slave 3" in text
 
 
@@ -126,6 +128,9 @@ def test_whoever_looks_at_a_plan_changes_nothing(tmp_path: Path, monkeypatch: py
     for edge, counted in zip(last["edges"], report["edges"], strict=True):
         assert (edge["rows"], edge["bytes"]) == (counted["received"]["rows"], counted["bytes"])
         assert edge["epochs_ahead"] == 0
+        ways = counted["traffic"]
+        crossed = ways["in_host"]["bytes"] + ways["between_hosts"]["bytes"]
+        assert edge["between_ranks_bytes"] == (None if edge["from"] in "abc" else crossed)
     for stage, counted in zip(last["stages"], report["stages"], strict=True):
         for name in ("stage", "join", "description", "slaves", "joined", "produced", "moves"):
             assert stage[name] == counted[name], name

@@ -129,7 +129,7 @@ def a_plan_board() -> Board:
         results = collector_view(clock.now + seconds, 100 + 50 * seconds)
         row = results["slaves"]["1"]
         results["slaves"] = {str(s): {**row, "epoch": 5.0 - s // 2} for s in range(4)}
-        results["edges"] = {str(e): [100 * (1 + seconds), 640] for e in range(len(edges))}
+        results["edges"] = {str(e): [100 * (1 + seconds), 640, 160] for e in range(len(edges))}
         board.set_master(view, np.array([0, 0, 1, 1, 2, 2, 3, 3]))
         board.set_collector(results)
     return board

@@ -36,12 +36,11 @@ class _Feed:
 
 @dataclass
 class Piece:
-    """What is ready of an epoch. parts: by port. deliveries: as they came. senders: parts taken of each. final: the epoch ends
+    """What is ready of an epoch. parts: by port. came: deliveries and their senders, as they came. final: the epoch ends
     with it, and the watermarks of both ports, times_us, hold after it. last: no epoch follows. moves: of
     partition-groups, that start when the epoch has ended."""
 
-    deliveries: list[Delivery] = field(default_factory=list)
-    senders: Counter[RoleId] = field(default_factory=Counter)
+    came: list[tuple[RoleId, Delivery]] = field(default_factory=list)
     parts: tuple[list[Grouped], list[Grouped]] = field(default_factory=lambda: ([], []))
     null_keys: tuple[list[TupleBatch], list[TupleBatch]] = field(default_factory=lambda: ([], []))
     final: bool = False
@@ -126,8 +125,7 @@ class Merger:
             part = Grouped.of(delivery, feed.port)
             self._rows -= len(part.tuples)
             self._bytes -= delivery.nbytes
-            piece.deliveries.append(delivery)
-            piece.senders[sender] += 1
+            piece.came.append((sender, delivery))
             piece.row_count += len(part.tuples)
             if len(part.tuples):
                 piece.parts[feed.port].append(part)

@@ -20,7 +20,7 @@ from swjoin.cluster.edge_ledger import EdgeLedger, count
 from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Outlet, move_rows, rows_after
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
-from swjoin.cluster.role import Effect, RoleId, Send
+from swjoin.cluster.role import Effect, RoleId, Send, is_slave, slave_of
 from swjoin.cluster.slave.merger import Merger, Piece
 from swjoin.cluster.slave.text_keys import KeysInRows, TextKeys
 from swjoin.cluster.slave.units import Units
@@ -134,14 +134,16 @@ class StageInstance:
 
     def _merged(self) -> Delivery:
         piece = self._open = self.merger.take()
-        for delivery in piece.deliveries:  # counted as they are taken, so that a checkpoint has the counts of its cut
+        for sender, delivery in piece.came:  # counted as they are taken, so that a checkpoint has the counts of its cut
             count(self.ledger.received, delivery.edge, delivery.left, delivery.right, *delivery.null_keys)
+            if is_slave(sender) and self._instances.subclusters.places[slave_of(sender)] != self.node:
+                self.ledger.from_other_ranks[delivery.edge] += delivery.nbytes
             for port in (LEFT, RIGHT):
                 self.null_key_rows[port] += len(delivery.null_keys[port])
         sides = [self._side(port, piece.parts[port]) for port in (LEFT, RIGHT)]
         groups, counts = on_common_groups(sides)
         tuples = sides[LEFT].tuples, sides[RIGHT].tuples
-        of = piece.deliveries[0]
+        _, of = piece.came[0]
         nulls = self._packed(LEFT, piece.null_keys[LEFT]), self._packed(RIGHT, piece.null_keys[RIGHT])
         mine = [[m for m in piece.moves if m[i] == self._slave] for i in (2, 3)]
         out, into = ([(number, group, pair[1 - i]) for number, group, *pair in moves] for i, moves in enumerate(mine))
@@ -194,7 +196,7 @@ class StageInstance:
         assert self._open is not None, "nothing is being joined"
         if len(self._units):
             return []  # of the same piece
-        self._consumed.update(self._open.senders)
+        self._consumed.update(sender for sender, _ in self._open.came)
         self._open = None
         effects: list[Effect] = []
         for sender in {sender for _, sender in self.merger.feeds}:
