@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from swjoin.cluster.instances import Instances
-from swjoin.cluster.ranks import RankMap
-from swjoin.cluster.role import RoleId, gateway_role, slave_role
+from swjoin.cluster.ranks import FIRST_SLAVE, RankMap
+from swjoin.cluster.role import RoleId, gateway_role, is_slave, slave_role
 from swjoin.cluster.traffic import MOST_GROUPS
 from swjoin.core.errors import UserError
 from swjoin.core.storage import write_whole
@@ -38,22 +38,26 @@ WAYS = ("local", "in_host", "between_hosts")
 
 @dataclass(frozen=True)
 class Places:
-    """ranks: of every role. hosts: of every rank; none: all have the same."""
+    """ranks: of every role. hosts: of every rank; none: all have the same. threads: of one process, in which each gateway has
+    one of its own."""
 
     ranks: RankMap
     hosts: tuple[str, ...] = ()
+    threads: bool = False
 
     @staticmethod
     def of(instances: Instances, ranks: Sequence[_Plain]) -> Places:
         """ranks: as in `runtime.run_report.RunOutcome`; of one process only one."""
-        config = instances.config
-        count = RankMap.of_width(instances.width, config.sink_count, config.gateway_count).size
-        plain = sorted(ranks, key=lambda rank: int(rank["rank"]))
-        hosts = tuple(str(rank["host"]) for rank in plain) if len(plain) == count else ()
-        return Places(RankMap(count, config.sink_count, config.gateway_count, instances.subclusters.places), hosts)
+        config, apart = instances.config, instances.subclusters.places
+        played = RankMap(len(ranks), config.sink_count, config.gateway_count, apart)
+        if played.slave_ranks != instances.width:
+            return Places(RankMap(FIRST_SLAVE + instances.width, places=apart), threads=True)
+        return Places(played, tuple(str(rank["host"]) for rank in sorted(ranks, key=lambda rank: int(rank["rank"]))))
 
     def way(self, sender: RoleId, receiver: RoleId) -> str:
         """One of `WAYS`. In one process a rank is a thread."""
+        if self.threads and not is_slave(sender):
+            return "in_host"
         one, other = self.ranks.rank_of(sender), self.ranks.rank_of(receiver)
         if one == other:
             return "local"

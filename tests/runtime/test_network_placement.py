@@ -196,6 +196,18 @@ def test_ways_between_roles() -> None:
     assert places.way(gateway_role(0), slave_role(0)) == "in_host"
 
 
+@pytest.mark.parametrize(
+    ("count", "ways"), [(1, ["in_host"] * 3), (4, ["between_hosts", "between_hosts", "local"]), (6, ["between_hosts"] * 3)]
+)
+def test_gateways_have_ranks_of_their_own_where_there_are_enough(count: int, ways: list[str], tmp_path: Path) -> None:
+    """Three gateways: in threads, two of them on the ranks of two instances, each on a rank of its own."""
+    scenario = _draw(0)
+    instances = Instances.of(scenario.plan, scenario.config.with_gateways(3).with_sinks(1), 2)
+    places = Places.of(instances, [{"rank": i, "host": f"h{i}"} for i in range(count)])
+    assert [places.way(gateway_role(g), slave_role(0)) for g in range(3)] == ways
+    assert places.way(slave_role(0), slave_role(2)) == "local"
+
+
 # ---------------------------------------------------------------- planted bugs
 
 
