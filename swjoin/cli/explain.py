@@ -41,7 +41,7 @@ from swjoin.plan.logical import Source as PlanSource
 from swjoin.policy.placement import round_robin
 
 _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
-_LISTS = {"stages", "edges", "strategy"}  # sections with a line for every sentence
+_LISTS = {"stages", "edges", "strategy", "traffic"}  # sections with a line for every sentence
 _STREAM_KEYS = {"path", "generate", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to {reader}",
@@ -62,7 +62,7 @@ _KNOWN = {
 class Setting:
     """slaves: of a plan, instances per stage. ranks: None: threads of one process. columns: of the results; None: not known
     (why: `unknown`). plan: of several stages, with its inputs; None: the join of two streams. reading: how several gateways
-    share the inputs, in sentences."""
+    share the inputs, in sentences. crossing: what goes between ranks, if known."""
 
     config: RunConfig
     slaves: int
@@ -72,6 +72,7 @@ class Setting:
     plan: Instances | None = None
     inputs: tuple[StreamConfig, ...] = ()
     reading: tuple[str, ...] = ()
+    crossing: explain_plan.Crossing | None = None
 
     @property
     def streams(self) -> dict[str, StreamConfig]:
@@ -475,6 +476,7 @@ SECTIONS: tuple[tuple[str, Callable[[Setting], list[str]]], ...] = (
     ("what matches", _query),
     ("stages", _stages),
     ("edges", _edges),
+    ("traffic", lambda s: [] if s.crossing is None else list(s.crossing.said)),
     ("strategy", _strategy),
     ("time", _time),
     ("where keys go", _routing),
@@ -503,7 +505,7 @@ def diagram(s: Setting) -> list[str]:
     sources = [f"{name}: {shortened(_source(config, stream)[0])}" for name, stream in s.streams.items()]
     sink = _sink(config)
     if s.plan is not None:
-        return explain_plan.plan_diagram(s.plan, sources, sink, in_process=s.in_process)
+        return explain_plan.plan_diagram(s.plan, sources, sink, in_process=s.in_process, crossing=s.crossing)
     left, right = sources
     role = (lambda rank, name: name) if s.in_process else (lambda rank, name: f"{rank} {name}")
     shown = list(range(s.slaves)) if s.slaves <= 4 else [0, 1, -1, s.slaves - 1]
@@ -581,7 +583,8 @@ def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None, reading: t
         found = plan_output(plan)
         by_query = found.queries if isinstance(found, QueryColumns) else (("", found),)
         columns = [(f"{name}.{c.name}" if name else c.name, str(c.type)) for name, of in by_query for c in of.schema]
-    return Setting(job.config, plan.width, ranks, columns, "", plan, job.config.inputs, reading)
+    crossing = explain_plan.Crossing.expected(plan)
+    return Setting(job.config, plan.width, ranks, columns, "", plan, job.config.inputs, reading, crossing)
 
 
 def run_explain(args: argparse.Namespace) -> int:
@@ -595,6 +598,9 @@ def run_explain(args: argparse.Namespace) -> int:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))
     setting = setting_of(job, slaves, ranks, reading)
+    if setting.plan is not None and config.reorganization.placement.statistics is None:
+        crossing = explain_plan.Crossing.measured(setting.plan, find_resource(args.config))
+        setting = dataclasses.replace(setting, crossing=crossing)
     said = explain(setting)
     if args.json:
         columns = None if setting.columns is None else [{"name": n, "type": t} for n, t in setting.columns]

@@ -1,15 +1,18 @@
 """What `explain` says of a plan of several stages: its diagram, stages, edges, and who plays what.
 
 What: `plan_diagram`, and a function per section: `stages`, `edges`, `strategies`, `epochs`, `memory`, `roles`;
-`further_roles`, `threads`.
+`further_roles`, `threads`; `Crossing`, what goes between ranks.
 Why: a plan has any number of sources and stages, so its diagram is a line for every edge.
 Stays out: sections that plans share with joins of two streams (`cli.explain`), the lines of stages and edges (`plan.stages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import get_args
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
 
 from swjoin.cli.summary import size_text
 from swjoin.cluster.exchange import EPOCHS_AHEAD, PART_BYTES, PART_ROWS, PARTS_AHEAD
@@ -19,9 +22,11 @@ from swjoin.cluster.role import RoleId, gateway_role, sink_role
 from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, SinkConfig
 from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.errors import UserError
 from swjoin.plan.logical import way_of
 from swjoin.plan.stages import Edge, Stage, cut, describe_edge, describe_stage
 from swjoin.plan.subclusters import Communication, Subclusters
+from swjoin.runtime.traffic_report import expected_crossing
 
 _ROLES = 6  # further gateways and sinks whose ranks are listed
 _SHOWN = 34  # characters of a path, and of the columns of an edge, in the diagram
@@ -57,10 +62,68 @@ def _where(instances: Instances, stage: int, *, in_process: bool) -> str:
     return "" if alone else f" on {_played(instances, stage, in_process=in_process)}"
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """shares: by edge between stages, of its bytes those between slave ranks. said: the same in sentences, with where it is
+    from."""
+
+    shares: Mapping[int, float] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+
+    @staticmethod
+    def expected(instances: Instances) -> Crossing:
+        """By `placement.statistics`; edges between the same stages have the same share."""
+        found, earlier = expected_crossing(instances), instances.config.reorganization.placement.statistics
+        said = [
+            f"Stage {one} to stage {other}: {placed / total:.1%} of the bytes between ranks, by the traffic that {earlier} has "
+            f"counted; {by_number / total:.1%} with partition-groups by number."
+            for (one, other), (total, by_number, placed) in found.items()
+            if total
+        ]
+        ends = {edge.id: (edge.sender.id, edge.receiver.id) for edge in _between_stages(instances)}
+        totals = {edge: found[pair] for edge, pair in ends.items() if found.get(pair, (0,))[0]}
+        return Crossing({edge: placed / total for edge, (total, _, placed) in totals.items()}, tuple(said))
+
+    @staticmethod
+    def measured(instances: Instances, path: Path) -> Crossing:
+        """In an earlier run, if path is its directory or its run.json, and it had the same instances. UserError for a run.json
+        that no run has written."""
+        path = path / "run.json" if path.is_dir() else path
+        if path.suffix != ".json":
+            return Crossing()
+        report = json.loads(path.read_text())
+        try:
+            slaves = [stage["slaves"] for stage in report.get("stages", ())]
+            if slaves != [[int(slave) for slave in instances.slaves_of(stage)] for stage in instances.stages.stages]:
+                return Crossing()
+            return Crossing._of_edges(instances, report["edges"])
+        except (KeyError, TypeError, AttributeError):
+            raise UserError("its stages or edges are not as a run writes them", subject=str(path)) from None
+
+    @staticmethod
+    def _of_edges(instances: Instances, edges: Sequence[Mapping[str, Any]]) -> Crossing:
+        """edges: of a run.json."""
+        between, shares, said = {edge.id for edge in _between_stages(instances)}, dict[int, float](), []
+        for edge in edges:
+            ways = {way: sums["bytes"] for way, sums in edge.get("traffic", {}).items()}
+            if edge["edge"] in between and (total := sum(ways.values())):
+                hosts = ways["between_hosts"]
+                shares[edge["edge"]] = share = (ways["in_host"] + hosts) / total
+                of = f", {hosts / total:.1%} between hosts" if hosts else ""
+                said.append(f"Edge {edge['edge']}: of {size_text(total)}, {share:.1%} went between ranks{of}.")
+        return Crossing(shares, tuple(said))
+
+
+def _between_stages(instances: Instances) -> list[Any]:
+    return [edge for edge in instances.stages.edges if isinstance(edge.sender, Stage) and isinstance(edge.receiver, Stage)]
+
+
 # ---------------------------------------------------------------- the diagram
 
 
-def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, *, in_process: bool) -> list[str]:
+def plan_diagram(
+    instances: Instances, sources: Sequence[str], sink: str, *, in_process: bool, crossing: Crossing | None = None
+) -> list[str]:
     """Sources and the gateway; then a line for every edge, those to one stage together. sources: a few words each."""
     gateways, sinks = instances.config.gateway_count, instances.config.sink_count
     gateway, collector = ("master and gateway", "collector") if in_process else ("0 master and gateway", "1 collector")
@@ -71,7 +134,8 @@ def plan_diagram(instances: Instances, sources: Sequence[str], sink: str, *, in_
     for i, source in enumerate(sources):
         line = f"{source:<{wide}} {joints(i, len(sources), middle)[1]}"
         out.append(line + (f"▶ {gateway}" if i == middle else ""))
-    rows = [(_ends(instances, edge), edge) for edge in instances.stages.edges]
+    shares = {} if crossing is None else crossing.shares
+    rows = [(_ends(instances, edge, shares.get(edge.id)), edge) for edge in instances.stages.edges]
     widths = [max(len(ends[i]) for ends, _ in rows) for i in range(3)]
     for stage in (*instances.stages.stages, None):
         mine = [row for row in rows if row[1].receiver == stage or (stage is None and not isinstance(row[1].receiver, Stage))]
@@ -100,8 +164,8 @@ def joints(row: int, rows: int, middle: int) -> tuple[str, str]:
     return (" ┌" if first else " └" if last else " ├"), ("─┐" if first else "─┘" if last else "─┤")
 
 
-def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
-    """Number, sender, and what the edge is routed by and carries."""
+def _ends(instances: Instances, edge: Edge, share: float | None) -> tuple[str, str, str]:
+    """Number, sender, and what the edge is routed by and carries. share: of its bytes, those between ranks, if known."""
     stage = f"stage {edge.sender.id}" if isinstance(edge.sender, Stage) else "gateway"
     if not isinstance(edge.receiver, Stage):
         of = f" of {edge.receiver.name}" if instances.query_count else ""
@@ -109,7 +173,8 @@ def _ends(instances: Instances, edge: Edge) -> tuple[str, str, str]:
     columns = ", ".join(name for name, _ in _carried(instances, edge)) or "no columns"
     columns = columns if len(columns) <= _SHOWN else f"{columns[: _SHOWN - 3]}..."
     how = "in runs" if edge.receiver.gathers else f"hash of {', '.join(edge.key)}" if edge.key else ""
-    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", f"{how}: {columns}" if how else columns
+    cut_ = "" if share is None else f"; {share:.0%} between ranks"
+    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", (f"{how}: {columns}" if how else columns) + cut_
 
 
 # ---------------------------------------------------------------- sections

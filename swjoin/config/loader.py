@@ -131,18 +131,6 @@ def _named_tuple(kind: type, value: Any, where: str) -> Any:
     return kind(*(_convert(kinds[name], item, where) for name, item in zip(kinds, value, strict=True)))
 
 
-def _with_placement(data: dict[str, Any]) -> dict[str, Any]:
-    """With the section `placement` where it belongs."""
-    rest = {key: value for key, value in data.items() if key != "placement"}
-    of = rest.get("reorganization")
-    of = {} if of is None else of
-    if not isinstance(of, dict):
-        return rest
-    if "placement" in of:
-        raise UserError("placement: given twice, also as reorganization.placement")
-    return {**rest, "reorganization": {**of, "placement": data["placement"]}}
-
-
 def _build(kind: type, data: Any, where: str) -> Any:
     if data is None:
         data = {}
@@ -154,8 +142,6 @@ def _build(kind: type, data: Any, where: str) -> Any:
     window = {key: value for key, value in data.items() if kind is QueryConfig and key in _WINDOW_KEYS and value is not None}
     if kind is RunConfig and isinstance(data.get("on_overload"), str):
         data = {**data, "on_overload": {"policy": data["on_overload"]}}
-    if kind is RunConfig and "placement" in data:
-        data = _with_placement(data)
     for key, value in data.items():
         if kind is QueryConfig and key in _WINDOW_KEYS:
             continue

@@ -41,7 +41,9 @@ def bare(key: str) -> str:
 
 
 def targets(path: str) -> tuple[str, ...]:
-    """The dotted keys that a dotted key stands for; itself unless it is an option's name."""
+    """The dotted keys that a dotted key stands for; itself unless it is an option's name, or of section placement."""
+    if path.partition(".")[0] == "placement":
+        return (f"reorganization.{path}",)
     section, _, name = path.rpartition(".")
     if section in ("", "join") and name in OPTION_KEYS:
         return OPTION_KEYS[name]

@@ -2,7 +2,8 @@
 partition-groups.
 
 What: `Places`, the rank and the host of every role; `edge_traffic`, of each edge; `write_traffic`, the graph of all
-partition-groups; `earlier_owners`, where they should be by the graph of an earlier run.
+partition-groups; `earlier_owners`, where they should be by the graph of an earlier run, and `expected_crossing`, what goes
+between ranks then.
 Why: what a run really sent says how the next one should be placed, by `swjoin place` or `placement.statistics`.
 Stays out: counting (`cluster.traffic`), the ledger (`runtime.plan_counts`), choosing places (`policy.placement`).
 """
@@ -23,12 +24,13 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import FIRST_SLAVE, RankMap
 from swjoin.cluster.role import RoleId, gateway_role, is_slave, slave_role
 from swjoin.cluster.traffic import MOST_GROUPS
+from swjoin.core.batch import I64
 from swjoin.core.errors import UserError
 from swjoin.core.storage import write_whole
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Stage
 from swjoin.policy.placement import BEFORE_A_RUN, place
-from swjoin.policy.task_graph import Machines
+from swjoin.policy.task_graph import Machines, TaskGraph
 from swjoin.runtime.task_graph_file import Counts, json_of
 
 _Plain = dict[str, Any]
@@ -121,12 +123,11 @@ def write_traffic(
     write_whole(run_dir / TRAFFIC_FILE, gzip.compress(json.dumps(graph).encode(), mtime=0))
 
 
-def earlier_owners(instances: Instances) -> list[list[int]]:
-    """Owners of the partition-groups of every stage by `placement.statistics`; none where there are none. UserError when they
-    are not of this query."""
+def _earlier(instances: Instances) -> tuple[TaskGraph, I64]:
+    """The graph of `placement.statistics`, and of each partition-group, stage by stage, its index there. UserError when it is
+    not of this query."""
     settings, groups = instances.config.reorganization.placement, instances.config.cluster.partition_count
-    if settings.statistics is None or settings.policy == "round_robin":
-        return []
+    assert settings.statistics is not None, "no earlier run is named"
     if groups > MOST_GROUPS:
         problem = f"traffic is not counted by partition-group where there are more than {MOST_GROUPS}, and here are {groups}"
         raise UserError(problem, subject="placement: statistics", remedy="leave it out")
@@ -143,12 +144,21 @@ def earlier_owners(instances: Instances) -> list[list[int]]:
     if (at < 0).any() or len(counts.ids) - len(at) != sum(str(task).startswith("gateway") for task in counts.ids):
         problem = f"{settings.statistics} has other partition-groups than the {groups} of this run"
         raise UserError(problem, subject="placement: statistics", remedy="set cluster.partition_count as there")
+    graph = counts.graph()
+    return replace(graph, pinned=np.full(len(graph.tasks), -1, np.int64)), at  # pinned to machines of another placement
+
+
+def earlier_owners(instances: Instances) -> list[list[int]]:
+    """Owners of the partition-groups of every stage by `placement.statistics`; none where there are none. UserError when they
+    are not of this query."""
+    settings, groups = instances.config.reorganization.placement, instances.config.cluster.partition_count
+    if settings.statistics is None or settings.policy == "round_robin":
+        return []
+    graph, at = _earlier(instances)
     if not instances.teams.teams:
         problem = "no two stages share slave ranks, so there is nothing to place by traffic"
         raise UserError(problem, subject="placement: statistics", remedy="set cluster.strategy: query, or leave it out")
     owners = [group_map.owner.tolist() for group_map in instances.group_maps]
-    graph = counts.graph()
-    graph = replace(graph, pinned=np.full(len(graph.tasks), -1, np.int64))  # to machines of another placement
     for team in instances.teams.teams:
         tasks = np.concatenate([at[stage * groups : (stage + 1) * groups] for stage in team])
         machines = Machines.alike(instances.subclusters.counts[team[0]], instances.teams.host_of(team))
@@ -156,3 +166,30 @@ def earlier_owners(instances: Instances) -> list[list[int]]:
         for i, stage in enumerate(team):
             owners[stage] = machine_of[i * groups : (i + 1) * groups].tolist()
     return owners
+
+
+def expected_crossing(instances: Instances) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """By sending and receiving stage: bytes that `placement.statistics` has between them, those of them between ranks with
+    partition-groups by number, and those with `earlier_owners`. Empty without statistics."""
+    owners = earlier_owners(instances)
+    if not owners:
+        return {}
+    graph, at = _earlier(instances)
+    groups, position = instances.config.cluster.partition_count, np.full(len(graph.tasks), -1, np.int64)
+    position[at] = np.arange(len(at))
+    ends = np.stack([position[graph.source], position[graph.target]])
+    kept = (ends >= 0).all(axis=0)
+    ends, nbytes = ends[:, kept], graph.nbytes[kept]
+    first = np.repeat([ranks.start for ranks in instances.subclusters.ranks], groups)
+    by_number = np.concatenate([group_map.owner for group_map in instances.group_maps])
+    crosses = []
+    for of_group in (by_number, np.concatenate([np.array(mine, np.int64) for mine in owners])):
+        rank = first + of_group
+        crosses.append(rank[ends[0]] != rank[ends[1]])
+    sender, receiver = ends // groups
+    found = {}
+    for pair in sorted(set(zip(sender.tolist(), receiver.tolist(), strict=True))):
+        mine = (sender == pair[0]) & (receiver == pair[1])
+        total, before, after = (int(nbytes[mine & crossed].sum()) for crossed in (True, *crosses))
+        found[pair] = total, before, after
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,52 @@ def test_the_run_of_two_joins(a_run: Path, swjoin: Any) -> None:
     names = [column["name"] for column in found["columns"]]
     assert names == json.loads((a_run / "run.json").read_text())["results"]["columns"]
     assert [len(found["plan"]["nodes"]), len(found["config"]["inputs"])] == [6, 3]
+
+
+KV = QueryConfig(-200_000, 200_000)
+CHAIN: tuple[Node, ...] = (
+    IntervalJoin("j", "a", "b", K, K, KV),
+    IntervalJoin("i", "j", "c", ("left_v",), ("v",), KV),
+    Result("out", "i"),
+)
+
+
+def test_what_is_cut_of_a_run_and_of_one_placed_by_it(inputs: dict[str, StreamConfig], swjoin: Any, tmp_path: Path) -> None:
+    """Joins by different keys. What is expected of a start by statistics is what that run then measures."""
+    cluster = {"partition_count": 6, "strategy": "query"}
+    earlier, later = tmp_path / "earlier", tmp_path / "later"
+    for folder in (earlier, later):
+        folder.mkdir()
+    run_local(plan_job(CHAIN, inputs, earlier, "count", cluster=cluster), False, 2)
+    found = told(swjoin, earlier, "--threads", 2)
+    (line,) = [line for line in found["diagram"] if line.startswith("edge 2 ")]
+    (measured,) = re.findall(r"; (\d+) % between ranks|; (\d+)% between ranks", line)
+    (said,) = found["sections"]["traffic"]
+    assert said.startswith("Edge 2: of ")
+    assert f"{float(said.split(', ')[1].split('%')[0]):.0f}" in measured
+    assert "traffic" not in told(swjoin, earlier, "--threads", 3)["sections"], "it had two"
+    words = ("--set", f"placement.statistics={earlier}", "--threads", 2)
+    expected = told(swjoin, earlier, *words)
+    (said,) = expected["sections"]["traffic"]
+    placed, by_number = (float(share) for share in re.findall(r"([\d.]+)%", said))
+    assert said.startswith("Stage 0 to stage 1: ")
+    assert placed < by_number
+    assert by_number == pytest.approx(float(measured[0] or measured[1]), abs=0.51)
+    placement = {"statistics": str(earlier)}
+    report = run_local(plan_job(CHAIN, inputs, later, "count", cluster=cluster, placement=placement), False, 2)
+    ways = report["edges"][2]["traffic"]
+    crossed, total = ways["in_host"]["bytes"], sum(way["bytes"] for way in ways.values())
+    assert placed == pytest.approx(100 * crossed / total, abs=0.051)
+
+
+def test_edges_that_no_run_has_written(a_run: Path, swjoin: Any, tmp_path: Path) -> None:
+    report = json.loads((a_run / "run.json").read_text())
+    for edges in (None, [3], [{"edge": 2}]):
+        (tmp_path / "run.json").write_text(json.dumps(report | {"edges": edges}))
+        done = swjoin("explain", tmp_path, "--threads", 1)
+        if edges != [{"edge": 2}]:
+            said = f"swjoin: {tmp_path}/run.json: its stages or edges are not as a run writes them"
+            assert (done.code, done.err) == (2, [said])
 
 
 def test_words_and_overrides(a_run: Path, swjoin: Any) -> None:
