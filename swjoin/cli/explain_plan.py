@@ -26,7 +26,7 @@ from swjoin.core.errors import UserError
 from swjoin.plan.logical import way_of
 from swjoin.plan.stages import Edge, Stage, cut, describe_edge, describe_stage
 from swjoin.plan.subclusters import Communication, Subclusters
-from swjoin.runtime.traffic_report import expected_crossing
+from swjoin.runtime.traffic_report import earlier_owners, expected_crossing
 
 _ROLES = 6  # further gateways and sinks whose ranks are listed
 _SHOWN = 34  # characters of a path, and of the columns of an edge, in the diagram
@@ -73,7 +73,10 @@ class Crossing:
     @staticmethod
     def expected(instances: Instances) -> Crossing:
         """By `placement.statistics`; edges between the same stages have the same share."""
-        found, earlier = expected_crossing(instances), instances.config.reorganization.placement.statistics
+        earlier = instances.config.reorganization.placement.statistics
+        if earlier is None or not earlier_owners(instances):
+            return Crossing()
+        found = expected_crossing(instances, earlier)
         said = [
             f"Stage {one} to stage {other}: {placed / total:.1%} of the bytes between ranks, by the traffic that {earlier} has "
             f"counted; {by_number / total:.1%} with partition-groups by number."

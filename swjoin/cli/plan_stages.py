@@ -8,15 +8,17 @@ Stays out: arithmetic (`forecast.stages`), runs without a plan (`cli.plan`, `cli
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swjoin.cli.parser import positive
 from swjoin.cli.plan_forecast import ForecastOptions
 from swjoin.cli.summary import size_text, table_lines
+from swjoin.cluster.instances import Instances
 from swjoin.cluster.ranks import RankMap
 from swjoin.config.job import Job
 from swjoin.connectors.files.run_folder import read_report
@@ -26,7 +28,8 @@ from swjoin.forecast.costs import PRESETS, CostModel
 from swjoin.forecast.stages import SAME_DATA, Capacity, PlanProfile
 from swjoin.plan.logical import spread_over, without_sizes
 from swjoin.plan.plain import plan_from_plain
-from swjoin.plan.stages import cut
+from swjoin.plan.stages import Edge, Stage, cut
+from swjoin.runtime.traffic_report import TRAFFIC_FILE, expected_crossing
 
 
 def capacity_of(
@@ -91,13 +94,15 @@ def _rates(text: str | None, measured: dict[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class StagesForecast:
-    """A plan on slaves of this width at these rates per second. target_per_s: of each source."""
+    """A plan on slaves of this width at these rates per second. target_per_s: of each source. crossing: as of
+    `runtime.traffic_report.expected_crossing`; none where the run has not counted what went between partition-groups."""
 
     capacity: Capacity
     rates: dict[str, float]
     origin: str
     target_per_s: float | None
     most_slaves: int
+    crossing: Mapping[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
 
     @staticmethod
     def of(args: argparse.Namespace, job: Job, path: Path, width: int, ranks: RankMap | None) -> StagesForecast:
@@ -108,7 +113,19 @@ class StagesForecast:
         options = ForecastOptions.of(args)
         capacity = capacity_of(job, path, width, options.costs, options.host_cores, ranks)
         rates = _rates(args.rate, capacity.profile.rates)
-        return StagesForecast(capacity, rates, str(path), args.target_rate, options.most)
+        folder, crossing = path if path.is_dir() else path.parent, {}
+        if (folder / TRAFFIC_FILE).exists() and job.plan is not None:
+            instances = Instances.of(plan_from_plain(job.plan), capacity.config, width)
+            with contextlib.suppress(UserError):  # other partition-groups than the run had are asked for
+                crossing = expected_crossing(instances, str(folder))
+        return StagesForecast(capacity, rates, str(path), args.target_rate, options.most, crossing)
+
+    def _between_ranks(self, edge: Edge) -> dict[str, float] | None:
+        """Shares of the bytes of an edge between stages that go between ranks: by number, and placed by the run's traffic."""
+        ends = edge.sender, edge.receiver
+        one, other = (end.id if isinstance(end, Stage) else -1 for end in ends)
+        total, by_number, placed = self.crossing.get((one, other), (0, 0, 0))
+        return {"by_number": by_number / total, "by_traffic": placed / total} if total else None
 
     def to_plain(self) -> dict[str, Any]:
         capacity, profile = self.capacity, self.capacity.profile
@@ -155,6 +172,7 @@ class StagesForecast:
                     "bytes_per_s": flow.edge_bytes[edge.edge.id],
                     "bytes_per_row": edge.bytes_per_row,
                     "rows_per_source_row": edge.rows_per_source_row,
+                    "between_ranks": self._between_ranks(edge.edge),
                 }
                 for edge in profile.edges
             ],
@@ -183,9 +201,11 @@ def stages_lines(plain: dict[str, Any], origin: str) -> list[str]:
         counts = [f"{rows:,.0f}" for rows in (came["left"], came["right"], stage["produced_per_s"])]
         costs = [size_text(stage["window_bytes"]), f"{100 * stage['load']:,.1f} %", f"{stage['ns_per_row']:,.0f}"]
         stages.append([stage["join"], str(stage["instances"]), *counts, *costs])
-    edges = [["edge", "rows/s", "bytes/s", "bytes a row"]]
+    edges = [["edge", "rows/s", "bytes/s", "bytes a row", "between ranks", "placed by traffic"]]
     for edge in plain["edges"]:
         sizes = [size_text(edge["bytes_per_s"]), f"{edge['bytes_per_row']:,.0f}"]
+        shares = edge["between_ranks"]
+        sizes += ["-", "-"] if shares is None else [f"{100 * share:.1f} %" for share in shares.values()]
         edges.append([f"{edge['from']} to {edge['to']}, {edge['port']}", f"{edge['rows_per_s']:,.0f}", *sizes])
     lines += [*table_lines(stages), *table_lines(edges)]
     lines.append(f"{'busy':<17} {', '.join(f'{name} {100 * load:,.1f} %' for name, load in plain['loads'].items())}")

@@ -123,26 +123,25 @@ def write_traffic(
     write_whole(run_dir / TRAFFIC_FILE, gzip.compress(json.dumps(graph).encode(), mtime=0))
 
 
-def _earlier(instances: Instances) -> tuple[TaskGraph, I64]:
-    """The graph of `placement.statistics`, and of each partition-group, stage by stage, its index there. UserError when it is
-    not of this query."""
-    settings, groups = instances.config.reorganization.placement, instances.config.cluster.partition_count
-    assert settings.statistics is not None, "no earlier run is named"
+def _earlier(instances: Instances, folder: str) -> tuple[TaskGraph, I64]:
+    """The graph of an earlier run, and of each partition-group, stage by stage, its index there. UserError when it is not of
+    this query."""
+    groups = instances.config.cluster.partition_count
     if groups > MOST_GROUPS:
         problem = f"traffic is not counted by partition-group where there are more than {MOST_GROUPS}, and here are {groups}"
         raise UserError(problem, subject="placement: statistics", remedy="leave it out")
-    path = Path(settings.statistics) / TRAFFIC_FILE
+    path = Path(folder) / TRAFFIC_FILE
     again = "name the directory of a complete run of the same query"
     if not path.exists():
         raise UserError(f"{path} does not exist", subject="placement: statistics", remedy=again)
     plain = json_of(path)
     counts = Counts.parsed(path, plain, None)
     if plain.get("stages") != _stages(instances):
-        raise UserError(f"{settings.statistics} is a run of another query", subject="placement: statistics", remedy=again)
+        raise UserError(f"{folder} is a run of another query", subject="placement: statistics", remedy=again)
     wanted = [f"{stage.id}.{group}" for stage in instances.stages.stages for group in range(groups)]
     at = np.array([counts.index.get(name, -1) for name in wanted], np.int64)
     if (at < 0).any() or len(counts.ids) - len(at) != sum(str(task).startswith("gateway") for task in counts.ids):
-        problem = f"{settings.statistics} has other partition-groups than the {groups} of this run"
+        problem = f"{folder} has other partition-groups than the {groups} of this run"
         raise UserError(problem, subject="placement: statistics", remedy="set cluster.partition_count as there")
     graph = counts.graph()
     return replace(graph, pinned=np.full(len(graph.tasks), -1, np.int64)), at  # pinned to machines of another placement
@@ -151,13 +150,19 @@ def _earlier(instances: Instances) -> tuple[TaskGraph, I64]:
 def earlier_owners(instances: Instances) -> list[list[int]]:
     """Owners of the partition-groups of every stage by `placement.statistics`; none where there are none. UserError when they
     are not of this query."""
-    settings, groups = instances.config.reorganization.placement, instances.config.cluster.partition_count
+    settings = instances.config.reorganization.placement
     if settings.statistics is None or settings.policy == "round_robin":
         return []
-    graph, at = _earlier(instances)
+    graph, at = _earlier(instances, settings.statistics)
     if not instances.teams.teams:
         problem = "no two stages share slave ranks, so there is nothing to place by traffic"
         raise UserError(problem, subject="placement: statistics", remedy="set cluster.strategy: query, or leave it out")
+    return _placed(instances, graph, at)
+
+
+def _placed(instances: Instances, graph: TaskGraph, at: I64) -> list[list[int]]:
+    """Owners by what a graph has; of stages that share ranks with none, by number. graph, at: as of `_earlier`."""
+    settings, groups = instances.config.reorganization.placement, instances.config.cluster.partition_count
     owners = [group_map.owner.tolist() for group_map in instances.group_maps]
     for team in instances.teams.teams:
         tasks = np.concatenate([at[stage * groups : (stage + 1) * groups] for stage in team])
@@ -168,13 +173,11 @@ def earlier_owners(instances: Instances) -> list[list[int]]:
     return owners
 
 
-def expected_crossing(instances: Instances) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """By sending and receiving stage: bytes that `placement.statistics` has between them, those of them between ranks with
-    partition-groups by number, and those with `earlier_owners`. Empty without statistics."""
-    owners = earlier_owners(instances)
-    if not owners:
-        return {}
-    graph, at = _earlier(instances)
+def expected_crossing(instances: Instances, folder: str) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """By sending and receiving stage: bytes that a run in this directory had between them, those of them that would go between
+    ranks with partition-groups by number, and those placed by that traffic. UserError when it is not of this query."""
+    graph, at = _earlier(instances, folder)
+    owners = _placed(instances, graph, at)
     groups, position = instances.config.cluster.partition_count, np.full(len(graph.tasks), -1, np.int64)
     position[at] = np.arange(len(at))
     ends = np.stack([position[graph.source], position[graph.target]])

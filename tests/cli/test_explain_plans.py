@@ -156,6 +156,36 @@ def test_what_is_cut_of_a_run_and_of_one_placed_by_it(inputs: dict[str, StreamCo
     assert placed == pytest.approx(100 * crossed / total, abs=0.051)
 
 
+def test_plan_says_what_would_be_cut(inputs: dict[str, StreamConfig], swjoin: Any, tmp_path: Path) -> None:
+    """For as many ranks as the run had, what it measured; for others, by its traffic; without its file nothing."""
+    cluster = {"partition_count": 12, "strategy": "query"}
+    report = run_local(plan_job(CHAIN, inputs, tmp_path, "count", cluster=cluster), False, 2)
+    ways = report["edges"][2]["traffic"]
+    crossed = ways["in_host"]["bytes"] / sum(way["bytes"] for way in ways.values())
+
+    def shares(*words: object) -> Any:
+        done = swjoin("plan", tmp_path, "--json", *words)
+        assert done.code == 0, done.err
+        found = json.loads(done.out)["edges"]
+        assert [edge["between_ranks"] for edge in found if edge["edge"] != 2] == [None] * 3
+        return found[2]["between_ranks"]
+
+    found = shares("--threads", 2)
+    assert found["by_number"] == pytest.approx(crossed)
+    assert found["by_traffic"] < found["by_number"]
+    wider = shares("-n", 6)
+    assert 0 < wider["by_traffic"] < wider["by_number"]
+    assert wider["by_number"] > crossed
+    assert shares("-n", 6, "--set", "cluster.strategy=operator") == {"by_number": 1.0, "by_traffic": 1.0}
+    assert shares("-n", 6, "--set", "cluster.partition_count=10") is None
+    lines = swjoin("plan", tmp_path, "--threads", 2).out.splitlines()
+    (line,) = [line for line in lines if line.startswith("j to i")]
+    assert f"{100 * found['by_number']:.1f} %" in line
+    assert line.endswith(f"{100 * found['by_traffic']:.1f} %")
+    (tmp_path / "traffic.json.gz").unlink()
+    assert shares("--threads", 2) is None
+
+
 def test_edges_that_no_run_has_written(a_run: Path, swjoin: Any, tmp_path: Path) -> None:
     report = json.loads((a_run / "run.json").read_text())
     for edges in (None, [3], [{"edge": 2}]):
