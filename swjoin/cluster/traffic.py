@@ -21,6 +21,7 @@ from swjoin.core.batch import I64
 from swjoin.core.data_messages import nothing_sent
 from swjoin.core.kernel_cache import kernel
 
+_CLEARLY_MORE = 1.1
 MOST_GROUPS = 512  # that are counted one by one: every edge of a sender has a matrix of them, 16 bytes a pair
 
 
@@ -42,12 +43,13 @@ def _count(origins: I64, slot: I64, group_of_slot: I64, width: float, tuples: I6
 
 
 class Traffic:
-    """to_slaves: by edge and slave, [rows, bytes] that were sent. work_ns: nominal work of each partition-group of the sender,
-    int64 (groups,)."""
+    """to_slaves: by edge and slave, [rows, bytes] that were sent. work_ns, state_bytes: nominal work, and most state so far, of
+    each partition-group of the sender, int64 (groups,)."""
 
     def __init__(self, partition_count: int, *, origins: bool) -> None:
         """origins: whether the sender has partition-groups."""
-        self.work_ns = np.zeros(partition_count, np.int64)
+        self.work_ns, self.state_bytes = np.zeros(partition_count, np.int64), np.zeros(partition_count, np.int64)
+        self._most_kept = 0.0  # rows, when the state was last looked at
         self.to_slaves: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
         self._groups = partition_count if partition_count <= MOST_GROUPS else 0
         self._rows = 1 + (self._groups if origins else 0)
@@ -65,6 +67,16 @@ class Traffic:
             shape = (self._rows, self._groups)
             found = self._counts[edge] = _Counts(np.zeros(shape, np.int64), np.zeros(shape))
         return found
+
+    def wants_state(self, kept: int) -> bool:
+        """Whether so many rows in windows are clearly more than at any time before: the state of each is not counted for
+        nothing."""
+        return kept > _CLEARLY_MORE * self._most_kept
+
+    def held(self, kept: int, state_bytes: I64) -> None:
+        """state_bytes: of each partition-group now, int64 (groups,)."""
+        self._most_kept = kept
+        np.maximum(self.state_bytes, state_bytes, out=self.state_bytes)
 
     def sorted_rows(self, edge: int, row_bytes: float, group_of_slot: I64, counts: I64) -> None:
         """Rows of unknown origin, by their slots. counts, group_of_slot: int64 (slots,). row_bytes: of one, on average."""
@@ -108,4 +120,5 @@ class Traffic:
     def to_plain(self) -> dict[str, Any]:
         """Ready for JSON. to_slaves: edge, slave, rows, bytes. groups: as of `table`."""
         to_slaves = [[edge, slave, *sent] for (edge, slave), sent in sorted(self.to_slaves.items())]
-        return {"to_slaves": to_slaves, "groups": self.table().tolist(), "work_ns": self.work_ns.tolist()}
+        groups = {"work_ns": self.work_ns.tolist(), "state_bytes": self.state_bytes.tolist()}
+        return {"to_slaves": to_slaves, "groups": self.table().tolist(), **groups}

@@ -22,6 +22,7 @@ from swjoin.policy.partitioning import THOROUGH, Csr, Effort, Parts, attached, b
 from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
 
 _ROUNDS = 8  # of merges at no loss
+FILLED = 0.5  # of the limit of an instance's windows, up to which a placement may fill it
 _HYSTERESIS = 0.2  # by which savings have to exceed the state that moves, so that equal placements do not alternate
 IN_A_RUN = Effort(1, with_metis=False)  # while the master waits; the next epoch tries again
 BEFORE_A_RUN = Effort(with_metis=False)

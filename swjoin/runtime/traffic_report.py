@@ -29,7 +29,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.storage import write_whole
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Stage
-from swjoin.policy.placement import BEFORE_A_RUN, place
+from swjoin.policy.placement import BEFORE_A_RUN, FILLED, place
 from swjoin.policy.task_graph import Machines, TaskGraph
 from swjoin.runtime.task_graph_file import Counts, json_of
 
@@ -80,15 +80,17 @@ def edge_traffic(places: Places, gateways: Sequence[_Plain], slaves: Sequence[_P
 
 def traffic_graph(instances: Instances, gateways: Sequence[_Plain], slaves: Sequence[_Plain]) -> _Plain:
     """A graph as `swjoin place` reads it. Tasks are gateways, and the partition-groups of stages, named STAGE.GROUP, with the
-    nominal work (ns) of each. Edges have what was sent since the run was started or restored; what comes from no
-    partition-group that is known is left out."""
+    nominal work (ns) and the most state of each. Edges have what was sent since the run was started or restored; what comes
+    from no partition-group that is known is left out."""
     ends = {edge.id: edge for edge in instances.stages.edges}
     groups = range(instances.config.cluster.partition_count)
     work = np.zeros((len(instances.stages.stages), len(groups)), np.int64)
+    state = np.zeros_like(work)
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for name, summary in [("gateway", g) for g in gateways] + [("slave", s) for s in slaves]:
         if name == "slave":
             work[summary["stage"]] += np.array(summary["traffic"]["work_ns"], np.int64)
+            np.maximum(state[summary["stage"]], summary["traffic"]["state_bytes"], out=state[summary["stage"]])
         for edge, origin, target, tuples, nbytes in summary["traffic"]["groups"]:
             sender, receiver = ends[edge].sender, ends[edge].receiver
             assert isinstance(receiver, Stage), "results have no partition-groups"
@@ -103,7 +105,9 @@ def traffic_graph(instances: Instances, gateways: Sequence[_Plain], slaves: Sequ
             entry[1] += nbytes
     tasks = [{"id": f"gateway {g['gateway']}", "operator": "gateway", "work": 0} for g in gateways]
     for stage in instances.stages.stages:
-        tasks += [{"id": f"{stage.id}.{g}", "operator": stage.name, "work": int(work[stage.id, g])} for g in groups]
+        for g, counts in enumerate(zip(work[stage.id].tolist(), state[stage.id].tolist(), strict=True)):
+            of_group = dict(zip(("work", "state_bytes"), counts, strict=True))
+            tasks.append({"id": f"{stage.id}.{g}", "operator": stage.name, **of_group})
     edges = [[*pair, *counts] for pair, counts in sorted(sums.items())]
     return {"stages": _stages(instances), "tasks": tasks, "edges": edges}
 
@@ -164,9 +168,12 @@ def _placed(instances: Instances, graph: TaskGraph, at: I64) -> list[list[int]]:
     """Owners by what a graph has; of stages that share ranks with none, by number. graph, at: as of `_earlier`."""
     settings, groups = instances.config.reorganization.placement, instances.config.cluster.partition_count
     owners = [group_map.owner.tolist() for group_map in instances.group_maps]
+    limit = int(FILLED * instances.config.module.window_bytes)
     for team in instances.teams.teams:
         tasks = np.concatenate([at[stage * groups : (stage + 1) * groups] for stage in team])
-        machines = Machines.alike(instances.subclusters.counts[team[0]], instances.teams.host_of(team))
+        count = instances.subclusters.counts[team[0]]
+        memory = np.full(count, min(limit * len(team), 1 << 60), np.int64)
+        machines = Machines(np.ones(count), instances.teams.host_of(team), memory)
         machine_of = place(graph.part(tasks), machines, settings, instances.config.seed, effort=BEFORE_A_RUN)
         for i, stage in enumerate(team):
             owners[stage] = machine_of[i * groups : (i + 1) * groups].tolist()

@@ -32,7 +32,8 @@ from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result
 from swjoin.policy.reorganization import SlaveLoad
 from swjoin.routing.hash_partition import groups_of_keys
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
-from swjoin.runtime.traffic_report import Places, edge_traffic, traffic_graph
+from swjoin.runtime.task_graph_file import Counts
+from swjoin.runtime.traffic_report import Places, _placed, edge_traffic, traffic_graph
 from tests.support.plan_shapes import join, shape_config, source
 from tests.support.planted import texts
 from tests.tools.plan_oracle import Row
@@ -194,6 +195,32 @@ def test_ways_between_roles() -> None:
     assert places.way(slave_role(1), slave_role(2)) == "in_host"
     assert places.way(slave_role(0), slave_role(1)) == "between_hosts"
     assert places.way(gateway_role(0), slave_role(0)) == "in_host"
+
+
+def test_the_most_state_of_partition_groups_is_kept() -> None:
+    """It is looked at when clearly more is kept than ever before."""
+    traffic = Traffic(3, origins=True)
+    assert not traffic.wants_state(0)
+    traffic.held(100, np.array([5, 0, 70]))
+    assert [traffic.wants_state(kept) for kept in (50, 110, 111)] == [False, False, True]
+    traffic.held(120, np.array([9, 3, 60]))
+    assert traffic.to_plain()["state_bytes"] == [9, 3, 70]
+
+
+def test_a_start_by_statistics_keeps_to_the_memory() -> None:
+    """The two partition-groups that exchange most would fill one instance of each stage beyond half of its limit."""
+    scenario = _draw(0)
+    instances = Instances.of(scenario.plan, scenario.config, 2)
+    names = [f"{stage.id}.{group}" for stage in instances.stages.stages for group in range(GROUPS)]
+    heavy = {"0.0": 40, "0.1": 40, "1.0": 40, "1.1": 40}
+    tasks = [{"id": name, "work": 1, "state_bytes": heavy.get(name, 0) << 20} for name in names]
+    edges = [[one, other, 1_000, 1_000] for one in ("0.0", "0.1") for other in ("1.0", "1.1")]
+    counts = Counts.parsed(Path("made"), {"tasks": tasks, "edges": edges}, None)
+    at = np.arange(len(names))
+    for mib, apart in ((64, True), (400, False)):
+        module = replace(instances.config.module, window_bytes=mib << 20)
+        owners = _placed(replace(instances, config=replace(instances.config, module=module)), counts.graph(), at)
+        assert (len({owners[0][0], owners[0][1], owners[1][0], owners[1][1]}) > 1) == apart
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,12 @@ from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import GroupLoads, nothing_sent
 from swjoin.core.ids import GroupId, SlaveId
-from swjoin.policy.placement import IN_A_RUN, place, suggest
+from swjoin.policy.placement import FILLED, IN_A_RUN, place, suggest
 from swjoin.policy.reorganization import BUSY, Suggestion
 from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
 _STEPS = 4  # in which speeds of ranks differ, of that of the mean: measured ones are noisy, and partitions are matched by them
 _DECAY = 0.5  # of a slice, over the one after it
-_FILLED = 0.5  # of the limit of an instance's windows, up to which moves may fill it
 _SAME = 0.2  # ranks within this of the mean speed count as alike
 
 
@@ -83,7 +82,7 @@ class NetworkPlacement:
 
     def __init__(self, teams: Teams, settings: PlacementConfig, seed: int, window_bytes: int) -> None:
         self._teams, self._settings, self._seed = teams, settings, seed
-        self._most_bytes = _FILLED * window_bytes
+        self._most_bytes = FILLED * window_bytes
         self._slices: deque[_Slice] = deque(maxlen=settings.slices)
         self._open = self._new_slice()
         self._notes: list[Placed] = []

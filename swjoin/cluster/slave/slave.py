@@ -389,16 +389,20 @@ class Slave:
     def _loads(self) -> GroupLoads:
         """The cost of every partition-group since the last report."""
         groups = np.array(self.join.group_ids(), np.int64)
-        tuples = self.join.tuples_by_group(len(self._cost_ns))
         cost_ns = self._cost_ns[groups].astype(np.int64)
         busy_us, self._busy_us = self._busy_us, 0
         self._cost_ns[:] = 0
-        state_bytes = tuples[groups] * self._state_tuple_bytes
+        state_bytes = self._state_bytes()[groups]
         stores_left = None if self.stage is None else self.stage.stores_left
         if stores_left is not None and isinstance(self.join, WindowJoinOperator):  # of what the limit holds for
             state_bytes = self.join.bytes_by_unit(stores_left)[groups]
         sent = self.stage.traffic.fresh() if self.stage is not None and self._reports_traffic else None
         return GroupLoads(busy_us, groups, cost_ns, state_bytes, sent)
+
+    def _state_bytes(self) -> I64:
+        """Of every partition-group: int64 (groups,)."""
+        found: I64 = self.join.tuples_by_group(len(self._cost_ns)) * self._state_tuple_bytes
+        return found
 
     @property
     def _reports_traffic(self) -> bool:
@@ -517,7 +521,10 @@ class Slave:
         self._work = self._joined = None
         effects = self.results.end(self._complete(work, step, now_us))
         if self.stage is not None:
-            self.stage.peak_window_tuples = max(self.stage.peak_window_tuples, sum(self.join.window_tuples()))
+            kept = sum(self.join.window_tuples())
+            if self.stage.traffic.wants_state(kept):
+                self.stage.traffic.held(kept, self._state_bytes())
+            self.stage.peak_window_tuples = max(self.stage.peak_window_tuples, kept)
             effects += [*self.stage.end(work.delivery), *self.stage.joined(ended=True)]
             effects += self.mover.order(work.delivery, now_us)
             if self._reports_loads:
