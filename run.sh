@@ -56,7 +56,7 @@ usage() {
 ./run.sh bench queries [overheads|views|delay|recovery]  what queries pay for ledgers, digests, merging and views; delays; recovery
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
 ./run.sh bench sinks         Parquet rows per second with 1, 2 and 4 sinks, each held to a sixteenth of a core (as root)
-./run.sh bench placement [graphs|counting|cpu|network|drift]  placement by measured traffic: its cost, slow links between hosts (as root), keys that drift
+./run.sh bench placement [graphs|counting|cpu|network|fragments|drift]  placement by measured traffic: its cost, slow links between hosts (as root), keys that drift
 ./run.sh bench plan          saturation and memory by swjoin plan against real runs
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page

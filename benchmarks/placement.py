@@ -1,6 +1,6 @@
 """Placement by measured traffic: what counting costs, what it is worth where links are slow, and how it follows a drift.
 
-Usage: python -m benchmarks.placement [graphs] [counting] [cpu] [network] [drift] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.placement [graphs] [counting] [cpu] [network] [fragments] [drift] [--repeat 3] [--tiny]
 graphs: the published task graphs of KATTS that are at hand, 12 machines, tuples over the network in percent: by id modulo 12,
 by the paper's partitions, and by ours; by a slice's own counts, and by those of one, two and three slices before; the fullest
 machine; milliseconds a placement. Claims hold by these rules: (abs) 40 to 99 % fewer than by id, on every slice; (F3-1)
@@ -16,6 +16,9 @@ where a rank is a thread.
 network: six ranks on four hosts, network namespaces (as root) that send at most 4 Mbit/s each: partition-groups by number,
 placed by that run's traffic, and by policy `network`. The criterion: throughput over that by number, as a share of the ratio
 of bytes between hosts by interface counters: floor 0.8, goal 0.9. What run.json says of bytes is printed beside the counters.
+fragments: on the same hosts, observations of weather stations, of which a subject has two triples: the least speed of a station
+in three hours, from fragments of a subject that are whole, one row, and from single triples, which meet in a join by subject.
+KATTS' claim D2 holds if whole fragments send fewer bytes between hosts and have at least the throughput of single triples.
 drift: every ten reorganization epochs one key in eight follows from its other in another way: mean regret of policy `network`,
 criterion: floor 3 points, goal 1; and the same at the streams' own pace: p99 of the production delay over that without moves,
 criterion: floor 1.2, goal 1.1.
@@ -41,6 +44,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import ROOT, parse
+from examples import katts
 from swjoin.cluster.traffic import Traffic
 from swjoin.config.job import Job
 from swjoin.config.sections import PlacementConfig
@@ -80,9 +84,10 @@ class Size(NamedTuple):
     network_within_s: float
     mbit: int
     live_seconds: int
+    stations: int
 
 
-SIZES = {False: Size(240, 4_000, 0.2, 60, 400, 20.0, 4, 60), True: Size(8, 400, 0.5, 6, 200, 1.0, 200, 4)}
+SIZES = {False: Size(240, 4_000, 0.2, 60, 400, 20.0, 4, 60, 2_000), True: Size(8, 400, 0.5, 6, 200, 1.0, 200, 4, 20)}
 
 
 def write_streams(folder: Path, seconds: int, rate: int, drift_s: int = 0) -> None:
@@ -209,20 +214,81 @@ def on_hosts(hosts: Hosts, plain: dict[str, Any], folder: Path) -> tuple[dict[st
     return report, sent_bytes(hosts) - before, out
 
 
+@contextlib.contextmanager
+def slow_hosts(folder: Path, mbit: int) -> Iterator[Hosts]:
+    hosts = Hosts(folder, HOSTS)
+    try:
+        hosts.hostfile.write_text("".join(f"10.213.7.{i + 1} slots={1 if i else 3}\n" for i in range(HOSTS)))
+        for host in range(HOSTS):
+            hosts.shape(host, "tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms")
+        yield hosts
+    finally:
+        hosts.close()
+
+
 def network(folder: Path, size: Size, repeat: int) -> None:
     if reason := why_not():
         print(f"network: not measured, {reason}")
         return
     write_streams(folder, size.network_seconds, size.network_rate)
-    hosts = Hosts(folder, HOSTS)
-    try:
-        hosts.hostfile.write_text("".join(f"10.213.7.{i + 1} slots={1 if i else 3}\n" for i in range(HOSTS)))
-        for host in range(HOSTS):
-            hosts.shape(host, "tbf", "rate", f"{size.mbit}mbit", "burst", "64kb", "latency", "200ms")
+    with slow_hosts(folder, size.mbit) as hosts:
         for name, sql in QUERIES.items():
             _of_query(hosts, folder, name, configured(folder, sql.format(w=size.network_within_s)), repeat)
-    finally:
-        hosts.close()
+
+
+_LEAST = (
+    "SELECT station, window_end, min(speed) AS least, count(*) AS n FROM HOP({}, ts, INTERVAL '1' HOUR, INTERVAL '3' HOUR) "
+    "GROUP BY station, window_start, window_end"
+)
+FRAGMENTS = {
+    "whole": _LEAST.format("observations"),
+    "single": _LEAST.format(
+        "(SELECT a.ts AS ts, a.o AS station, b.o AS speed FROM triples a JOIN triples b ON a.s = b.s "
+        "AND b.ts BETWEEN a.ts AND a.ts WHERE a.p = 1 AND b.p = 2)"
+    ),
+}
+
+
+def write_observations(folder: Path, stations: int) -> int:
+    """Of `examples.katts`, by time, with whole speeds: one row a subject, and the same as triples. Returns their number."""
+    size = katts.Size(stations=stations, days=10)
+    parts = [katts.observations(first, size) for first in range(0, stations, 500)]
+    ts, station, speed = (np.concatenate([part[name] for part in parts]) for name in ("ts", "station", "speed"))
+    order = np.argsort(ts, kind="stable")
+    ts, station, speed = ts[order], station[order], np.rint(speed[order]).astype(np.int64)
+    subject, twice = np.arange(len(ts)), np.repeat(np.arange(len(ts)), 2)
+    predicate = np.tile([1, 2], len(ts))
+    at = pa.array(ts, pa.timestamp("us"))
+    whole = {"s": subject, "station": station, "speed": speed, "ts": at}
+    objects = np.where(predicate == 1, station[twice], speed[twice])
+    single = {"s": subject[twice], "p": predicate, "o": objects, "ts": at.take(pa.array(twice))}
+    for name, columns in (("observations", whole), ("triples", single)):
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    return len(ts)
+
+
+def fragments(folder: Path, size: Size, repeat: int) -> None:
+    if reason := why_not():
+        print(f"fragments: not measured, {reason}")
+        return
+    count = write_observations(folder, size.stations)
+    plains = []
+    for name, sql in zip(("observations", "triples"), FRAGMENTS.values(), strict=True):
+        plain = configured(folder, sql)
+        plains.append({**plain, "inputs": {name: {"path": str(folder / f"{name}.parquet"), "time": "ts"}}})
+    speeds, savings = [], []
+    with slow_hosts(folder, size.mbit) as hosts:
+        for _ in range(repeat):
+            (whole, few, _), (single, many, _) = (on_hosts(hosts, plain, folder) for plain in plains)
+            same([whole, single])
+            speeds.append(single["join_s"] / whole["join_s"])
+            savings.append(many / few)
+    holds = statistics.median(savings) > 1 and statistics.median(speeds) >= 1
+    print(
+        f"fragments: {count:,} observations, whole: {shown(speeds)} x the throughput of single triples, "
+        f"{shown(savings)} x fewer bytes between hosts: D2 {'holds' if holds else 'does not hold'}",
+        flush=True,
+    )
 
 
 def _of_query(hosts: Hosts, folder: Path, name: str, plain: dict[str, Any], repeat: int) -> None:
@@ -401,6 +467,7 @@ PARTS: dict[str, Callable[[Path, Size, int], None]] = {
     "counting": counting,
     "cpu": cpu,
     "network": network,
+    "fragments": fragments,
     "drift": drift,
 }
 
