@@ -23,8 +23,10 @@ from swjoin.checkpoint.manifest import check_gateway_state, check_master_state, 
 from swjoin.checkpoint.store import CheckpointStore, Manifest, read_gateway, read_manifest, write_gateway
 from swjoin.cluster.collector import Collector
 from swjoin.cluster.gateway.gateway import Gateway
+from swjoin.cluster.instances import teams_of
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.master.master import Master
+from swjoin.cluster.master.network_placement import placed_again
 from swjoin.cluster.messages import PartSaved
 from swjoin.cluster.role import MASTER, RoleId, SavePart, Snapshot
 from swjoin.cluster.slave.slave import Slave
@@ -104,15 +106,21 @@ def owners_of(manifest: Manifest | None, config: RunConfig, plan: LogicalPlan, w
     if manifest is None:
         return []
     strategy = config.cluster.strategy
-    counts = Subclusters.of(cut(plan, strategy), width, strategy, config.cluster.instances).counts
+    stages = cut(plan, strategy)
+    of = Subclusters.of(stages, width, strategy, config.cluster.instances)
     state = manifest.plain["master"]["state"]
     check_master_state(manifest.path, state, manifest.generation, manifest.plain["epoch"], config.cluster.partition_count)
-    owners = []
+    owners, others = [], False
     with restoring(manifest.path):
         for stage, plain in enumerate([state["controller"], *state.get("more_stages", [])]):
-            controller = Controller(config, counts[stage], stage)
+            controller = Controller(config, of.counts[stage], stage)
             controller.restore(plain, 0)
             owners.append(controller.map.owner.tolist())
+            others |= plain["slaves"] != of.counts[stage]
+        if others:
+            teams = teams_of(stages, of, config.cluster.partition_count)
+            for stage, placed in placed_again(state.get("traffic", {}), teams, config, of.counts).items():
+                owners[stage] = placed.tolist()
     return owners
 
 

@@ -132,6 +132,11 @@ _MASTER = {
     "controller": _CONTROLLER,
     "more_stages?": [_CONTROLLER],
     "splits?": [{"partial": [_open_split], "next_row": is_count}],
+    "traffic?": {
+        "work_ns?": [[is_count]],
+        "state_bytes?": [[is_count]],
+        "sent?": [(is_count, is_count, is_count, is_count, is_count)],
+    },
 }
 _GATEWAY = {
     "gateway": {

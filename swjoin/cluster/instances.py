@@ -129,12 +129,7 @@ class Instances:
     @cached_property
     def teams(self) -> Teams:
         """Stages that may be placed by what they send each other."""
-        ends = {
-            int(edge.id): (int(edge.sender.id), int(edge.receiver.id))
-            for edge in self.stages.edges
-            if isinstance(edge.sender, Stage) and isinstance(edge.receiver, Stage)
-        }
-        return Teams.of(ends, self.subclusters.ranks, self.config.cluster.partition_count, self.hosts)
+        return teams_of(self.stages, self.subclusters, self.config.cluster.partition_count, self.hosts)
 
     @cached_property
     def skewed_joins(self) -> tuple[SkewedJoin, ...]:
@@ -276,6 +271,16 @@ def _check_scaling(stages: StagePlan, config: RunConfig) -> None:
         raise UserError(
             (asked, f" {config.reorganization.scaling.units}: no subgroup has more than {most} units"), remedy="write fewer"
         )
+
+
+def teams_of(stages: StagePlan, subclusters: Subclusters, groups: int, hosts: Sequence[int] = ()) -> Teams:
+    """Stages that may be placed by what they send each other. groups: of a stage. hosts: of all slave ranks, if known."""
+    ends = {
+        int(edge.id): (int(edge.sender.id), int(edge.receiver.id))
+        for edge in stages.edges
+        if isinstance(edge.sender, Stage) and isinstance(edge.receiver, Stage)
+    }
+    return Teams.of(ends, subclusters.ranks, groups, hosts)
 
 
 def _check_network(instances: Instances) -> None:

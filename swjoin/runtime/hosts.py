@@ -866,9 +866,11 @@ def instances_from(
     if instances is None:
         return None
     config = job.config.fitted_to(width)
-    owners = owners_of(manifest, config, instances.logical, width)
-    if manifest is None:
-        owners = [list(mine) for mine in agreed] or earlier_owners(instances.at(config, width))
+    owners = [list(mine) for mine in agreed]
+    if not owners and manifest is None:
+        owners = earlier_owners(instances.at(config, width))
+    elif not owners:
+        owners = owners_of(manifest, config, instances.logical, width)
     return instances.at(config, width, first_epoch_of(manifest), owners)
 
 

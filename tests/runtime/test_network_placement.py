@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from swjoin.checkpoint import checkpointers
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master import network_placement
 from swjoin.cluster.master.controller import Controller
-from swjoin.cluster.master.network_placement import NetworkPlacement, Teams
+from swjoin.cluster.master.network_placement import NetworkPlacement, Teams, placed_again
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import gateway_role, slave_role
 from swjoin.cluster.slave.stage import StageInstance
@@ -323,6 +324,47 @@ def test_chains_come_together() -> None:
     assert [np.bincount(owner).tolist() for owner in owners] == [[3, 3]] * 2
     kinds = [(note.kind, round(note.amount)) for note in placement.take_notes()]
     assert kinds == [("placed", 0), ("regret", 100)]
+
+
+def test_what_was_measured_is_in_checkpoints() -> None:
+    """Another placement goes on with it; with three slaves chains are together and all slaves have as much."""
+    placement, controllers = _placement()
+    assert placement.plain_state() == {}
+    _report(placement, 1 << 20, state=40)
+    placement.suggested(controllers)
+    plain = json.loads(json.dumps(placement.plain_state()))
+    other, _ = _placement()
+    other.restore(plain)
+    assert other.plain_state() == plain
+    reorganization = {"policy": "network", "epoch_us": 600}
+    config = shape_config(cluster={"partition_count": 6, "distribution_epoch_us": 300}, reorganization=reorganization)
+    teams = Teams.of({4: (0, 1)}, [range(3), range(3)], 6)
+    owners = placed_again(plain, teams, config, (3, 3))
+    assert owners[0].tolist() == np.roll(owners[1], -1).tolist()
+    assert [np.bincount(owner).tolist() for owner in owners.values()] == [[2, 2, 2]] * 2
+    assert placed_again({}, teams, config, (3, 3)) == {}
+
+
+def test_with_fewer_slaves_partition_groups_are_placed_by_what_was_measured(monkeypatch: Monkey) -> None:
+    """In the simulator: fewer bytes between ranks than by number, and the rows are the oracle's."""
+    shares: list[tuple[int, int]] = []
+
+    def placed(plain: Any, teams: Teams, config: Any, counts: Any) -> Any:
+        found = placed_again(plain, teams, config, counts)
+        if found:
+            sent, owner = np.array(plain["sent"]), np.stack([found[stage] for stage in sorted(found)])
+            sender, receiver = np.array([teams.ends[edge] for edge in sent[:, 0].tolist()]).T
+            one, other = owner[sender, sent[:, 1]], owner[receiver, sent[:, 2]]
+            by_number = (sent[:, 1] - sent[:, 2]) % counts[0] != 0
+            shares.append((int(sent[one != other, 4].sum()), int(sent[by_number, 4].sum())))
+        return found
+
+    monkeypatch.setattr(checkpointers, "placed_again", placed)
+    for seed in range(3):
+        _run(replace(_draw(seed, calm=False), width=4, crashes=((2_500, 2), (4_000, 3))))
+    assert len(shares) >= 4
+    assert all(ours <= by_number for ours, by_number in shares)
+    assert sum(ours for ours, _ in shares) < 0.9 * sum(by_number for _, by_number in shares)
 
 
 @pytest.mark.parametrize(("nbytes", "state"), [(100, 0), (1 << 20, 1 << 30)])

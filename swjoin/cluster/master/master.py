@@ -360,7 +360,8 @@ class Master:
         splits = {} if self.dealer is None else {"splits": self.dealer.plain_state()}
         hot_keys = {} if self.spreading is None else {"hot_keys": self.spreading.plain_state()}
         units = {} if self.scaling is None else {"units": self.scaling.plain_state()}
-        return Snapshot({"master": master, "controller": first, **stages, **splits, **hot_keys, **units})
+        traffic = {} if self.network is None else {"traffic": self.network.plain_state()}
+        return Snapshot({"master": master, "controller": first, **stages, **splits, **hot_keys, **units, **traffic})
 
     def restore(
         self,
@@ -372,10 +373,15 @@ class Master:
         """Continue a run from a snapshot, in a new master. splits, open_splits: as of `SplitDealer.restore`.
 
         With as many slaves as before, every partition-group goes to the slave of the same number; with another number of
-        slaves, partition-groups are placed again.
+        slaves, partition-groups are placed again: of a plan, where its instances have them.
         """
+        placed = [controller.map for controller in self.controllers]
         for controller, state in zip(self.controllers, [plain["controller"], *plain.get("more_stages", [])], strict=True):
             controller.restore(state, now_us)
+        if self.network is not None:
+            self.network.restore(plain.get("traffic", {}))
+            for controller, owners in zip(self.controllers, placed, strict=True):
+                controller.map = owners
         master = plain["master"]
         self.epoch = EpochIndex(master["epoch"])
         self.checkpoints.restore(master["generation"], master["epoch"], now_us, master["completed"] + 1)

@@ -1,7 +1,8 @@
 """Placement by measured traffic while the run goes on: policy `network` (KATTS, seed 001).
 
 What: `Teams`, which stages of a plan can share ranks; `NetworkPlacement`: `reported` takes what slaves have sent and done,
-`suggested` has the moves at the end of a reorganization epoch, of all stages at once.
+`suggested` has the moves at the end of a reorganization epoch, of all stages at once; `placed_again`, where partition-groups
+go when a run goes on with another number of slaves.
 Why: what a move saves depends on where the partition-groups of other stages are, so no stage can decide alone.
 Stays out: the choice (`policy.placement`), counting (`cluster.traffic`), enacting (`cluster.master.controller`).
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from swjoin.cluster.master.controller import Controller
+from swjoin.config.run import RunConfig
 from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import GroupLoads, nothing_sent
@@ -26,6 +28,7 @@ from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
 _STEPS = 4  # in which speeds of ranks differ, of that of the mean: measured ones are noisy, and partitions are matched by them
 _DECAY = 0.5  # of a slice, over the one after it
+_MOST_SAVED = 20_000  # pairs of partition-groups in a checkpoint
 _SAME = 0.2  # ranks within this of the mean speed count as alike
 
 
@@ -111,8 +114,7 @@ class NetworkPlacement:
         loads = [controllers[stage].measured or [] for stage in stages]
         speeds = [np.array([load.speed for load in of_stage]) for of_stage in loads]
         by_rank = np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)
-        memory = np.full(len(by_rank), int(min(self._most_bytes * len(stages), 1 << 60)), np.int64)
-        machines = Machines(_steps(by_rank), self._teams.host_of(stages), memory)
+        machines = Machines(_steps(by_rank), self._teams.host_of(stages), self._memory(stages, len(by_rank)))
         busy = max(load.busy_ratio for of_stage in loads for load in of_stage) > BUSY
         now = np.concatenate([controllers[stage].map.owner for stage in stages])
         pinned = np.full(len(now), -1, np.int64)
@@ -120,7 +122,7 @@ class NetworkPlacement:
             for move in controllers[stage].moves.values():  # it goes on, and nothing else can be done with this one
                 at = i * self._teams.groups + int(move.group)
                 now[at] = pinned[at] = move.consumer
-        graph = self._graph(stages, list(self._slices), pinned)
+        graph = self._graph(stages, self._average(list(self._slices)), pinned)
         if not graph.tuples.any() or not self._known(stages, controllers):
             return []
         then = suggest(graph, machines, self._settings, self._seed, now, busy=busy)
@@ -133,6 +135,10 @@ class NetworkPlacement:
             reason = f"traffic: {nbytes} bytes an epoch with others"
             moves.append((stages[i], Suggestion(GroupId(group), SlaveId(int(now[at])), SlaveId(int(then[at])), reason)))
         return moves
+
+    def _memory(self, stages: Sequence[int], count: int) -> I64:
+        """Of each of so many ranks."""
+        return np.full(count, int(min(self._most_bytes * len(stages), 1 << 60)), np.int64)
 
     def _within_memory(self, state_bytes: I64, now: I64, then: I64, count: int) -> I64:
         """Without the moves that would fill an instance too much, and more than it is: those with most state first. count:
@@ -156,29 +162,36 @@ class NetworkPlacement:
         senders = {sender for sender, receiver in self._teams.ends.values() if ends_in((sender, receiver), stages)}
         return all((stage, slave) in reporters for stage in senders for slave in range(controllers[stage].slave_count))
 
-    def _graph(self, stages: Sequence[int], slices: Sequence[_Slice], pinned: I64) -> TaskGraph:
-        """The partition-groups of a team, stage by stage, with counts of one slice on average, where the newest counts most."""
-        groups, edges = self._teams.groups, {e: pair for e, pair in self._teams.ends.items() if ends_in(pair, stages)}
-        first, size = {stage: i * groups for i, stage in enumerate(stages)}, len(stages) * groups
-        begin = np.zeros((2, 1 + max(edges)), np.int64)  # of sender and receiver of every edge
-        for edge, pair in edges.items():
-            begin[:, edge] = [first[stage] for stage in pair]
+    def _average(self, slices: Sequence[_Slice]) -> _Slice:
+        """One slice in the place of several, of which the newest counts most."""
         weights = _DECAY ** np.arange(len(slices))[::-1]
         weights /= weights.sum()
         parts = [(part, weight) for one, weight in zip(slices, weights, strict=True) for part in one.sent]
         sent = np.concatenate([nothing_sent(), *(part for part, _ in parts)])
         weight = np.concatenate([np.zeros(0), *(np.full(len(part), weight) for part, weight in parts)])
-        kept = np.isin(sent[:, 0], list(edges)) & (sent[:, 1] >= 0) & (sent[:, 1] < groups) & (sent[:, 2] < groups)
-        sent, weight = sent[kept], weight[kept]
+        kept = (sent[:, 1] >= 0) & (sent[:, 1] < self._teams.groups) & (sent[:, 2] < self._teams.groups)
+        sent, weight, groups = sent[kept], weight[kept], self._teams.groups
+        pairs, which = np.unique((sent[:, 0] * groups + sent[:, 1]) * groups + sent[:, 2], return_inverse=True)
+        counts = [np.ceil(np.bincount(which, weight * sent[:, column], len(pairs))).astype(np.int64) for column in (3, 4)]
+        edge, source = np.divmod(pairs // groups, groups)
+        work_ns = sum(weight * one.work_ns for one, weight in zip(slices, weights, strict=True))
+        found = np.stack([edge, source, pairs % groups, *counts], axis=1)
+        return _Slice(np.ceil(work_ns).astype(np.int64), slices[-1].state_bytes, [found])
+
+    def _graph(self, stages: Sequence[int], counts: _Slice, pinned: I64) -> TaskGraph:
+        """The partition-groups of a team, stage by stage. counts: as of `_average`."""
+        groups, (sent,) = self._teams.groups, counts.sent
+        first = {stage: i * groups for i, stage in enumerate(stages)}
+        edges = {edge: pair for edge, pair in self._teams.ends.items() if ends_in(pair, stages)}
+        sent = sent[np.isin(sent[:, 0], list(edges))]
+        begin = np.zeros((2, 1 + max(edges)), np.int64)  # of sender and receiver of every edge
+        for edge, pair in edges.items():
+            begin[:, edge] = [first[stage] for stage in pair]
         source, target = begin[0, sent[:, 0]] + sent[:, 1], begin[1, sent[:, 0]] + sent[:, 2]
-        pairs, which = np.unique(source * size + target, return_inverse=True)
-        tuples, nbytes = (np.bincount(which, weight * sent[:, column], len(pairs)) for column in (3, 4))
-        work = [sum(weight * one.work_ns[stage] for one, weight in zip(slices, weights, strict=True)) for stage in stages]
-        state_bytes = np.concatenate([slices[-1].state_bytes[stage] for stage in stages])
-        ids = tuple(range(size))
-        nothing = np.zeros(len(pairs), np.int64)
-        work_ns, tuples, nbytes = (np.ceil(counts).astype(np.int64) for counts in (np.concatenate(work), tuples, nbytes))
-        return TaskGraph(ids, work_ns, state_bytes, pinned, pairs // size, pairs % size, tuples, nbytes, nothing)
+        work_ns, state_bytes = (of[list(stages)].reshape(-1) for of in (counts.work_ns, counts.state_bytes))
+        nothing = np.zeros(len(sent), np.int64)
+        ids = tuple(range(len(stages) * groups))
+        return TaskGraph(ids, work_ns, state_bytes, pinned, source, target, sent[:, 3], sent[:, 4], nothing)
 
     def _note(self, stages: Sequence[int], now: I64, then: I64, graph: TaskGraph, machines: Machines) -> None:
         before, after = cost(graph, now, machines), cost(graph, then, machines)
@@ -186,16 +199,58 @@ class NetworkPlacement:
         crosses, expected = 100 * before.network_bytes / total, 100 * after.network_bytes / total
         text = f"{crosses:.1f} % of the bytes between stages are between ranks, {expected:.1f} % expected, {moves} moves"
         self._notes.append(Placed("placed", expected, text))
-        last = self._graph(stages, list(self._slices)[-1:], graph.pinned)
+        last = self._graph(stages, self._average(list(self._slices)[-1:]), graph.pinned)
         best = cost(last, place(last, machines, self._settings, self._seed, now, IN_A_RUN), machines)
         seen = cost(last, now, machines)
         regret = 100 * max(0, seen.network_bytes - best.network_bytes) / max(1, seen.total_bytes)  # the bound may cost more
         self._notes.append(Placed("regret", regret, "points above the best placement for the last reorganization epoch"))
 
+    def plain_state(self) -> dict[str, Any]:
+        """What was measured, for a checkpoint: the heaviest pairs of partition-groups of the average slice."""
+        if not self._slices:
+            return {}
+        found = self._average(list(self._slices))
+        (sent,) = found.sent
+        heaviest = sent[np.sort(np.argsort(-sent[:, 4], kind="stable")[:_MOST_SAVED])]
+        counts = {"work_ns": found.work_ns, "state_bytes": found.state_bytes, "sent": heaviest}
+        return {name: of.tolist() for name, of in counts.items()}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """Go on from `plain_state`, as if it were the slice before."""
+        if plain:
+            work_ns, state_bytes = (
+                np.array(plain[name], np.int64).reshape(self._open.work_ns.shape) for name in ("work_ns", "state_bytes")
+            )
+            self._slices.append(_Slice(work_ns, state_bytes, [np.array(plain["sent"], np.int64).reshape(-1, 5)]))
+            self._open = self._new_slice()
+
+    def placed(self, counts: Sequence[int]) -> dict[int, I64]:
+        """Owners of the partition-groups of each stage of a team, by what was measured. counts: instances of every stage."""
+        found: dict[int, I64] = {}
+        for stages in self._teams.teams if self._slices else ():
+            graph = self._graph(
+                stages, self._average(list(self._slices)), np.full(len(stages) * self._teams.groups, -1, np.int64)
+            )
+            count = counts[stages[0]]
+            machines = Machines(np.ones(count), memory_bytes=self._memory(stages, count))
+            machine_of = place(graph, machines, self._settings, self._seed, effort=IN_A_RUN)
+            found |= dict(zip(stages, machine_of.reshape(len(stages), -1), strict=True))
+        return found
+
     def take_notes(self) -> list[Placed]:
         """Remove and return the events since the last call."""
         notes, self._notes = self._notes, []
         return notes
+
+
+def placed_again(plain: dict[str, Any], teams: Teams, config: RunConfig, counts: Sequence[int]) -> dict[int, I64]:
+    """Owners of partition-groups by stage, where policy `network` had measured their traffic before the checkpoint: all state
+    comes from there, so nothing is moved. plain: as of `NetworkPlacement.plain_state`. counts: instances of every stage."""
+    if config.reorganization.policy != "network":
+        return {}
+    placement = NetworkPlacement(teams, config.reorganization.placement, config.seed, config.module.window_bytes)
+    placement.restore(plain)
+    return placement.placed(counts)
 
 
 def _steps(speeds: F64) -> F64:
