@@ -115,8 +115,8 @@ class StagesForecast:
         rates = _rates(args.rate, capacity.profile.rates)
         folder, crossing = path if path.is_dir() else path.parent, {}
         if (folder / TRAFFIC_FILE).exists() and job.plan is not None:
-            instances = Instances.of(plan_from_plain(job.plan), capacity.config, width)
             with contextlib.suppress(UserError):  # other partition-groups than the run had are asked for
+                instances = Instances.of(plan_from_plain(job.plan), capacity.config, width)
                 crossing = expected_crossing(instances, str(folder))
         return StagesForecast(capacity, rates, str(path), args.target_rate, options.most, crossing)
 
