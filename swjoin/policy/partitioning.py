@@ -463,7 +463,7 @@ def _grow(
         best, there = 0, np.int64(0)
         for m in range(count):
             here = room[m] - load[m] - work[v]
-            if held[m] + state[v] > memory[m]:
+            if state[v] and held[m] + state[v] > memory[m]:
                 here = min(here, 0) - (1 << 62)
             if m == 0:
                 there = here
@@ -594,7 +594,7 @@ def _refine(
             best, best_gain = -1, np.int64(0)
             for j in range(found + 2):
                 m = touched[j]
-                if m == own or load[m] + work[v] > room[m] or held[m] + state[v] > memory[m]:
+                if m == own or load[m] + work[v] > room[m] or (state[v] and held[m] + state[v] > memory[m]):
                     continue
                 gain = bound[m] - bound[own]
                 if best < 0 or gain > best_gain or (gain == best_gain and load[m] < load[best]):
@@ -659,10 +659,10 @@ def _search_around(
     for step in range(1, steps + 1):
         chosen, to, least = -1, -1, np.inf
         for v in free:
-            own, w = machine_of[v], work[v]
+            own, w, of_state = machine_of[v], work[v], state[v]
             lighter = min(w, max(load[own] - room[own], 0))
             for m in range(count):
-                if m == own or held[m] + state[v] > memory[m]:
+                if m == own or (of_state and held[m] + of_state > memory[m]):
                     continue
                 heavier = max(load[m] + w - room[m], 0) - max(load[m] - room[m], 0)
                 loss = bound[v, own] - bound[v, m]
@@ -831,7 +831,7 @@ def _search(
             lost += total[u] - bound[u].max()
         chosen = -1
         for to in range(m + 1, count):
-            if load[to] + work[v] > room[to] or held[to] + state[v] > memory[to]:
+            if load[to] + work[v] > room[to] or (state[v] and held[to] + state[v] > memory[to]):
                 continue
             if cut + total[v] - bound[v, to] + lost >= best:
                 continue
