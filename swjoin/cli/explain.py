@@ -598,9 +598,10 @@ def run_explain(args: argparse.Namespace) -> int:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))
     setting = setting_of(job, slaves, ranks, reading)
-    if setting.plan is not None and config.reorganization.placement.statistics is None:
-        crossing = explain_plan.Crossing.measured(setting.plan, find_resource(args.config))
-        setting = dataclasses.replace(setting, crossing=crossing)
+    if setting.plan is not None and not any("placement" in override for override in args.overrides):
+        measured, expected = explain_plan.Crossing.measured(setting.plan, find_resource(args.config)), setting.crossing
+        if measured is not None and (measured.shares or expected is None or not expected.shares):
+            setting = dataclasses.replace(setting, crossing=measured)
     said = explain(setting)
     if args.json:
         columns = None if setting.columns is None else [{"name": n, "type": t} for n, t in setting.columns]

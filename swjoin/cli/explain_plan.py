@@ -88,17 +88,18 @@ class Crossing:
         return Crossing({edge: placed / total for edge, (total, _, placed) in totals.items()}, tuple(said))
 
     @staticmethod
-    def measured(instances: Instances, path: Path) -> Crossing:
-        """In an earlier run, if path is its directory or its run.json, and it had the same instances. UserError for a run.json
-        that no run has written."""
+    def measured(instances: Instances, path: Path) -> Crossing | None:
+        """In an earlier run, if path is its directory or its run.json; without shares where it had other instances. UserError
+        for a run.json that no run has written."""
         path = path / "run.json" if path.is_dir() else path
         if path.suffix != ".json":
-            return Crossing()
+            return None
         report = json.loads(path.read_text())
         try:
             slaves = [stage["slaves"] for stage in report.get("stages", ())]
             if slaves != [[int(slave) for slave in instances.slaves_of(stage)] for stage in instances.stages.stages]:
-                return Crossing()
+                counts = ", ".join(f"{len(mine)} of stage {stage}" for stage, mine in enumerate(slaves))
+                return Crossing(said=(f"What went between ranks was measured with other instances than these: {counts}.",))
             return Crossing._of_edges(instances, report["edges"])
         except (KeyError, TypeError, AttributeError):
             raise UserError("its stages or edges are not as a run writes them", subject=str(path)) from None

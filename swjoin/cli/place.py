@@ -128,15 +128,15 @@ def _share(part: int, of: int) -> str:
 def _short_of_memory(graph: TaskGraph, machine_of: I64, machines: Machines) -> str:
     """How much a machine holds beyond its memory, and that or why nothing else was found."""
     assert machines.memory_bytes is not None, "memory is not limited"
-    held = np.bincount(machine_of, graph.state_bytes, len(machines.speed))
-    worst = int(np.argmax(held - machines.memory_bytes))
-    said = f"machine {worst} holds {held[worst]:,.0f} of {machines.memory_bytes[worst]:,} bytes"
+    held, memory = [0] * len(machines.speed), machines.memory_bytes.tolist()  # sums beyond 64 bits
+    for machine, state in zip(machine_of.tolist(), graph.state_bytes.tolist(), strict=True):
+        held[machine] += state
+    worst = max(range(len(held)), key=lambda machine: held[machine] - memory[machine])
+    said = f"machine {worst} holds {held[worst]:,} of {memory[worst]:,} bytes"
     most = int(graph.state_bytes.max())
-    if most > machines.memory_bytes.max():
+    if most > max(memory):
         return f"{said}; task {shown(graph.tasks[int(graph.state_bytes.argmax())])} alone has {most:,}"
-    if held.sum() > machines.memory_bytes.astype(np.float64).sum():
-        return f"{said}; all tasks have {held.sum():,.0f}, all machines {machines.memory_bytes.astype(np.float64).sum():,.0f}"
-    return said
+    return f"{said}; all tasks have {sum(held):,}, all machines {sum(memory):,}" if sum(held) > sum(memory) else said
 
 
 def _why(graph: TaskGraph, machines: Machines, args: argparse.Namespace) -> str:

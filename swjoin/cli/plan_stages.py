@@ -8,10 +8,9 @@ Stays out: arithmetic (`forecast.stages`), runs without a plan (`cli.plan`, `cli
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,8 @@ def _rates(text: str | None, measured: dict[str, float]) -> dict[str, float]:
 @dataclass(frozen=True)
 class StagesForecast:
     """A plan on slaves of this width at these rates per second. target_per_s: of each source. crossing: as of
-    `runtime.traffic_report.expected_crossing`; none where the run has not counted what went between partition-groups."""
+    `runtime.traffic_report.expected_crossing`; none where the run has not counted what went between partition-groups. unknown:
+    why there is none though it has."""
 
     capacity: Capacity
     rates: dict[str, float]
@@ -103,6 +103,7 @@ class StagesForecast:
     target_per_s: float | None
     most_slaves: int
     crossing: Mapping[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    unknown: str = ""
 
     @staticmethod
     def of(args: argparse.Namespace, job: Job, path: Path, width: int, ranks: RankMap | None) -> StagesForecast:
@@ -113,12 +114,17 @@ class StagesForecast:
         options = ForecastOptions.of(args)
         capacity = capacity_of(job, path, width, options.costs, options.host_cores, ranks)
         rates = _rates(args.rate, capacity.profile.rates)
-        folder, crossing = path if path.is_dir() else path.parent, {}
-        if (folder / TRAFFIC_FILE).exists() and job.plan is not None:
-            with contextlib.suppress(UserError):  # other partition-groups than the run had are asked for
-                instances = Instances.of(plan_from_plain(job.plan), capacity.config, width)
-                crossing = expected_crossing(instances, str(folder))
-        return StagesForecast(capacity, rates, str(path), args.target_rate, options.most, crossing)
+        folder, found = (
+            path if path.is_dir() else path.parent,
+            StagesForecast(capacity, rates, str(path), args.target_rate, options.most),
+        )
+        if not (folder / TRAFFIC_FILE).exists() or job.plan is None:
+            return found
+        try:
+            instances = Instances.of(plan_from_plain(job.plan), capacity.config, width)
+            return replace(found, crossing=expected_crossing(instances, str(folder)))
+        except UserError as error:  # the other figures are as good without it
+            return replace(found, unknown=f"what goes between ranks is not known: {error}")
 
     def _between_ranks(self, edge: Edge) -> dict[str, float] | None:
         """Shares of the bytes of an edge between stages that go between ranks: by number, and placed by the run's traffic."""
@@ -186,7 +192,7 @@ class StagesForecast:
             "target": target,
             "strategy": capacity.config.cluster.strategy,
             "allocation": capacity.allocation(self.rates),
-            "notes": [f"{SAME_DATA}; pairs grow with the product of both inputs' rates"],
+            "notes": [f"{SAME_DATA}; pairs grow with the product of both inputs' rates", *filter(None, [self.unknown])],
         }
 
 

@@ -50,6 +50,8 @@ def place(
     if settings.policy == "round_robin":
         return _by_id(graph, machines)
     by = _by_hosts if machines.several_hosts else _by_traffic
+    if not graph.weights(settings.objective).any():
+        settings = replace(settings, objective="bytes" if settings.objective == "tuples" else "tuples")
     return by(*_in_units(decisive(graph), machines), settings, (seed, effort), now)
 
 
@@ -58,7 +60,7 @@ def _in_units(graph: TaskGraph, machines: Machines) -> tuple[TaskGraph, Machines
     total = sum(graph.state_bytes.tolist())
     unit = 1 << max(0, total.bit_length() - 60)
     if machines.memory_bytes is not None:
-        machines = replace(machines, memory_bytes=np.minimum(machines.memory_bytes // unit, 1 << 60))
+        machines = replace(machines, memory_bytes=np.minimum(-(-machines.memory_bytes // unit), 1 << 60))
     return replace(graph, state_bytes=-(-graph.state_bytes // unit)), machines
 
 
@@ -165,11 +167,13 @@ def _by_traffic(
     parts, even = reduced.parts(machines, used, settings.imbalance)
     starts = [_renamed(k[order][reduced.root], used, count) for k in known]
     found = best_partition(parts, seed, [even, *starts], effort)
-    if now is not None and parts.rank(starts[-1])[:3] <= parts.rank(found)[:3]:
-        return known[-1]
     machine_of = np.empty(len(order), np.int64)
     machine_of[order] = _completed(reduced, used[found], machines)
-    return machine_of if now is None else _named_as(machine_of, now, graph, machines)
+    if now is None:
+        return machine_of
+    machine_of = _named_as(machine_of, now, graph, machines)
+    better = _rank(graph, machine_of, machines, settings) < _rank(graph, known[-1], machines, settings)
+    return machine_of if better else known[-1]
 
 
 def _by_hosts(
@@ -202,9 +206,11 @@ def _by_hosts(
         inner = replace(settings, imbalance=min(room, 1e9))
         of_host = Machines(machines.speed[mine], memory_bytes=None if memory is None else memory[mine])
         found[tasks] = mine[_by_traffic(part, of_host, inner, search, here)]
-    if now is None or _rank(graph, found, machines, settings) < _rank(graph, now, machines, settings):
-        return found
-    return now
+    candidates = [found]
+    if cost(graph, found, machines).memory_ratio > 1:  # what a host has in all may not be where a task needs it
+        candidates.append(_by_traffic(graph, machines, settings, search, now))
+    candidates = candidates if now is None else [now, *candidates]
+    return min(candidates, key=lambda machine_of: _rank(graph, machine_of, machines, settings))
 
 
 def _rank(graph: TaskGraph, machine_of: I64, machines: Machines, settings: PlacementConfig) -> tuple[float, float, int, int]:
@@ -250,10 +256,9 @@ class _Reduced(NamedTuple):
 
 def _reduced(graph: TaskGraph, order: I64, machines: Machines, settings: PlacementConfig) -> _Reduced:
     """order: int64 (t,), the tasks by id."""
-    counts, others = graph.weights(settings.objective), graph.nbytes if settings.objective == "tuples" else graph.tuples
     at = np.empty(len(order), np.int64)
     at[order] = np.arange(len(order))
-    csr = Csr.build(len(order), at[graph.source], at[graph.target], counts if counts.any() else others)
+    csr = Csr.build(len(order), at[graph.source], at[graph.target], graph.weights(settings.objective))
     state = graph.state_bytes[order] if machines.memory_bytes is not None else np.zeros(len(order), np.int64)
     parts = Parts(csr, graph.work_ns[order], state, graph.pinned[order], *3 * (order[:0],))
     pinned = np.flatnonzero(parts.fixed >= 0)

@@ -148,7 +148,7 @@ def cost(graph: TaskGraph, machine_of: I64, machines: Machines) -> Cost:
     held = 0.0
     if machines.memory_bytes is not None:
         of_machine = np.bincount(machine_of, graph.state_bytes, len(machines.speed))
-        held = float((of_machine / np.maximum(machines.memory_bytes, 1)).max())
+        held = float((of_machine / np.maximum(machines.memory_bytes, 0.5)).max())  # a byte is too much where there is none
     return Cost(
         _sum(graph.tuples, crosses),
         _sum(graph.tuples),

@@ -148,6 +148,9 @@ def _earlier(instances: Instances, folder: str) -> tuple[TaskGraph, I64]:
         problem = f"{folder} has other partition-groups than the {groups} of this run"
         raise UserError(problem, subject="placement: statistics", remedy="set cluster.partition_count as there")
     graph = counts.graph()
+    if not graph.tuples[np.isin(graph.source, at)].any():
+        problem = f"{folder} has counted no rows between stages (a resumed run counts from its checkpoint on)"
+        raise UserError(problem, subject="placement: statistics", remedy=again)
     return replace(graph, pinned=np.full(len(graph.tasks), -1, np.int64)), at  # pinned to machines of another placement
 
 

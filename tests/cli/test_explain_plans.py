@@ -141,7 +141,8 @@ def test_what_is_cut_of_a_run_and_of_one_placed_by_it(inputs: dict[str, StreamCo
     (said,) = found["sections"]["traffic"]
     assert said.startswith("Edge 2: of ")
     assert f"{float(said.split(', ')[1].split('%')[0]):.0f}" in measured
-    assert "traffic" not in told(swjoin, earlier, "--threads", 3)["sections"], "it had two"
+    (other,) = told(swjoin, earlier, "--threads", 3)["sections"]["traffic"]
+    assert other == "What went between ranks was measured with other instances than these: 2 of stage 0, 2 of stage 1."
     words = ("--set", f"placement.statistics={earlier}", "--threads", 2)
     expected = told(swjoin, earlier, *words)
     (said,) = expected["sections"]["traffic"]
@@ -182,8 +183,12 @@ def test_plan_says_what_would_be_cut(inputs: dict[str, StreamConfig], swjoin: An
     (line,) = [line for line in lines if line.startswith("j to i")]
     assert f"{100 * found['by_number']:.1f} %" in line
     assert line.endswith(f"{100 * found['by_traffic']:.1f} %")
+    (tmp_path / "traffic.json.gz").write_bytes(b"damaged")
+    assert shares("--threads", 2) is None
+    assert "what goes between ranks is not known" in swjoin("plan", tmp_path, "--threads", 2).out
     (tmp_path / "traffic.json.gz").unlink()
     assert shares("--threads", 2) is None
+    assert "is not known" not in swjoin("plan", tmp_path, "--threads", 2).out
 
 
 def test_edges_that_no_run_has_written(a_run: Path, swjoin: Any, tmp_path: Path) -> None:

@@ -176,7 +176,54 @@ def test_no_machine_with_memory_is_overlooked() -> None:
     assert place(graph, Machines(speed, host, memory), NETWORK).tolist() == [2]
 
 
+def test_hosts_whose_memory_is_in_small_parts() -> None:
+    """What a host has in all suffices, but on no machine of it."""
+    graph = task_graph([1], [], state=[10])
+    machines = Machines(np.ones(3), np.array([1, 0, 0]), np.array([10, 6, 6]))
+    assert place(graph, machines, NETWORK).tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_memory_is_kept_on_hosts(seed: int) -> None:
+    """A tenth more than one placement needs, which is drawn first; no worse than that one."""
+    rng = np.random.default_rng(seed)
+    size, count = int(rng.integers(40, 90)), 6
+    state, made = rng.integers(1, 1_000, size), rng.integers(0, count, size)
+    edges = [
+        (int(s), int(t), int(n))
+        for s, t, n in zip(*rng.integers(0, size, (2, 3 * size)), rng.integers(1, 99, 3 * size), strict=True)
+    ]
+    graph = task_graph(rng.integers(1, 20, size).tolist(), edges, state=state.tolist())
+    memory = (np.bincount(made, state, count) * 1.1).astype(np.int64) + 1
+    machines = Machines(np.ones(count), np.arange(count) // 2, memory)
+    found = place(graph, machines, PlacementConfig(imbalance=3.0))
+    assert cost(graph, found, machines).memory_ratio <= 1
+
+
+def test_staying_is_compared_as_it_is() -> None:
+    """On the machine that a task is on, not on one like the best; and with all tasks where they are."""
+    graph = task_graph([1], [], state=[10])
+    machines = Machines(np.ones(3), memory_bytes=np.array([10, 5, 5]))
+    assert place(graph, machines, NETWORK, now=np.array([2])).tolist() == [0]
+    assert suggest(graph, machines, NETWORK, 0, np.array([2]), busy=True).tolist() == [0]
+    assert place(task_graph([1], []), Machines(np.array([0.5, 2.0])), NETWORK, now=np.array([0])).tolist() == [1]
+    edges = [(1, 2, 51), (0, 2, 18), (0, 1, 13), (1, 3, 52)]
+    graph, machines = task_graph([1, 0, 0, 0], edges, pinned={3: 1}), Machines(np.array([2.0, 1.0]))
+    found = place(graph, machines, PlacementConfig(objective="tuples"), now=np.array([0, 0, 0, 1]))
+    assert cost(graph, found, machines).network_tuples == 31
+
+
+def test_no_memory_holds_nothing() -> None:
+    graph = task_graph([1], [], pinned={0: 0}, state=[1])
+    machines = Machines(np.ones(2), memory_bytes=np.array([0, 9]))
+    assert cost(graph, place(graph, machines, NETWORK), machines).memory_ratio > 1
+
+
 def test_state_beyond_64_bits_is_scaled() -> None:
+    exact = 3704023342828928275
+    graph = task_graph([1], [], state=[exact])
+    machines = Machines(np.ones(2), memory_bytes=np.array([exact - 10**18, exact]))
+    assert place(graph, machines, NETWORK).tolist() == [1]
     huge = (1 << 63) - 1
     graph = task_graph([1] * 4, [(0, 1, 9), (2, 3, 9)], state=[huge, huge, huge, huge])
     machines = Machines(np.ones(3), memory_bytes=np.array([huge, huge, huge]))

@@ -508,7 +508,7 @@ def test_what_is_refused(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
     pinned = {**graph, "tasks": [{**task, "pinned": 99} for task in graph["tasks"]]}  # of another placement
     (earlier / "traffic.json.gz").write_bytes(gzip.compress(json.dumps(pinned).encode()))
     _report_of(swjoin, inputs, tmp_path / "pinned", "--threads", "3", "--set", given)
-    for broken in ({**graph, "stages": []}, {**graph, "tasks": graph["tasks"][:-1], "edges": []}, []):
+    for broken in ({**graph, "edges": []}, {**graph, "stages": []}, {**graph, "tasks": graph["tasks"][:-1], "edges": []}, []):
         (earlier / "traffic.json.gz").write_bytes(gzip.compress(json.dumps(broken).encode()))
         done = swjoin("run", inputs / "run.yaml", "--threads", "4", "--out", tmp_path / "no", "--set", given)
         assert (done.code, len(done.err)) == (2, 1)
