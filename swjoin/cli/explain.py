@@ -583,8 +583,19 @@ def setting_of_plan(job: Job, plan: Instances, ranks: RankMap | None, reading: t
         found = plan_output(plan)
         by_query = found.queries if isinstance(found, QueryColumns) else (("", found),)
         columns = [(f"{name}.{c.name}" if name else c.name, str(c.type)) for name, of in by_query for c in of.schema]
-    crossing = explain_plan.Crossing.expected(plan)
-    return Setting(job.config, plan.width, ranks, columns, "", plan, job.config.inputs, reading, crossing)
+    return Setting(job.config, plan.width, ranks, columns, "", plan, job.config.inputs, reading)
+
+
+def _crossing(plan: Instances | None, args: argparse.Namespace) -> explain_plan.Crossing | None:
+    """Of an earlier run what was measured, unless another placement is asked for; else what statistics let expect."""
+    if plan is None:
+        return None
+    measured = None
+    if not any("placement" in override.partition("=")[0] for override in args.overrides):
+        measured = explain_plan.Crossing.measured(plan, find_resource(args.config))
+    if measured is not None and measured.shares:
+        return measured
+    return explain_plan.Crossing.expected(plan) or measured
 
 
 def run_explain(args: argparse.Namespace) -> int:
@@ -598,10 +609,7 @@ def run_explain(args: argparse.Namespace) -> int:
         named = [config.reorganization.active_slaves, config.cluster.sub_group_count, len(config.nodes.speed)]
         slaves = max(slaves, *named, *(c.slave + 1 for c in config.nodes.changes))
     setting = setting_of(job, slaves, ranks, reading)
-    if setting.plan is not None and not any("placement" in override for override in args.overrides):
-        measured, expected = explain_plan.Crossing.measured(setting.plan, find_resource(args.config)), setting.crossing
-        if measured is not None and (measured.shares or expected is None or not expected.shares):
-            setting = dataclasses.replace(setting, crossing=measured)
+    setting = dataclasses.replace(setting, crossing=_crossing(setting.plan, args))
     said = explain(setting)
     if args.json:
         columns = None if setting.columns is None else [{"name": n, "type": t} for n, t in setting.columns]

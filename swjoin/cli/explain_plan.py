@@ -71,11 +71,12 @@ class Crossing:
     said: tuple[str, ...] = ()
 
     @staticmethod
-    def expected(instances: Instances) -> Crossing:
-        """By `placement.statistics`; edges between the same stages have the same share."""
+    def expected(instances: Instances) -> Crossing | None:
+        """By `placement.statistics`, if there are any; edges between the same stages have the same share. UserError as a run
+        with them."""
         earlier = instances.config.reorganization.placement.statistics
         if earlier is None or not earlier_owners(instances):
-            return Crossing()
+            return None
         found = expected_crossing(instances, earlier)
         said = [
             f"Stage {one} to stage {other}: {placed / total:.1%} of the bytes between ranks, by the traffic that {earlier} has "
@@ -177,8 +178,8 @@ def _ends(instances: Instances, edge: Edge, share: float | None) -> tuple[str, s
     columns = ", ".join(name for name, _ in _carried(instances, edge)) or "no columns"
     columns = columns if len(columns) <= _SHOWN else f"{columns[: _SHOWN - 3]}..."
     how = "in runs" if edge.receiver.gathers else f"hash of {', '.join(edge.key)}" if edge.key else ""
-    cut_ = "" if share is None else f"; {share:.0%} between ranks"
-    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", (f"{how}: {columns}" if how else columns) + cut_
+    crosses = "" if share is None else f"; {share:.0%} between ranks"
+    return f"edge {edge.id}", f"{stage}, {_sender(edge)}", (f"{how}: {columns}" if how else columns) + crosses
 
 
 # ---------------------------------------------------------------- sections

@@ -114,10 +114,8 @@ class StagesForecast:
         options = ForecastOptions.of(args)
         capacity = capacity_of(job, path, width, options.costs, options.host_cores, ranks)
         rates = _rates(args.rate, capacity.profile.rates)
-        folder, found = (
-            path if path.is_dir() else path.parent,
-            StagesForecast(capacity, rates, str(path), args.target_rate, options.most),
-        )
+        folder = path if path.is_dir() else path.parent
+        found = StagesForecast(capacity, rates, str(path), args.target_rate, options.most)
         if not (folder / TRAFFIC_FILE).exists() or job.plan is None:
             return found
         try:

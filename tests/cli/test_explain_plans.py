@@ -155,6 +155,13 @@ def test_what_is_cut_of_a_run_and_of_one_placed_by_it(inputs: dict[str, StreamCo
     ways = report["edges"][2]["traffic"]
     crossed, total = ways["in_host"]["bytes"], sum(way["bytes"] for way in ways.values())
     assert placed == pytest.approx(100 * crossed / total, abs=0.051)
+    (said,) = told(swjoin, later, "--threads", 2)["sections"]["traffic"]
+    assert said.startswith("Edge 2: of "), "measured, of a run that was placed by statistics"
+    earlier.rename(tmp_path / "elsewhere")
+    assert told(swjoin, later, "--threads", 2)["sections"]["traffic"] == [said]
+    (tmp_path / "later.html").unlink(missing_ok=True)
+    done = swjoin("report", later, "-o", tmp_path / "later.html")
+    assert (done.code, done.err) == (0, [])
 
 
 def test_plan_says_what_would_be_cut(inputs: dict[str, StreamConfig], swjoin: Any, tmp_path: Path) -> None:
