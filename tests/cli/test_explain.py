@@ -42,6 +42,7 @@ def test_every_shipped_configuration_is_explained(path: Path, in_process: bool) 
     assert set(told) == {title for title, _ in SECTIONS} - {
         "stages",
         "edges",
+        "traffic",
         "strategy",
         "besides",
     }  # of plans, of later versions
