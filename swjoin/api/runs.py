@@ -7,6 +7,7 @@ Stays out: what a run does (`runtime`), figures (`plots`), the page in a noteboo
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Mapping
@@ -130,6 +131,32 @@ class Run:
             return ledger_of(self.report)
         except (KeyError, TypeError):
             raise UserError(f"{self.path / 'run.json'}: does not hold the whole ledger; the file is damaged") from None
+
+    @property
+    def queries(self) -> dict[str, tuple[int | None, int | None]]:
+        """By name of a query, the times from which on and before which it has rows, in microseconds; None: from the run's
+        beginning, to its end. Also while the run goes on."""
+        from swjoin.runtime.query_changes import queries_of
+
+        return {name: (begin, end) for name, begin, end in queries_of(self.path)}
+
+    def query(self, text: str, name: str | None = None, *, timeout: float | None = 60.0) -> int:
+        """Add a query to the run, which goes on in another process with queries that have names and with checkpoints. Returns
+        the time, in microseconds, from which on it has rows: those of a run of its own over the rows with such times.
+
+        name: of its results; None: query and a number. timeout: seconds. UserError for a query that cannot be added, and when
+        no run takes it in time (docs/many-queries.md)."""
+        from swjoin.runtime.query_changes import request_change
+
+        known = self.queries
+        free = (f"query{number}" for number in itertools.count(1) if f"query{number}" not in known)
+        return request_change(self.path, {next(free) if name is None else name: text}, (), timeout)
+
+    def drop(self, *names: str, timeout: float | None = 60.0) -> int:
+        """Drop queries from the run; returns the time, in microseconds, before which they have rows. As `query`."""
+        from swjoin.runtime.query_changes import request_change
+
+        return request_change(self.path, {}, names, timeout)
 
     def results(self) -> ds.Dataset:
         """The pairs, as an Arrow dataset over the result files: `.to_table()` reads them all. UserError when none were kept."""

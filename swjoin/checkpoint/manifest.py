@@ -159,6 +159,7 @@ _GATEWAY = {
     },
     "streams": [_STREAM],
     "edges?": dict,
+    "newest_us?": _time,
     "splits?": [_open_split],
 }
 _SEGMENT = {

@@ -157,7 +157,7 @@ def first_epoch_of(manifest: Manifest | None) -> int:
     return 0 if manifest is None else int(manifest.plain["epoch"]) + 1
 
 
-def _checksum(plain: dict[str, Any]) -> str:
+def checksum(plain: dict[str, Any]) -> str:
     text = json.dumps({k: v for k, v in plain.items() if k != "checksum"}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -178,7 +178,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: a checkpoint of format {old}; this version reads format {FORMAT}: resume with the version of swjoin that "
             f"wrote it, or remove the checkpoints and run from the start"
         )
-    if plain["checksum"] != _checksum(plain):
+    if plain["checksum"] != checksum(plain):
         raise RunFailed(f"{path}: corrupt checkpoint (its checksum is another one); remove it to resume from the one before")
     check_manifest(path, plain)
     return Manifest(path, plain["generation"], plain)
@@ -353,7 +353,7 @@ class CheckpointStore:
         }
         if last is not None and plan is None:
             plain["joined_before_us"] = last.joined_until_us().tolist()
-        plain["checksum"] = _checksum(plain)
+        plain["checksum"] = checksum(plain)
         path = self.path / f"checkpoint-{command.generation:06d}.json"
         write_whole(path, json.dumps(plain).encode())
         self._kept = [*self._kept, Manifest(path, command.generation, plain)][-_KEPT:]

@@ -38,8 +38,9 @@ _UNITS = {
     "unit_closed": "is empty, and probed no longer",
 }
 _PLACEMENT = ("placed", "regret")
+_QUERIES = ("query_added", "query_dropped")
 _OF_RUN = ("shed", "spilled", "idle", "speaks", "checkpoint", "recovered")
-KINDS = ("occupancy", *MOVES, *ACTIVITY, *_OF_RUN, *_HOT_KEYS, *_UNITS, *_PLACEMENT)
+KINDS = ("occupancy", *MOVES, *ACTIVITY, *_OF_RUN, *_HOT_KEYS, *_UNITS, *_PLACEMENT, *_QUERIES)
 _COLOURS = {"decided": "bold cyan", "released": "green", "occupancy": "dim", **dict.fromkeys(ACTIVITY, "bold magenta")}
 
 
@@ -160,6 +161,9 @@ def _words(event: RunEvent, digits: int) -> str:
             return f"placement: {e.text}"
         case "regret":
             return f"regret: {e.amount:.1f} {e.text}"
+        case "query_added" | "query_dropped":
+            rows = f"times {'from' if e.kind == 'query_added' else 'before'} {e.amount:.6f} s"
+            return f"{e.kind.replace('_', ' ')}: {e.text}, rows with {rows}, after a pause of {duration_text(e.duration_us)}"
         case "recovered":
             return f"recovered in {duration_text(e.duration_us)}: {e.text}, {e.tuples:,} tuples are joined once more"
     return " ".join(x for x in (e.kind, f"slave {e.slave}" if e.slave >= 0 else "", e.text) if x)

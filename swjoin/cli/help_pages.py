@@ -74,6 +74,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "number of slaves for a rate": "--target-rate --target-delay --most-slaves",
         "output": "--json",
     },
+    "queries": {"changes": "--timeout", "output": "--json"},
     "place": {"placement": "-k --policy --objective --imbalance", "counts": "--history", "output": "--json"},
     "explain": {"run": "-n --threads --gateways --sinks --set", "output": "--json"},
     "init": {"columns of the inputs": "--on --left-time --right-time --time-unit --assume-timezone", "matching": "--within"},
@@ -138,6 +139,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "swjoin plan mpi_configs/local.yaml -n 6",
         "swjoin plan mpi_configs/local.yaml --target-rate 100000 --target-delay 1s",
     ),
+    "queries": ("swjoin queries runs/first",),
     "place": (
         "swjoin place traffic.json -k 2",
         "swjoin place traffic.json -k 2 --history monday.json tuesday.json --json > placement.json",

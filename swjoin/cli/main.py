@@ -73,6 +73,7 @@ def build_parser(*, log_json: bool = False) -> argparse.ArgumentParser:
     _add_plan(
         commands.add_parser("plan", help="foretell a run: memory of each rank, network, delay, saturation; ranks for a rate")
     )
+    _add_queries(commands.add_parser("queries", help="list a run's queries; add queries while it goes on, and drop them"))
     _add_place(commands.add_parser("place", help="put the tasks of a graph on machines, by what they send each other"))
     _add_explain(commands.add_parser("explain", help="say in words and a diagram what a configuration or a plan will do"))
     _add_report(commands.add_parser("report", help="one HTML file about a run: verdict, figures, tables"))
@@ -475,6 +476,18 @@ def _add_plan(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
+def _add_queries(p: argparse.ArgumentParser) -> None:
+    p.description = (
+        "The queries of a run. While it goes on, add further ones, which have the rows from now on, and drop some, which have "
+        "the rows until now; the others notice a short pause (docs/many-queries.md)."
+    )
+    p.add_argument("dir", metavar="DIR", help="directory of a run with queries that have names, and with checkpoints")
+    p.add_argument("action", choices=["list", "add", "drop"], nargs="?", default="list", help="(default: list)")
+    p.add_argument("queries", metavar="QUERY", nargs="*", help="add: files NAME.sql; drop: names")
+    p.add_argument("--timeout", metavar="S", type=positive, default=60.0, help="seconds to wait for the run (default 60)")
+    p.add_argument("--json", action="store_true", help="list: print JSON, times in microseconds, instead of a table")
+
+
 def _add_place(p: argparse.ArgumentParser) -> None:
     p.description = (
         "Place tasks on machines such that the fullest has hardly more work than the mean and, within that, as little as can "
@@ -581,7 +594,7 @@ def _add_events(p: argparse.ArgumentParser) -> None:
         default=[],
         help="occupancy, decided, held, left, installed, released, activated, emptying, kept, rested, shed, spilled, "
         "idle, speaks, checkpoint, recovered, key_copied, key_dealt, key_gathered, unit_opened, unit_closing, unit_closed, "
-        "placed, regret (default: all)",
+        "placed, regret, query_added, query_dropped (default: all)",
     )
     p.add_argument("--slave", metavar="N", type=int, help="only what concerns slave N")
     p.add_argument("--group", metavar="N", type=int, help="only what concerns partition-group N")

@@ -31,7 +31,19 @@ from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
-from swjoin.plan.logical import Copies, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Spread, Union, join_columns
+from swjoin.plan.logical import (
+    Copies,
+    Filter,
+    IntervalJoin,
+    LogicalPlan,
+    Node,
+    Period,
+    Project,
+    Result,
+    Spread,
+    Union,
+    join_columns,
+)
 from swjoin.plan.lookups import Lookup, equality
 
 
@@ -80,6 +92,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _copies(node, found[node.input])
         elif isinstance(node, Union):
             columns, rows = _union(plan, node, found)
+        elif isinstance(node, Period):
+            columns, rows = dict(found[node.input].columns), _period(node, found[node.input])
         elif isinstance(node, Filter):
             columns, rows = _filter(plan, node, found[node.input])
         elif isinstance(node, Project):
@@ -138,6 +152,12 @@ def _selected(plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, NodeTab
         for i, value in enumerate(values):
             alone[i].append(f"{value} AS {out}")
     return columns, Selected(*(", ".join(part) for part in (pairs, *alone)))
+
+
+def _period(node: Period, rows: NodeTable) -> str:
+    columns = "".join(f", {column}" for column in rows.columns.values())
+    bound = f"ts {'<' if node.ends else '>='} {node.at_us}"
+    return f"SELECT id, ts{columns} FROM {rows.table} WHERE {bound}"
 
 
 def _filter(plan: LogicalPlan, node: Filter, rows: NodeTable) -> tuple[dict[str, str], str]:

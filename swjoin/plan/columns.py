@@ -39,6 +39,7 @@ from swjoin.plan.logical import (
     IntervalJoin,
     LogicalPlan,
     Node,
+    Period,
     Project,
     Result,
     Schema,
@@ -165,7 +166,7 @@ class _Binder:
         """Steps that compute these columns alone, and the columns that they need of the sender."""
         found: list[BoundStep] = []
         for step in reversed(steps):
-            if isinstance(step, UnionInput | Within):
+            if isinstance(step, UnionInput | Within | Period):
                 found.append(step)
                 continue
             if isinstance(step, PreAggregate):

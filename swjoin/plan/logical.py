@@ -1,8 +1,8 @@
 """Logical plans: sources, filters, projections, interval joins, unions and results as nodes of a graph without cycles.
 
-What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Within`, `Spread`, `Copies`, `Union`, `Result`; `LogicalPlan`, of these,
-of `Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `LiveGroups` (`plan.live_groups`), `Lookup`s
-(`plan.lookups`) and `MapBatches` (`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
+What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Within`, `Period`, `Spread`, `Copies`, `Union`, `Result`; `LogicalPlan`,
+of these, of `Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `LiveGroups` (`plan.live_groups`),
+`Lookup`s (`plan.lookups`) and `MapBatches` (`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
@@ -238,6 +238,25 @@ class Within(_OneInput):
 
 
 @dataclass(frozen=True)
+class Period(_OneInput):
+    """The rows of a node with times from `at_us` on: those of a query that was added while the run went on (`plan.changes`).
+    ends: the rows with times before `at_us`, of one that was dropped."""
+
+    name: str
+    input: str
+    at_us: int
+    ends: bool
+
+    @property
+    def description(self) -> str:
+        return f"times before {self.at_us} us" if self.ends else f"times from {self.at_us} us on"
+
+    def __call__(self, rows: TupleBatch) -> TupleBatch:
+        mask = rows.ts < self.at_us if self.ends else rows.ts >= self.at_us
+        return rows if bool(mask.all()) else rows.take(np.flatnonzero(mask))
+
+
+@dataclass(frozen=True)
 class Result(_OneInput):
     """An answer of the plan: the rows of a node, which go to the sinks. of_values: its digest is one of the rows' values
     (`core.row_digests`), so that it does not depend on the plan; otherwise of their ids. order: of the rows in a
@@ -252,7 +271,7 @@ class Result(_OneInput):
 
 
 Node: TypeAlias = (
-    Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Copies | Within | Union | Result
+    Source | Filter | Project | MapBatches | IntervalJoin | Keyed | Lookup | Spread | Copies | Within | Period | Union | Result
 )
 
 
@@ -581,6 +600,8 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case Copies():
             return _copied_schema(node, inputs[0])
         case Within():
+            return inputs[0]
+        case Period():
             return inputs[0]
         case Union():
             for i, schema in enumerate(inputs):

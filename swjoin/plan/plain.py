@@ -22,6 +22,7 @@ from swjoin.plan.logical import (
     IntervalJoin,
     LogicalPlan,
     Node,
+    Period,
     Project,
     Result,
     Source,
@@ -49,6 +50,7 @@ _KINDS: dict[str, type[Node]] = {
     "spread": Spread,
     "copies": Copies,
     "within": Within,
+    "period": Period,
     "union": Union,
     "result": Result,
 }

@@ -61,9 +61,9 @@ def shared(plans: Mapping[str, LogicalPlan]) -> LogicalPlan:
             if isinstance(node, Source):
                 names[node.name] = nodes.setdefault(node, node.name)
                 continue
-            content = replace(_reading(node, names), name="")
+            content = replace(reading(node, names), name="")
             if content not in nodes:
-                nodes[content] = _free(node.name, taken, numbers)
+                nodes[content] = free_name(node.name, taken, numbers)
                 taken.add(nodes[content])
             names[node.name] = nodes[content]
     named = [replace(node, name=name) for node, name in nodes.items()]
@@ -114,7 +114,7 @@ def alone(plan: LogicalPlan, result: str) -> LogicalPlan:
     return LogicalPlan(tuple(found[node.name] for node in plan.nodes if node.name in needed))
 
 
-def _reading(node: Node, names: Mapping[str, str]) -> Node:
+def reading(node: Node, names: Mapping[str, str]) -> Node:
     """The node over inputs of these names."""
     if isinstance(node, IntervalJoin):
         return replace(node, left=names[node.left], right=names[node.right])
@@ -126,7 +126,7 @@ def _reading(node: Node, names: Mapping[str, str]) -> Node:
     return replace(node, input=names[node.input])
 
 
-def _free(name: str, taken: set[str], numbers: Counter[str]) -> str:
+def free_name(name: str, taken: set[str], numbers: Counter[str]) -> str:
     """This name, or with another number at its end. numbers: the last one, by what is before it."""
     base = _NUMBER.sub("", name)
     while name in taken:

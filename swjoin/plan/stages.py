@@ -32,6 +32,7 @@ from swjoin.plan.logical import (
     IntervalJoin,
     LogicalPlan,
     Node,
+    Period,
     Project,
     Result,
     Schema,
@@ -54,10 +55,10 @@ _FAMILIES = ("integer", "string")  # whose hashes are those of the values, at ev
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
 Step: TypeAlias = (
-    UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies | Within | PreAggregate
+    UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies | Within | Period | PreAggregate
 )  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
-Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies | Within | Union
+Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies | Within | Period | Union
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def _gathered(
         if len(ways) == 1 and isinstance(senders[ways[0][0]], Stage):
             continue
         chain = [plan.node(result.input)]
-        while isinstance(node := chain[-1], Filter | Project | MapBatches | Lookup):
+        while isinstance(node := chain[-1], Filter | Project | MapBatches | Lookup | Period) and not _begins(node):
             chain.append(plan.node(node.input))
         by_base.setdefault(chain[-1].name, {})[result] = chain
     found: dict[str, dict[Result, tuple[Step, ...]]] = {}
@@ -236,10 +237,16 @@ def _gathered(
         for result, chain in chains.items():
             end = next(i for i, node in enumerate(chain) if node.name in common)
             if len(chains) == 1:
-                end = next(i for i, node in enumerate(chain) if not isinstance(node, Project | MapBatches))
+                rest = (i for i, n in enumerate(chain) if _begins(n) or not isinstance(n, Project | MapBatches | Period))
+                end = next(rest)
             steps = tuple(node for node in reversed(chain[:end]) if isinstance(node, Step))
             found.setdefault(chain[end].name, {})[result] = steps
     return found
+
+
+def _begins(node: Node) -> bool:
+    """Whether rows of a query begin here: they are gathered apart, so that nothing changes in what is gathered already."""
+    return isinstance(node, Period) and not node.ends
 
 
 def _stream_inputs(node: Node) -> tuple[str, ...]:
@@ -440,7 +447,7 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
-    if isinstance(step, Lookup | MapBatches | Spread | Copies | Within | PreAggregate):
+    if isinstance(step, Lookup | MapBatches | Spread | Copies | Within | Period | PreAggregate):
         return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 

@@ -472,12 +472,12 @@ class MasterHost(Host):
         with contextlib.ExitStack() as opened:  # a job that is refused leaves no dashboard behind
             if self.watcher is not None:
                 opened.callback(self.watcher.close)
-            self.gateway = GatewayHost(job, progress, self.watcher, self._log)
+            self.gateway = GatewayHost(job, progress, self.watcher, self.log)
             self.gateways = [self.gateway]
             self._fit_gateways()
             self.checkpointer = None if job.checkpoints is None else MasterCheckpointer(self.job)
             opened.pop_all()
-        self.performers[Log] = lambda effect: self._log(effect.event)
+        self.performers[Log] = lambda effect: self.log(effect.event)
         checkpointer = self.checkpointer
         if checkpointer is not None:
             self.gateway.keep_checkpoints(checkpointer.folder.path)
@@ -679,9 +679,9 @@ class MasterHost(Host):
             amount=float(self.role.slave_count),
             text=text,
         )
-        self._log(event)
+        self.log(event)
 
-    def _log(self, event: RunEvent) -> None:
+    def log(self, event: RunEvent) -> None:
         if event.kind != "occupancy":  # one per slave and reorganization epoch
             _LOG.debug("%s", event)
         if self._events is not None:

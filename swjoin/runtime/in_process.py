@@ -41,6 +41,7 @@ from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernel
 from swjoin.runtime.open import sized
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
+from swjoin.runtime.query_changes import QueryChanges, takes_changes
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slave_host import SlaveHost
@@ -81,7 +82,30 @@ def run_local(
 
 
 def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: CompleteReport | None) -> dict[str, Any]:
+    """Run a job, in as many rounds as its queries change, and once more."""
     started = time.monotonic()
+    with contextlib.ExitStack() as opened, stop_signals(job) as stop_wanted:
+        changes = opened.enter_context(QueryChanges(job, slave_count)) if takes_changes(job) else None
+        while True:
+            report = _run_round(job, progress, slave_count, complete_report, (stop_wanted.is_set, changes), started)
+            if report is not None:
+                return report
+            assert changes is not None
+            job = changes.apply()
+
+
+def _run_round(
+    job: Job,
+    progress: Wanted,
+    slave_count: int,
+    complete_report: CompleteReport | None,
+    stops: tuple[Callable[[], bool], QueryChanges | None],
+    started: float,
+) -> dict[str, Any] | None:
+    """Run a job to its end, or to a change of its queries; then there is no report. stops: whether it is to stop, and changes,
+    if it takes any. started: on the monotonic clock."""
+    stop_wanted, changes = stops
+    opening_s = time.monotonic()
     if not job.resumes:
         job.config.check_slaves(slave_count)
     cluster = job.config.cluster
@@ -99,21 +123,25 @@ def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: Co
             load_slave_kernels(job.config, gateway.layouts, gateway.progress.compiling)
         else:
             load_plan_kernels(gateway.instances, gateway.progress.compiling)
-        _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened_s - started, time.monotonic() - opened_s)
+        _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened_s - opening_s, time.monotonic() - opened_s)
         clock = RunClock()
-        with contextlib.ExitStack() as opened, stop_signals(job) as stop_wanted:
+        with contextlib.ExitStack() as opened:
             job = role_host.job
             sinks = role_host.make_sinks(clock, opened)
             role_host.make_gateways()
-            role_host.stop_wanted = stop_wanted.is_set
+            role_host.stop_wanted = stop_wanted if changes is None else lambda: stop_wanted() or changes.wanted()
             loop = _LocalLoop(job, role_host, sinks, clock, slave_count)
             role_host.open_flight()
             process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
+            if changes is not None:
+                changes.log(role_host.log, clock.now_us(), int(role_host.role.epoch))
             loop.run()
+            if sinks[0].role.stopped and changes is not None and changes.wanted() and not stop_wanted():
+                return None
             ended_s = time.monotonic()
             machine = machine_report(loop.meter.summary(), [], slot_us=gateway.role.slot_us, imitates=job.config.nodes.imitates)
             first_s, measured_s = role_host.first_read_s, role_host.measured_s
-            join_s = ended_s - started if first_s is None else time.monotonic() - first_s
+            join_s = ended_s - opening_s if first_s is None else time.monotonic() - first_s
             outcome = RunOutcome(
                 master=role_host.role.summary(),
                 gateways=[host.summary() for host in role_host.gateways],

@@ -26,6 +26,7 @@ from swjoin.plan.logical import (
     IntervalJoin,
     LogicalPlan,
     Node,
+    Period,
     Project,
     Result,
     Schema,
@@ -111,6 +112,10 @@ def near_rows(node: Within, plan: LogicalPlan, found: Mapping[str, Sequence[Row]
     left, right = ({row.id: row.ts for row in found[name]} for name in join.inputs)
     times = [(left[row.parents[0] or 0], right[row.parents[1] or 0]) for row in found[join.name]]
     return [row for row, (a, b) in zip(found[join.name], times, strict=True) if node.lower_us <= b - a <= node.upper_us]
+
+
+def in_period(node: Period, time_us: int) -> bool:
+    return time_us < node.at_us if node.ends else time_us >= node.at_us
 
 
 def union_rows(index: int, rows: Sequence[Row]) -> list[Row]:
@@ -502,6 +507,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = found[node.input]
             case Copies():
                 found[node.name] = copied_rows(node, plan.schema(node.input), found[node.input])
+            case Period():
+                found[node.name] = [row for row in found[node.input] if in_period(node, row.ts)]
             case Within():
                 found[node.name] = near_rows(node, plan, found)
             case Union():
@@ -538,7 +545,7 @@ def emitted(
             out[node.name] = {row.id for row in rows[node.name] if row.parents[0] in out[node.input]}
         elif isinstance(node, Result | Project | MapBatches | Spread | Copies):
             out[node.name] = out[node.input]
-        elif isinstance(node, Filter | Within):
+        elif isinstance(node, Filter | Within | Period):
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
         elif isinstance(node, Keyed):
             out[node.name] = {row.id for row in rows[node.name] if (row.parents[1] or 0) <= inputs[0]}

@@ -22,7 +22,8 @@ from swjoin.plan.stages import Stage
 
 
 class Feeds:
-    """The edges from the sources of a plan to its stages. edges: ids of those of each source."""
+    """The edges from the sources of a plan to its stages. edges: ids of those of each source. newest_us: the greatest time of
+    rows that were delivered."""
 
     def __init__(self, instances: Instances, gateway: int = 0) -> None:
         """gateway: its number."""
@@ -31,6 +32,7 @@ class Feeds:
         self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], gateway)
         self._unkeyed = {e.id for e in instances.stages.edges if isinstance(e.receiver, Stage) and e.receiver.gathers}
         self.instances = instances
+        self.newest_us = BEGIN_OF_TIME_US
         self._watermarks_us = dict.fromkeys(self.outlet.edges, BEGIN_OF_TIME_US)  # sent last
 
     def columns_of(self, source: int) -> tuple[str, ...]:
@@ -51,6 +53,9 @@ class Feeds:
         watermarks_us: by source; an epoch that full buffers have ended sends those of rows that were read, which the ends of
         later epochs may be below."""
         for edges, parts, watermark_us in zip(self.edges, batches, watermarks_us, strict=True):
+            self.newest_us = max(
+                self.newest_us, *(int(part.ts.max(initial=BEGIN_OF_TIME_US)) for part in parts), BEGIN_OF_TIME_US
+            )
             whole = [TupleBatch.concat(parts)] if parts and not self._unkeyed.issuperset(edges) else []
             for edge in edges:
                 for batch in parts if edge in self._unkeyed else whole:

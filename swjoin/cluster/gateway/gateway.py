@@ -590,6 +590,7 @@ class Gateway:
             tuples |= {f"{name} {what}": batches for what, batches in intake.tuples_kept().items()}
         if self.feeds is not None:
             plain["edges"] = self.feeds.outlet.ledger.to_plain()
+            plain["newest_us"] = self.feeds.newest_us
         if self.splits is not None:
             plain["splits"] = self.splits.plain_state()
         elif self.state.fixed:
@@ -631,6 +632,8 @@ class Gateway:
                 else:
                     intake.restore(plain, kept)
             self.overload.restore(share.plain["overload"])
+        if self.feeds is not None:
+            self.feeds.newest_us = max(state["newest_us"] for state in saved)
         self._restore_state([state["gateway"] for state in saved], [share.plain["gateway"] for share in shares])
 
     def _plain_state(self) -> dict[str, Any]:

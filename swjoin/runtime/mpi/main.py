@@ -41,6 +41,7 @@ from swjoin.runtime.mpi.worker_rank import WorkerRank
 from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.open import sized
 from swjoin.runtime.progress import Wanted
+from swjoin.runtime.query_changes import QueryChanges, takes_changes
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
@@ -81,18 +82,33 @@ def run_rank(
     job = sized(job, RankMap.of(job.config, comm.size).slave_ranks)
     label = [f"rank {rank} ({RankMap.of(job.config, comm.size).name_of(rank)}) on {platform.node()}"]
     _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
-    role: MasterRank | WorkerRank
-    role = MasterRank(job, label, progress, complete_report) if rank == ROOT else WorkerRank(job, label)
+    takes = takes_changes(job)
+    changes = QueryChanges(job, RankMap.of(job.config, comm.size).slave_ranks) if takes and rank == ROOT else None
+    started_s = time.monotonic()
+
+    def make() -> MasterRank | WorkerRank:
+        """Of the next round. Only the master's knows its job."""
+        if rank != ROOT:
+            return WorkerRank(job, label, takes_changes=takes)
+        return MasterRank(job, label, progress, complete_report, changes, started_s)
+
+    role = make()
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
     mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
     error: BaseException | None = None
     try:
-        with stop_signals(job) as wanted, spelled(job.spelling):
-            role.stop_wanted = wanted.is_set
+        with stop_signals(job) as wanted, spelled(job.spelling), changes or contextlib.nullcontext():
             open_heartbeats(channel, job, survives=survives)
+            role.stop_wanted = wanted.is_set
             role.set_up(channel)
             report = _run_role(role, channel)
+            while role.changed:
+                role.close(None)
+                if changes is not None:
+                    job = changes.apply()
+                role = _set_up_again(make, channel, wanted.is_set)
+                report = _run_role(role, channel)
     except EndedEarlyError as early:
         error = early
         if isinstance(channel, ResilientChannel):
@@ -133,6 +149,23 @@ def leave(channel: Channel, code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _set_up_again(
+    make: Callable[[], MasterRank | WorkerRank], channel: Channel, stop_wanted: Callable[[], bool]
+) -> MasterRank | WorkerRank:
+    """The role of a further round; after a death once more, with the remaining ranks."""
+    while True:
+        role = make()
+        role.stop_wanted = stop_wanted
+        try:
+            role.set_up(channel)
+        except PeerLostError as lost:
+            role.close(lost)
+            assert isinstance(channel, ResilientChannel), "only a resilient channel raises PeerLostError"
+            _start_next_attempt(channel)
+        else:
+            return role
 
 
 def _run_role(role: MasterRank | WorkerRank, channel: Channel) -> dict[str, Any] | None:

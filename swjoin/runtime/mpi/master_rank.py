@@ -36,6 +36,7 @@ from swjoin.runtime.traffic_report import write_traffic
 if TYPE_CHECKING:
     from swjoin.checkpoint.store import Manifest
     from swjoin.runtime.hosts import MasterHost
+    from swjoin.runtime.query_changes import QueryChanges
 
 
 class _Transport(MpiTransport):
@@ -71,10 +72,19 @@ class _Transport(MpiTransport):
 class MasterRank(Rank):
     """The master. Its `run` returns the content of run.json."""
 
-    def __init__(self, job: Job, place: list[str], progress: Wanted, complete_report: CompleteReport | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        place: list[str],
+        progress: Wanted,
+        complete_report: CompleteReport | None,
+        changes: QueryChanges | None,
+        started_s: float,
+    ) -> None:
+        """changes: of the run's queries, if it takes any. started_s: the run, on the monotonic clock."""
         super().__init__(job, place)
-        self._complete_report = complete_report
-        self.started_s = time.monotonic()
+        self._complete_report, self._changes = complete_report, changes
+        self.started_s = started_s
         self.recoveries: list[dict[str, Any]] = []
         self._progress = progress
         self._role_host: MasterHost | None = None
@@ -98,6 +108,8 @@ class MasterRank(Rank):
             layouts = [None if layout is None else [layout.fixed_bytes, layout.has_var] for layout in role_host.gateway.layouts]
             where = None if role_host.gateway.where is None else program_out(role_host.gateway.where)
             named = {"host": platform.node(), "run_id": self.job.run_id, "gateways": role_host.job.config.gateway_count}
+            if self._changes is not None:
+                named["job"] = self.job.to_json()
             return {"plan": plan, "layouts": layouts, "where": where, "first_gateway": role_host.gateway.known, **named}
 
         setup = agree(channel, ROOT, open_role_host)
@@ -129,14 +141,20 @@ class MasterRank(Rank):
         gateway = role_host.gateway
         roles = HostedRoles([role_host, gateway], _Transport(self, channel, role_host))
         role_host.meter = gateway.meter = self.meter
-        role_host.stop_wanted = self.stop_wanted
+        changes, stop_wanted = self._changes, self.stop_wanted
+        role_host.stop_wanted = stop_wanted
+        if changes is not None:
+            changes.width = self.roles.slave_ranks
+            role_host.stop_wanted = lambda: stop_wanted() or changes.wanted()
+            changes.log(role_host.log, role_host.clock.now_us(), int(role_host.role.epoch))
         if role_host.watcher is not None or self.roles.gateways > 1:
             role_host.take_views = partial(self._take_status, channel, role_host)
         roles.run()
         me = identity(ROOT, "master", self.meter, self.start_rss_bytes)
         parts = self._gather(channel, role_host)
         writers = self.roles.writers
-        channel.need_only(writers)
+        if changes is None:
+            channel.need_only(writers)
         slaves, sinks, gateways = (
             [summary for part in parts.values() for summary in part[kind]] for kind in ("slaves", "sinks", "gateways")
         )
@@ -174,7 +192,11 @@ class MasterRank(Rank):
                 channel.send_json(verdict, rank, VERDICT)
             for rank in writers:
                 channel.wait(rank, VERDICT)
-        channel.farewell(BYE)
+        if changes is not None:
+            self.changed = stopped and changes.wanted() and not stop_wanted()
+            agree(channel, ROOT, lambda: {"changed": self.changed})
+        if not self.changed:
+            channel.farewell(BYE)
         return report
 
     @staticmethod

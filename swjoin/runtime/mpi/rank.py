@@ -104,6 +104,7 @@ class Rank:
         self.job = job
         self.place = place
         self.where = place[0]
+        self.changed = False  # the run goes on with other queries
         self.clock: RunClock | None = None
         self.meter = RankMeter()
         self.start_rss_bytes = 0

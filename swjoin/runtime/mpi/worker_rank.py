@@ -81,8 +81,10 @@ def _endpoint(host: GatewayHost) -> dict[str, Any]:
 
 
 class WorkerRank(Rank):
-    def __init__(self, job: Job, place: list[str]) -> None:
+    def __init__(self, job: Job, place: list[str], *, takes_changes: bool) -> None:
+        """takes_changes: the run's queries may change; then the master knows the job."""
         super().__init__(job, place)
+        self._takes_changes = takes_changes
         self._layouts: tuple[RowLayout | None, RowLayout | None] = (None, None)
         self._where: Program | None = None
         self._setup: dict[str, Any] = {}
@@ -110,6 +112,8 @@ class WorkerRank(Rank):
         self._layouts = left, right
         if setup["where"] is not None:
             self._where = program_in(setup["where"])
+        if self._takes_changes:
+            self.job = Job.from_json(setup["job"])
         self.job = dataclasses.replace(self.job, run_id=setup["run_id"])  # under other launchers each rank has its own
         roles = self.take_gateways(channel, setup["gateways"])
         mine = roles.sinks_of(channel.rank)
@@ -212,7 +216,10 @@ class WorkerRank(Rank):
         channel.send_json({**summaries, "rank": me}, ROOT, SUMMARY)
         if sinks or gateways:
             self._end_files(channel)
-        channel.farewell(BYE)
+        self._close_logs()
+        self.changed = self._takes_changes and agree(channel, ROOT, None)["changed"]
+        if not self.changed:
+            channel.farewell(BYE)
 
     def _sinks_of(self, channel: Channel) -> list[CollectorHost]:
         """The hosts of this rank's sinks; of those that another rank plays now, after a death, the files are closed."""
