@@ -22,9 +22,10 @@ from swjoin.checkpoint.store import Manifest, checksum, read_gateway, read_manif
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.controller import Controller
 from swjoin.core.batch import TupleBatch, in_memory
-from swjoin.core.columns import Columns, plain_type_named
+from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.row_codec import storage
 from swjoin.core.storage import write_whole
 from swjoin.plan.stages import Edge, Stage
 
@@ -39,8 +40,8 @@ _NOTHING_DONE = {
 
 
 def first_new_us(manifest: Manifest, *, widened: bool) -> int:
-    """The first time that is later than those of all rows that gateways have delivered. widened: that they have read, as those
-    that wait have no values in columns that only new queries read."""
+    """The first time that is later than those of all rows and watermarks that gateways have delivered. widened: and of those
+    that they have read, as rows that wait have no values in columns that only new queries read."""
     states = [gateway["state"] for gateway in manifest.gateways]
     times = [state["newest_us"] for state in states]
     if widened:
@@ -48,6 +49,12 @@ def first_new_us(manifest: Manifest, *, widened: bool) -> int:
         times += [stream[name] for stream in streams for name in ("high_us", "arrived_high_us")]
         times += [stream["counts"]["latest_us"] for stream in streams if stream["counts"]["latest_us"] is not None]
     return max(FIRST_US, 1 + max((time for time in times if time < END_OF_TIME_US), default=FIRST_US))
+
+
+def ended_sources(manifest: Manifest, instances: Instances) -> set[str]:
+    """Names of those that have been read to their end by all gateways."""
+    streams = [gateway["state"]["streams"] for gateway in manifest.gateways]
+    return {source.name for i, source in enumerate(instances.stages.sources) if all(of[i]["ended"] for of in streams)}
 
 
 def reads_more(before: Instances, after: Instances) -> bool:
@@ -191,5 +198,5 @@ def _widened(columns: Columns | None, names: Sequence[str], types: Mapping[str, 
     if columns is None or columns.names == list(names):
         return columns
     found = {name: columns.batch.column(name) for name in columns.names}
-    made = [found.get(name, pa.nulls(len(columns), plain_type_named(types[name]))) for name in names]
+    made = [found.get(name, pa.nulls(len(columns), storage(type_named(types[name])))) for name in names]
     return Columns(pa.RecordBatch.from_arrays(made, names=list(names)))

@@ -13,10 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from swjoin.core.errors import UserError
+from swjoin.core.ids import LAST_TIME_US
+from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.logical import LogicalPlan, Node, Period, Result, Source, nodes_below
 from swjoin.plan.sharing import check_query_name, free_name, reading, shared
+
+AFTER_ALL_US: Final = LAST_TIME_US + 1  # later than any row
 
 
 def with_queries(plan: LogicalPlan, queries: Mapping[str, LogicalPlan], from_us: int) -> LogicalPlan:
@@ -52,9 +57,12 @@ def with_queries(plan: LogicalPlan, queries: Mapping[str, LogicalPlan], from_us:
     return LogicalPlan((*plan.nodes, *made))
 
 
-def without_queries(plan: LogicalPlan, names: Collection[str], until_us: int) -> LogicalPlan:
-    """The plan in which these queries have the rows with times before `until_us` alone. UserError for one that there is not,
-    or that has been dropped before."""
+def without_queries(
+    plan: LogicalPlan, names: Collection[str], until_us: int, ended_sources: Collection[str] = ()
+) -> LogicalPlan:
+    """The plan in which these queries have the rows with times before `until_us` alone. Windows over sources that have ended
+    have come out, also those that would end later, so a query with such windows keeps all rows. UserError for a query that
+    there is not, or that has been dropped before."""
     numbers, taken, ended = Counter[str](), {node.name for node in plan.nodes}, periods(plan)
     for name in names:
         if name not in ended:
@@ -65,7 +73,8 @@ def without_queries(plan: LogicalPlan, names: Collection[str], until_us: int) ->
     def changed() -> Iterator[Node]:
         for node in plan.nodes:
             if isinstance(node, Result) and node.name in names:
-                period = Period(free_name(f"{node.name} until 0", taken, numbers), node.input, until_us, ends=True)
+                at_us = AFTER_ALL_US if _has_ended_windows(plan, node.name, ended_sources) else until_us
+                period = Period(free_name(f"{node.name} until 0", taken, numbers), node.input, at_us, ends=True)
                 taken.add(period.name)
                 yield period
                 yield replace(node, input=period.name)
@@ -73,6 +82,17 @@ def without_queries(plan: LogicalPlan, names: Collection[str], until_us: int) ->
                 yield node
 
     return LogicalPlan(tuple(changed()))
+
+
+def _has_ended_windows(plan: LogicalPlan, query: str, ended_sources: Collection[str]) -> bool:
+    nodes = {node.name: node for node in plan.nodes}
+    for name in nodes_below(nodes, query):
+        if isinstance(nodes[name], Keyed):
+            below = (nodes[other] for other in nodes_below(nodes, name))
+            streams = {node.name for node in below if isinstance(node, Source) and node.time is not None}
+            if streams.issubset(ended_sources):
+                return True
+    return False
 
 
 def periods(plan: LogicalPlan) -> dict[str, tuple[int | None, int | None]]:

@@ -180,7 +180,7 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     alike need no exchange."""
     kinds = IntervalJoin | Keyed | Stateless if strategy == "operator" else IntervalJoin | Keyed
     of_streams = _of_streams(plan)
-    alone = [node for node in plan.ordered if not isinstance(node, Within)]  # which needs pairs, so it is done by the join
+    alone = [node for node in plan.ordered if not isinstance(node, Within | Period)]  # steps of what sends to them
     nodes = [node for node in alone if isinstance(node, kinds) and node.name in of_streams]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
     receivers: list[tuple[Stage, tuple[_Port, ...]]] = []

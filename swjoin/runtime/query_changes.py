@@ -15,12 +15,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swjoin.checkpoint.changed_plan import change_plan, check_change, first_new_us, reads_more
+from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, first_new_us, reads_more
 from swjoin.checkpoint.store import CheckpointStore
 from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
@@ -59,9 +59,9 @@ class _Request:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: is no request ({one_line(error)})") from None
 
-    def changed(self, plan: LogicalPlan, time_us: int) -> LogicalPlan:
+    def changed(self, plan: LogicalPlan, time_us: int, ended_sources: Collection[str]) -> LogicalPlan:
         """The run's plan with this change at a time. UserError when it cannot be made."""
-        return with_queries(without_queries(plan, self.dropped, time_us), self.added, time_us)
+        return with_queries(without_queries(plan, self.dropped, time_us, ended_sources), self.added, time_us)
 
 
 def takes_changes(job: Job) -> bool:
@@ -114,7 +114,7 @@ class QueryChanges:
         for path in self._waiting():
             try:
                 request = _Request.read(path)
-                job = self._changed(job, request, 0)
+                job = self._changed(job, request)
             except SwjoinError as error:
                 _answer(path, {"error": error.text("keys")})
                 continue
@@ -122,10 +122,10 @@ class QueryChanges:
         self._pause_began_s = now
         return bool(self._accepted)
 
-    def _changed(self, job: Job, request: _Request, time_us: int) -> Job:
+    def _changed(self, job: Job, request: _Request, time_us: int = 0, ended_sources: Collection[str] = ()) -> Job:
         """UserError when the change cannot be made, now or later."""
         assert job.plan is not None
-        plan = request.changed(plan_from_plain(job.plan), time_us)
+        plan = request.changed(plan_from_plain(job.plan), time_us, ended_sources)
         found = sized(replace(job, plan=plan_to_plain(plan)), self.width)
         before, after = instances_of(job, self.width), instances_of(found, self.width)
         assert before is not None, "a plan"
@@ -143,12 +143,13 @@ class QueryChanges:
         assert before is not None, "a plan"
         job, answers = self.job, []
         for request in self._accepted:
-            job = self._changed(job, request, 0)
+            job = self._changed(job, request)
         after = instances_of(job, self.width)
         assert after is not None, "a plan"
         time_us, job = first_new_us(manifest, widened=reads_more(before, after)), self.job
+        ended = ended_sources(manifest, before)
         for request in self._accepted:
-            job = self._changed(job, request, time_us)
+            job = self._changed(job, request, time_us, ended)
             answers.append((request.path, {"time_us": time_us}))
             self._events += [("query_added", name, time_us) for name in request.added]
             self._events += [("query_dropped", name, time_us) for name in request.dropped]

@@ -17,13 +17,12 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId
 from swjoin.core.batch import TupleBatch
-from swjoin.core.ids import BEGIN_OF_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.stages import Stage
 
 
 class Feeds:
-    """The edges from the sources of a plan to its stages. edges: ids of those of each source. newest_us: the greatest time of
-    rows that were delivered."""
+    """The edges from the sources of a plan to its stages. edges: ids of those of each source."""
 
     def __init__(self, instances: Instances, gateway: int = 0) -> None:
         """gateway: its number."""
@@ -32,12 +31,21 @@ class Feeds:
         self.outlet = Outlet(instances, [edge for source in sources for edge in instances.edges_from(source)], gateway)
         self._unkeyed = {e.id for e in instances.stages.edges if isinstance(e.receiver, Stage) and e.receiver.gathers}
         self.instances = instances
-        self.newest_us = BEGIN_OF_TIME_US
+        self._newest_us = BEGIN_OF_TIME_US  # of rows that were delivered
         self._watermarks_us = dict.fromkeys(self.outlet.edges, BEGIN_OF_TIME_US)  # sent last
 
     def columns_of(self, source: int) -> tuple[str, ...]:
         """Names of the columns that are read from a source."""
         return self.instances.columns.read[self.instances.stages.sources[source].name]
+
+    @property
+    def newest_us(self) -> int:
+        """The greatest time of the rows and of the watermarks that were delivered, but for that of a source's end."""
+        watermarks_us = (time_us for time_us in self._watermarks_us.values() if time_us < END_OF_TIME_US)
+        return max([self._newest_us, *watermarks_us])
+
+    def restore(self, newest_us: int) -> None:
+        self._newest_us = newest_us
 
     def ingress(self) -> Ingress:
         """Intakes and buffers of all sources."""
@@ -53,9 +61,7 @@ class Feeds:
         watermarks_us: by source; an epoch that full buffers have ended sends those of rows that were read, which the ends of
         later epochs may be below."""
         for edges, parts, watermark_us in zip(self.edges, batches, watermarks_us, strict=True):
-            self.newest_us = max(
-                self.newest_us, *(int(part.ts.max(initial=BEGIN_OF_TIME_US)) for part in parts), BEGIN_OF_TIME_US
-            )
+            self._newest_us = max([self._newest_us, *(int(part.ts.max(initial=BEGIN_OF_TIME_US)) for part in parts)])
             whole = [TupleBatch.concat(parts)] if parts and not self._unkeyed.issuperset(edges) else []
             for edge in edges:
                 for batch in parts if edge in self._unkeyed else whole:

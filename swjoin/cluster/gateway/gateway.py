@@ -633,7 +633,7 @@ class Gateway:
                     intake.restore(plain, kept)
             self.overload.restore(share.plain["overload"])
         if self.feeds is not None:
-            self.feeds.newest_us = max(state["newest_us"] for state in saved)
+            self.feeds.restore(max(state["newest_us"] for state in saved))
         self._restore_state([state["gateway"] for state in saved], [share.plain["gateway"] for share in shares])
 
     def _plain_state(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def run_rank(
                 role.close(None)
                 if changes is not None:
                     job = changes.apply()
-                role = _set_up_again(make, channel, wanted.is_set)
+                role = _next_round(role, make, channel)
                 report = _run_role(role, channel)
     except EndedEarlyError as early:
         error = early
@@ -151,13 +151,15 @@ def leave(channel: Channel, code: int) -> None:
     os._exit(code)
 
 
-def _set_up_again(
-    make: Callable[[], MasterRank | WorkerRank], channel: Channel, stop_wanted: Callable[[], bool]
+def _next_round(
+    before: MasterRank | WorkerRank, make: Callable[[], MasterRank | WorkerRank], channel: Channel
 ) -> MasterRank | WorkerRank:
-    """The role of a further round; after a death once more, with the remaining ranks."""
+    """The role of a rank in the round after this one; after a death once more, with the remaining ranks."""
     while True:
         role = make()
-        role.stop_wanted = stop_wanted
+        role.stop_wanted = before.stop_wanted
+        if isinstance(role, MasterRank) and isinstance(before, MasterRank):
+            role.recoveries = before.recoveries
         try:
             role.set_up(channel)
         except PeerLostError as lost:

@@ -1,0 +1,522 @@
+"""Queries that are added to a run and dropped from it while it goes on: what each then answers, and what a run refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import swjoin
+from swjoin.checkpoint import changed_plan
+from swjoin.checkpoint.store import CheckpointStore, checksum
+from swjoin.cli.events import read_events, timeline
+from swjoin.core.batch import TupleBatch
+from swjoin.core.errors import SwjoinError, UserError
+from swjoin.core.storage import write_whole
+from swjoin.frontends.configured import job_to_run
+from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.plan import changes
+from swjoin.plan.logical import LogicalPlan, Period
+from swjoin.runtime.in_process import run_local
+from swjoin.runtime.query_changes import queries_of, request_change
+from swjoin.runtime.simulator.result import SimulationError
+from tests.support.commands import command
+from tests.support.limits import PROCESS_S
+from tests.tools.changing_queries import run_changes
+from tests.tools.processes import LaunchedRun
+
+ROWS = 400  # of a file, over a second
+NEAR = "SELECT a.k, a.v, b.v AS bv FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '100' MILLISECOND"
+BIG = "SELECT k, v FROM a WHERE v > 90"
+WIDE = NEAR.replace("a.v", "a.x").replace("BETWEEN a.ts", "BETWEEN a.ts - INTERVAL '200' MILLISECOND")
+SUMS = "SELECT window_end, count(*) AS n, sum(v) AS s FROM TUMBLE(b, ts, INTERVAL '50' MILLISECOND) GROUP BY window_end"
+ALSO_BIG = "SELECT ts, k FROM a WHERE v > 80"
+CONFIG = """
+queries:
+  - {{name: near, sql: "{near}"}}
+  - {{name: big, sql: "{big}"}}
+inputs:
+  a: {{watch: a, time: ts, schema: 'ts: timestamp[us], k: int64, v: int64, x: string'}}
+  b: {{watch: b, time: ts, schema: 'ts: timestamp[us], k: int64, v: int64, x: string'}}
+time: {{max_out_of_order: 5ms, late: drop}}
+cluster: {{distribution_epoch: 20ms, partition_count: 7{cluster}}}
+checkpoint: {{epochs: 2}}
+"""
+
+
+class Streams:
+    """Two watched directories, which get a file each for every second of stream time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seconds = folder, 0
+        self._random = np.random.default_rng(7)
+        for name in "ab":
+            (folder / name).mkdir(parents=True)
+
+    def write(self) -> None:
+        for name in "ab":
+            random = self._random
+            ts = np.sort(random.integers(0, 1_000_000, ROWS)) + self.seconds * 1_000_000
+            ts -= random.integers(0, 4_000, ROWS)
+            numbers = random.integers(0, 30, ROWS), random.integers(0, 100, ROWS)
+            table = {
+                "ts": pa.array(ts, pa.timestamp("us")),
+                "k": numbers[0],
+                "v": numbers[1],
+                "x": [f"x{i}" for i in range(ROWS)],
+            }
+            path = self.folder / name / f"{self.seconds:03d}.parquet"
+            pq.write_table(pa.table(table), path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").rename(path)
+        self.seconds += 1
+
+    def end(self) -> None:
+        for name in "ab":
+            (self.folder / name / "_END").touch()
+
+    def tables(self, from_us: int | None = None) -> dict[str, pa.Table]:
+        """All rows; those with times from a time on."""
+        found = {
+            name: pa.concat_tables(pq.read_table(p) for p in sorted((self.folder / name).glob("*.parquet"))) for name in "ab"
+        }
+        if from_us is None:
+            return found
+        at = pa.scalar(datetime(1970, 1, 1) + timedelta(microseconds=from_us), pa.timestamp("us"))
+        return {name: table.filter(pc.greater_equal(table["ts"], at)) for name, table in found.items()}
+
+    def config(self, cluster: str = "") -> Path:
+        path = self.folder / "run.yaml"
+        path.write_text(CONFIG.format(near=NEAR, big=BIG, cluster=cluster))
+        return path
+
+
+@pytest.fixture
+def streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Streams:
+    monkeypatch.chdir(tmp_path)
+    return Streams(tmp_path)
+
+
+class Running:
+    """A run in a thread of this process, in the folder `run`."""
+
+    def __init__(self, streams: Streams, **cluster: Any) -> None:
+        more = "".join(f", {name}: {value}" for name, value in cluster.items())
+        self.dir = streams.folder / "run"
+        path = streams.config(more)
+        if cluster:
+            path.write_text(path.read_text().replace(f'  - {{name: big, sql: "{BIG}"}}\n', ""))
+        job = job_to_run(path, [], "test")
+        self._job = replace(job, target=self.dir / "results", directory=True, run_dir=self.dir)
+        self.dir.mkdir()
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            run_local(self._job, False, 2)
+        except BaseException as error:
+            self.failure = error
+
+    def reached(self, time_us: int) -> None:
+        wait_until(self.dir, time_us, lambda: self.failure)
+
+    def dir_when_open(self) -> Path:
+        while not (self.dir / "queries" / "open.json").exists():
+            assert self.failure is None
+            time.sleep(0.02)
+        return self.dir
+
+    def end(self) -> dict[str, Any]:
+        self._thread.join(PROCESS_S)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+        report: dict[str, Any] = json.loads((self.dir / "run.json").read_text())
+        return report
+
+
+def wait_until(run_dir: Path, time_us: int, failure: Callable[[], object] = lambda: None) -> None:
+    """Until a checkpoint has rows up to a time of the streams."""
+    deadline = time.monotonic() + PROCESS_S
+    while time.monotonic() < deadline:
+        assert failure() is None
+        try:
+            manifest = CheckpointStore(run_dir / "checkpoints", {}).newest()
+        except SwjoinError:
+            manifest = None  # it was replaced meanwhile
+        if manifest is not None and all(gateway["state"]["newest_us"] >= time_us for gateway in manifest.gateways):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no checkpoint up to {time_us} us")
+
+
+def rows_of(run_dir: Path, query: str) -> Counter[tuple[Any, ...]]:
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((run_dir / "results" / query).glob("*.parquet")))
+    table = table.drop_columns([name for name in ("left_id", "right_id", "row_id", "row_ts") if name in table.column_names])
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def lone(streams: Streams, text: str, from_us: int | None = None) -> Counter[tuple[Any, ...]]:
+    """The rows of a run of its own over the rows from a time on."""
+    tables = streams.tables(from_us)
+    table = swjoin.sql(text, **tables, time={"a": "ts", "b": "ts"}, max_out_of_order="5ms", late="drop")
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_queries_that_are_added_have_the_rows_of_lone_runs_from_then_on(streams: Streams) -> None:
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    handle = swjoin.Run(run.dir)
+    assert list(handle.queries) == ["near", "big"]
+    from_us = handle.query(ALSO_BIG, "also")
+    streams.write()
+    run.reached(1_500_000)
+    more_us = request_change(run.dir, {"wide": WIDE, "sums": SUMS}, (), PROCESS_S)
+    streams.write()
+    assert 500_000 < from_us < 1_500_000 < more_us < 3_000_000
+    assert handle.queries == {
+        "near": (None, None), "big": (None, None), "also": (from_us, None), "wide": (more_us, None), "sums": (more_us, None)
+    }  # fmt: skip
+    streams.end()
+    report = run.end()
+    for name, text, since_us in (
+        ("near", NEAR, None),
+        ("big", BIG, None),
+        ("also", ALSO_BIG, from_us),
+        ("wide", WIDE, more_us),
+        ("sums", SUMS, more_us),
+    ):
+        expected = lone(streams, text, since_us)
+        assert rows_of(run.dir, name) == expected
+        assert expected
+        assert {q["name"]: q["count"] for q in report["queries"]}[name] == expected.total()
+    assert not (run.dir / "queries").exists()
+    assert queries_of(run.dir)[2] == ("also", from_us, None)
+    events = [line for line in timeline(read_events(run.dir)) if line.kind.startswith("query_")]
+    assert [event.text.partition(", ")[0] for event in events] == [f"query added: {name}" for name in ("also", "wide", "sums")]
+    assert f"rows with times from {from_us / 1e6:.6f} s, after a pause of " in events[0].text
+
+
+def test_a_query_that_is_dropped_has_the_rows_until_then(streams: Streams) -> None:
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    from_us = request_change(run.dir, {"sums": SUMS, "also": ALSO_BIG}, ["near"], PROCESS_S)
+    streams.write()
+    run.reached(1_500_000)
+    until_us = swjoin.Run(run.dir).drop("sums", "big")
+    with pytest.raises(UserError, match=r"query near was dropped before; leave it out"):
+        request_change(run.dir, {}, ["near"])
+    streams.write()
+    streams.end()
+    report = run.end()
+    assert rows_of(run.dir, "also") == lone(streams, ALSO_BIG, from_us)
+    at = lambda time_us: datetime(1970, 1, 1) + timedelta(microseconds=time_us)  # noqa: E731
+    sums = lone(streams, SUMS, from_us)
+    assert rows_of(run.dir, "sums") == Counter({row: n for row, n in sums.items() if row[0] <= at(until_us)})
+    timed = lone(streams, BIG.replace("SELECT k", "SELECT ts, k"))
+    assert rows_of(run.dir, "big") == Counter((k, v) for ts, k, v in timed.elements() if ts < at(until_us))
+    timed = lone(streams, NEAR.replace("SELECT a.k", "SELECT a.ts, a.k"))
+    assert rows_of(run.dir, "near") == Counter(row[1:] for row in timed.elements() if row[0] < at(from_us))
+    assert report["complete"]
+    dropped = [event.text for event in read_events(run.dir) if event.kind == "query_dropped"]
+    assert dropped == ["near", "sums", "big"]
+
+
+def _over_files(streams: Streams) -> Path:
+    """The configuration over the files that there are, whose times pass as fast as the clock."""
+    text = streams.config().read_text()
+    for name in "ab":
+        schema = "schema: 'ts: timestamp[us], k: int64, v: int64, x: string'"
+        text = text.replace(f"watch: {name}, time: ts, {schema}", f"path: '{streams.folder}/{name}/*.parquet', time: ts")
+    path = streams.folder / "files.yaml"
+    path.write_text(text + "pace: realtime\n")
+    return path
+
+
+@contextlib.contextmanager
+def _started(streams: Streams, *argv: str) -> Iterator[LaunchedRun]:
+    """A run of processes of its own, which takes requests."""
+    run = LaunchedRun(argv, streams.folder / "log")
+    try:
+        while not (streams.folder / "run" / "queries" / "open.json").exists():
+            assert run.process.poll() is None, (streams.folder / "log").read_text()
+            time.sleep(0.02)
+        yield run
+    finally:
+        run.kill_all()
+
+
+def test_verify_recomputes_what_came_and_went(streams: Streams) -> None:
+    for _ in range(4):
+        streams.write()
+    with _started(streams, str(_over_files(streams)), "--out", "run") as run:
+        with contextlib.suppress(UserError):  # a machine that is so slow ends the run first
+            request_change(Path("run"), {"also": ALSO_BIG, "sums": SUMS}, ["big"], PROCESS_S)
+        assert run.end(PROCESS_S) == 0, (streams.folder / "log").read_text()
+    done = command("verify", streams.folder / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "equal"
+
+
+def test_a_killed_run_goes_on_with_the_queries_that_it_had(streams: Streams) -> None:
+    streams.write()
+    with _started(streams, str(streams.config()), "--out", "run") as run:
+        wait_until(Path("run"), 500_000)
+        from_us = request_change(Path("run"), {"wide": WIDE}, ["big"], PROCESS_S)
+        streams.write()
+        wait_until(Path("run"), 1_500_000)
+        run.kill_all()
+    streams.write()
+    streams.end()
+    again = LaunchedRun(["--resume", "run"], streams.folder / "log")
+    assert again.end(PROCESS_S) == 0, (streams.folder / "log").read_text()
+    assert rows_of(Path("run"), "wide") == lone(streams, WIDE, from_us)
+    assert rows_of(Path("run"), "near") == lone(streams, NEAR)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_on_ranks(streams: Streams, kills: bool) -> None:
+    streams.write()
+    with _started(streams, str(streams.config()), "--out", "run", "-n", "5") as run:
+        wait_until(Path("run"), 500_000)
+        from_us = request_change(Path("run"), {"wide": WIDE, "sums": SUMS}, (), PROCESS_S)
+        streams.write()
+        wait_until(Path("run"), 1_500_000)
+        if kills:
+            run.kill([3])
+            streams.write()
+            wait_until(Path("run"), 2_500_000)
+        until_us = request_change(Path("run"), {"also": ALSO_BIG}, ["sums"], PROCESS_S)
+        streams.write()
+        streams.end()
+        assert run.end(PROCESS_S) == 0, (streams.folder / "log").read_text()
+    assert from_us < until_us
+    assert rows_of(Path("run"), "wide") == lone(streams, WIDE, from_us)
+    assert rows_of(Path("run"), "also") == lone(streams, ALSO_BIG, until_us)
+    assert rows_of(Path("run"), "near") == lone(streams, NEAR)
+    report = json.loads(Path("run/run.json").read_text())
+    assert len(report["checkpoints"]["recoveries"]) == kills
+    assert json.loads(command("queries", streams.folder / "run", "list", "--json").stdout)[-1]["from_us"] == until_us
+
+
+# ---------------------------------------------------------------- the command, and what is refused
+
+
+def test_the_command_adds_drops_and_lists(streams: Streams) -> None:
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    sql = streams.folder / "late.queries.sql"
+    sql.write_text(ALSO_BIG)
+    added = command("queries", run.dir, "add", sql)
+    assert added.stdout.startswith("late.queries: rows with times from 1970-01-01 00:00:00."), added.stderr
+    dropped = command("queries", run.dir, "drop", "near", "late.queries")
+    assert dropped.stdout.startswith("near, late.queries: rows with times before 1970-01-01 00:00:00."), dropped.stderr
+    lines = command("queries", run.dir).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["query", "near", "big", "late.queries"]
+    assert len(lines[3].split()) == 5
+    streams.end()
+    run.end()
+    assert command("queries", run.dir).stdout.splitlines() == lines
+
+
+REFUSED: dict[str, tuple[dict[str, str], list[str], str]] = {
+    "a name that is taken": ({"big": BIG}, [], r"queries: big is the name of another query; .*"),
+    "a name of an input": ({"a": BIG}, [], r"query a: an input has this name, too; name the query otherwise"),
+    "no name": ({".": BIG}, [], r"queries: '\.' is no name of a query; .*"),
+    "no such table": ({"q": "SELECT k FROM c"}, [], r"q: .*c.*"),
+    "no such column": ({"q": "SELECT y FROM a"}, [], r"q: .*y.*"),
+    "a syntax error": ({"q": "SELECT k FROM"}, [], r"q: .*line 1.*"),
+    "no such query": ({}, ["small"], r"no query is named 'small'; queries are near, big"),
+    "one that is good beside": ({"q": BIG}, ["small"], r"no query is named 'small'; .*"),
+}
+
+
+@pytest.fixture(scope="module")
+def open_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run that goes on."""
+    folder = tmp_path_factory.mktemp("open")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        streams = Streams(folder)
+        streams.write()
+        run = Running(streams)
+        run.reached(500_000)
+        yield run.dir
+        streams.end()
+        assert run.end()["complete"]
+        assert queries_of(run.dir) == [("near", None, None), ("big", None, None)]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_run_refuses(case: str, open_run: Path) -> None:
+    added, dropped, line = REFUSED[case]
+    with pytest.raises(UserError) as refused:
+        request_change(open_run, added, dropped, PROCESS_S)
+    assert re.fullmatch(line, str(refused.value)), refused.value
+
+
+def test_a_request_that_is_none_is_refused_and_the_run_goes_on(open_run: Path) -> None:
+    for number, text in enumerate(
+        ("", "{}", "[]", '{"add": {"q": {"nodes": 1}}, "drop": []}', '{"add": {}, "drop": ["small"]}')
+    ):
+        (open_run / "queries" / f"{number}.request.json").write_text(text)
+        answer = open_run / "queries" / f"{number}.answer.json"
+        deadline = time.monotonic() + PROCESS_S
+        while not answer.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "error" in json.loads(answer.read_bytes())
+        answer.unlink()
+
+
+def test_runs_that_take_no_changes(streams: Streams, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere: is no directory of a run"):
+        request_change(tmp_path / "nowhere", {"q": BIG})
+    with pytest.raises(UserError, match=r"no run goes on there that takes queries; it needs queries: with names, and checkp"):
+        request_change(tmp_path, {"q": BIG})
+    streams.write()
+    streams.end()
+    text = streams.config().read_text().replace("checkpoint: {epochs: 2}", "").replace("watch: ", f"watch: {tmp_path}/")
+    (tmp_path / "run.yaml").write_text(text)
+    done = command("run", tmp_path / "run.yaml", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run" / "queries").exists()
+    for argv, line in (
+        (["add"], r"swjoin: queries .*: no query; give files NAME\.sql with the queries"),
+        (["drop"], r"swjoin: queries .*: no query; give the names of the queries"),
+        (["add", BIG], r"swjoin: SELECT .*: write the query into a file NAME\.sql, whose name is the query's"),
+        (["add", "none.sql"], r"swjoin: none\.sql: cannot be read .*"),
+        (["list", "near"], r"swjoin: queries .* list near: lists all queries; leave the rest out"),
+        (["drop", "near"], r"swjoin: .*run: no run goes on there that takes queries; .*"),
+    ):
+        done = command("queries", tmp_path / "run", *argv)
+        assert done.returncode == 2
+        assert re.fullmatch(line, done.stderr.strip()), done.stderr
+
+
+def test_routing_that_keeps_a_table_of_its_own_takes_no_changes(streams: Streams) -> None:
+    streams.write()
+    run = Running(streams, routing="skew")
+    with pytest.raises(UserError, match=r"routing skew: a run with hot keys has the queries that it began with; start it with"):
+        request_change(run.dir_when_open(), {"q": NEAR}, (), PROCESS_S)
+    streams.end()
+    run.end()
+
+
+# ---------------------------------------------------------------- in the simulator
+
+
+@pytest.mark.parametrize("first", [20_000, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(21_000, 21_300, 15))])
+def test_random_queries_that_come_and_go(first: int) -> None:
+    assert sum(map(run_changes, range(first, first + 15))) > 2
+
+
+@contextlib.contextmanager
+def _from_too_early() -> Iterator[None]:
+    real = changed_plan.first_new_us
+    with patch("tests.tools.changing_queries.first_new_us", lambda m, widened: real(m, widened=widened) - 200):
+        yield
+
+
+@contextlib.contextmanager
+def _exclusive() -> Iterator[None]:
+    def later(period: Period, rows: TupleBatch) -> TupleBatch:
+        return rows.take(np.flatnonzero(rows.ts < period.at_us if period.ends else rows.ts > period.at_us))
+
+    with patch.object(Period, "__call__", later):
+        yield
+
+
+@contextlib.contextmanager
+def _ended_windows_are_cut() -> Iterator[None]:
+    with patch.object(changes, "_has_ended_windows", lambda *_: False):
+        yield
+
+
+@contextlib.contextmanager
+def _nothing_left_out() -> Iterator[None]:
+    with patch.object(changed_plan, "_left_out", lambda *_: {}):
+        yield
+
+
+@contextlib.contextmanager
+def _stages_keep_their_numbers() -> Iterator[None]:
+    real = changed_plan.change_plan
+
+    def wrong(manifest: Any, before: Any, after: Any, plan: Mapping[str, Any]) -> Any:
+        segments = [dict(segment) for segment in manifest.plain["segments"]]
+        with patch.object(changed_plan, "write_whole", partial(_with, segments=segments)):
+            return real(manifest, before, after, plan)
+
+    with patch("tests.tools.changing_queries.change_plan", wrong):
+        yield
+
+
+def _with(path: Path, data: bytes, segments: list[dict[str, Any]]) -> None:
+    plain = {**json.loads(data), "segments": segments}
+    plain["checksum"] = checksum(plain)
+    write_whole(path, json.dumps(plain).encode())
+
+
+BUGS = {
+    "an added query begins too early": _from_too_early,
+    "its first time is not in it": _exclusive,
+    "windows that have come out are cut": _ended_windows_are_cut,
+    "rows before are missing in the ledger": _nothing_left_out,
+    "logs of other stages": _stages_keep_their_numbers,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(bug: str) -> None:
+    with BUGS[bug](), pytest.raises((SimulationError, SwjoinError, AssertionError)):
+        sum(map(run_changes, range(20_000, 20_200)))
+
+
+# ---------------------------------------------------------------- plans
+
+
+def test_stages_that_are_there_stay(streams: Streams) -> None:
+    from swjoin.plan.plain import plan_from_plain
+    from swjoin.plan.stages import cut
+
+    streams.write()
+    job = job_to_run(streams.config(), [], "test")
+    plan = plan_from_plain(job.plan or {})
+    tables = {name: Table((("ts", "timestamp[us]"), ("k", "int64"), ("v", "int64"), ("x", "string")), "ts") for name in "ab"}
+    other = {"wide": plan_query(WIDE, tables).plan, "far": plan_query(WIDE.replace("a.x", "a.v"), tables).plan}
+    more = changes.with_queries(plan, other, 5)
+    assert changes.periods(more) == {"near": (None, None), "big": (None, None), "wide": (5, None), "far": (5, None)}
+    names = {stage.name: stage.node for stage in cut(more).stages}
+    assert {name: names.get(name) for stage in cut(plan).stages for name in [stage.name]} == {
+        stage.name: stage.node for stage in cut(plan).stages
+    }
+    assert len(names) == len(cut(plan).stages) + 1  # what is added at once shares its join
+    fewer = changes.without_queries(more, ["near", "wide"], 9)
+    assert changes.periods(fewer)["wide"] == (5, 9)
+    assert [stage.node for stage in cut(fewer).stages] == [stage.node for stage in cut(more).stages]
+    assert LogicalPlan(fewer.nodes) == fewer
