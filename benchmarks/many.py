@@ -1,11 +1,12 @@
 """Many queries in one run: windows that differ, beside the one query with the widest, and beside runs of their own.
 
-Usage: python -m benchmarks.many [windows] [memory] [rows] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.many [windows] [memory] [rows] [added] [--repeat 3] [--tiny]
 Two streams of 10,000 rows/s each for five minutes, 24 bytes a row, 20,000 keys, a join within up to a second, about one partner
 a row; two threads, from Parquet, with a count and a digest of rows' values for every query.
 windows: 10,000 queries that differ in windows only, counted, beside the widest alone. memory: 1,000 of them, counted, beside
 the widest alone: bytes of windows, and resident memory of a process of its own. rows: 100 of them, of one minute, whose rows
-are written, beside 100 runs.
+are written, beside 100 runs. added: 1,000 of them in realtime pace over 30 s, with checkpoints; in every second run a query is
+added half-way; production delay of the others' pairs with and without.
 Turn by turn, the first turn not counted; count and digest of queries are compared with those of their own runs. Planning, which
 is printed apart, is not part of a run.
 """
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,12 +32,14 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmarks import parse
+from swjoin.api.runs import Run
+from swjoin.cli.events import read_events
 from swjoin.config.job import Job
 from swjoin.config.run import SinkConfig
 from swjoin.frontends.configured import job_of_query
 from swjoin.runtime.in_process import run_local
 
-PARTS = ("windows", "memory", "rows")
+PARTS = ("windows", "memory", "rows", "added")
 _WIDEST_US = 1_000_000
 
 
@@ -47,9 +51,11 @@ class Size(NamedTuple):
     windows: int
     written: int
     in_memory: int
+    seconds_of_added: int
 
 
-SIZES = {False: Size(300, 60, 10_000, 20_000, 10_000, 100, 1_000), True: Size(3, 3, 500, 50, 40, 4, 10)}
+SIZES = {False: Size(300, 60, 10_000, 20_000, 10_000, 100, 1_000, 30), True: Size(3, 3, 500, 50, 40, 4, 10, 6)}
+_ADDED = "SELECT a.k, a.v * b.v AS p FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL 500 MILLISECOND"
 
 
 def write_streams(folder: Path, size: Size, seconds: int) -> None:
@@ -148,6 +154,58 @@ def of_memory(folder: Path, size: Size) -> None:
     print(f"memory: {size.in_memory:,} queries have {ratios} and {resident_text} of the widest alone", flush=True)
 
 
+def of_added(folder: Path, size: Size, repeat: int) -> None:
+    """The answers of those that are there are the same, and that of the added one is that of a run over the later rows."""
+    plain = configured(folder, widths_of(size.in_memory)) | {"pace": "realtime", "checkpoint": {"interval": "5s"}}
+    (folder / "run.yaml").write_text(yaml.safe_dump(plain))
+    of_p99, of_most, pauses, expected = list[float](), list[float](), list[float](), dict[str, tuple[int, str]]()
+    for turn in range(repeat):
+        delays = []
+        for adds in (False, True):
+            out = folder / f"added-{turn}-{adds}"
+            words = ["-m", "swjoin", "run", str(folder / "run.yaml"), "--out", str(out), "--threads", "2", "-q"]
+            with subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL) as run:
+                if adds:
+                    _wait_for(out / "queries" / "open.json")
+                    time.sleep(size.seconds_of_added / 2)
+                    from_us = Run(out).query(_ADDED, "added", timeout=None)
+                if run.wait():
+                    raise SystemExit(f"the run failed: {out}")
+            report = json.loads((out / "run.json").read_text())
+            delays.append(report["delay_s"])
+            if adds:
+                _check_added(folder, report, from_us)
+                pauses.append(_pause_s(out))
+            found = {name: answer for name, answer in answers(report).items() if name != "added"}
+            if found != (expected := expected or found):
+                raise SystemExit("the queries that were there have other answers")
+        quiet, busy = delays
+        of_p99.append(busy["p99"] / quiet["p99"])
+        of_most.append(busy["max"] / quiet["max"])
+    shown = "; ".join(
+        f"{name} {statistics.median(found):.2f}{unit} ({min(found):.2f} to {max(found):.2f})"
+        for name, unit, found in (("p99", " x", of_p99), ("longest", " x", of_most), ("pause", " s", pauses))
+    )
+    print(f"added: to {size.in_memory:,} queries, delay of the others over that without: {shown}", flush=True)
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.05)
+
+
+def _pause_s(run_dir: Path) -> float:
+    (event,) = (event for event in read_events(run_dir) if event.kind == "query_added")
+    return event.duration_us / 1e6
+
+
+def _check_added(folder: Path, report: dict[str, Any], from_us: int) -> None:
+    since = f"TIMESTAMP '{datetime(1970, 1, 1) + timedelta(microseconds=from_us)}'"
+    text = f"{_ADDED} WHERE a.ts >= {since} AND b.ts >= {since}"
+    alone = configured(folder, ()) | {"queries": [{"name": "added", "sql": text}]}
+    check(answers(report), [ran(job_of_query(alone, "here", "bench many"), "count")])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
@@ -166,6 +224,9 @@ def main() -> None:
         if "rows" in parts:
             write_streams(folder, size, size.seconds_of_rows)
             of_rows(folder, size, args.repeat)
+        if "added" in parts:
+            write_streams(folder, size, size.seconds_of_added)
+            of_added(folder, size, args.repeat)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "swjoin plan mpi_configs/local.yaml -n 6",
         "swjoin plan mpi_configs/local.yaml --target-rate 100000 --target-delay 1s",
     ),
-    "queries": ("swjoin queries runs/first",),
+    "queries": (
+        "swjoin queries runs/night",
+        "swjoin queries runs/night add far.sql rare.sql",
+        "swjoin queries runs/night drop long",
+    ),
     "place": (
         "swjoin place traffic.json -k 2",
         "swjoin place traffic.json -k 2 --history monday.json tuesday.json --json > placement.json",

@@ -16,12 +16,13 @@ from swjoin.checkpoint.changed_plan import FIRST_US
 from swjoin.cli.query import content_of
 from swjoin.cli.summary import table_lines
 from swjoin.core.errors import UserError
+from swjoin.core.units import named_path
 from swjoin.plan.sharing import check_query_name
 from swjoin.runtime.query_changes import queries_of, request_change
 
 
 def run_queries(args: argparse.Namespace) -> int:
-    run_dir = Path(args.dir)
+    run_dir = named_path(args.dir, "DIR")
     if args.action == "list":
         if args.queries:
             raise UserError(f"queries {args.dir} list {args.queries[0]}: lists all queries; leave the rest out")

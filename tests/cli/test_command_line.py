@@ -254,6 +254,7 @@ def test_what_is_no_stream_on_standard_input_is_refused(data: bytes, monkeypatch
         ["plan", "local.yaml", "--target-rate"],
         ["doctor", "--limit"],
         ["place", "graph.json", "-k", "2", "--imbalance"],
+        ["queries", "run", "--timeout"],
     ],
 )
 def test_amounts_are_positive_and_finite(words: list[str], number: str, swjoin: Any) -> None:

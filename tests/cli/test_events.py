@@ -55,6 +55,8 @@ EVENTS = [
     RunEvent(17_600_000, 72, "unit_closed", group=7, text="right", stage=0),
     RunEvent(17_700_000, 73, "placed", amount=4.5, text="80.1 % of the bytes between stages are between ranks, 4.5 % expected"),
     RunEvent(17_700_000, 73, "regret", amount=75.64, text="points above the best placement for the last reorganization epoch"),
+    RunEvent(17_800_000, 74, "query_added", duration_us=350_000, amount=17.654321, text="far"),
+    RunEvent(17_800_000, 74, "query_dropped", duration_us=350_000, amount=17.654321, text="long"),
 ]
 LINES = """\
  8.250 s  epoch 32  occupancy: slave 0 0.61 supplier (412 ms joining), slave 1 0.00 consumer
@@ -83,6 +85,8 @@ own have expired
 17.600 s  epoch 72  stage 0: unit 7 (right) is empty, and probed no longer
 17.700 s  epoch 73  placement: 80.1 % of the bytes between stages are between ranks, 4.5 % expected
 17.700 s  epoch 73  regret: 75.6 points above the best placement for the last reorganization epoch
+17.800 s  epoch 74  query added: far, rows with times from 17.654321 s, after a pause of 350 ms
+17.800 s  epoch 74  query dropped: long, rows with times before 17.654321 s, after a pause of 350 ms
 """
 END = """\
 moves          1, 251 KiB

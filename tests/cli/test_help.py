@@ -29,7 +29,7 @@ COMMANDS = {
     for name, parser in action.choices.items()
     if name[0] != "_"
 }
-LIVE = ("serve", "push", "tail", "top")  # run together
+LIVE = ("serve", "push", "tail", "top", "queries")  # run together
 SPARK = ("generate", "verify", "aggregate")
 LONG = ("swjoin calibrate", "swjoin generate --rate 1000 --duration 1min", "swjoin sweep experiments/main.yaml --only 1")
 MPI = (" -n ", "swjoin doctor", "swjoin sweep experiments/main.yaml --only")
@@ -40,6 +40,17 @@ FILES = {
         "SELECT t.user, p.eur FROM t JOIN p\nON t.user = p.user AND p.paid BETWEEN t.started AND t.started + INTERVAL 1 HOUR\n"
     ),
     "long.sql": "SELECT user, km FROM t WHERE km > 3",
+    "far.sql": "SELECT user, km FROM t WHERE km > 8",
+    "rare.sql": "SELECT window_end, user, max(eur) AS most FROM TUMBLE(p, paid, INTERVAL 1 HOUR) GROUP BY window_end, user",
+    "night.yaml": (
+        "queries:\n"
+        "  - {name: long, sql: 'SELECT user, km FROM t WHERE km > 3'}\n"
+        "  - {name: big, sql: 'SELECT user FROM p WHERE eur > 9'}\n"
+        "inputs:\n"
+        "  t: {watch: trips, time: started, schema: 'user: int64, started: timestamp[us], km: double'}\n"
+        "  p: {watch: payments, time: paid, schema: 'user: int64, paid: timestamp[us], eur: double'}\n"
+        "time: {late: drop}\ncluster: {distribution_epoch: 100ms}\ncheckpoint: {interval: 1s}\n"
+    ),
     **dict.fromkeys(
         ("traffic.json", "monday.json", "tuesday.json"),
         '{"tasks": [{"id": 1, "work": 5}, {"id": 2, "work": 5}, {"id": 3, "work": 9}], '
@@ -177,3 +188,29 @@ def test_the_examples_of_a_live_run_work_together(folder: Path) -> None:
                 assert sum(pq.read_table(path).num_rows for path in (here / "results").glob("*.parquet")) == 2
             finally:
                 server.kill()
+
+
+def test_the_examples_of_queries_that_come_and_go(folder: Path) -> None:
+    for name in ("trips", "payments"):
+        (folder / name).mkdir()
+    argv = [sys.executable, "-m", "swjoin", "run", "night.yaml", "--out", "runs/night"]
+    with subprocess.Popen(argv, cwd=folder) as going:
+        try:
+            while not (folder / "runs" / "night" / "queries" / "open.json").exists():
+                assert going.poll() is None
+                time.sleep(0.05)
+            out = [run(example, folder, seconds=LONG_S) for example in EXAMPLES["queries"]]
+            assert out[1].startswith("far, rare: rows with times from ")
+            assert out[2].startswith("long: rows with times before ")
+            for name in ("trips", "payments"):
+                (folder / name / "_END").touch()
+            assert going.wait(PROCESS_S) == 0
+        finally:
+            going.kill()
+    assert [line.split()[0] for line in run(EXAMPLES["queries"][0], folder).splitlines()] == [
+        "query",
+        "long",
+        "big",
+        "far",
+        "rare",
+    ]
