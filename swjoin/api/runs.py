@@ -136,7 +136,7 @@ class Run:
     def queries(self) -> dict[str, tuple[int | None, int | None]]:
         """By name of a query, the times from which on and before which it has rows, in microseconds; None: from the run's
         beginning, to its end. Also while the run goes on."""
-        from swjoin.runtime.query_changes import queries_of
+        from swjoin.runtime.query_requests import queries_of
 
         return {name: (begin, end) for name, begin, end in queries_of(self.path)}
 
@@ -146,7 +146,7 @@ class Run:
 
         name: of its results; None: query and a number. timeout: seconds. UserError for a query that cannot be added, and when
         no run takes it in time (docs/many-queries.md)."""
-        from swjoin.runtime.query_changes import request_change
+        from swjoin.runtime.query_requests import request_change
 
         known = self.queries
         free = (f"query{number}" for number in itertools.count(1) if f"query{number}" not in known)
@@ -154,7 +154,7 @@ class Run:
 
     def drop(self, *names: str, timeout: float | None = 60.0) -> int:
         """Drop queries from the run; returns the time, in microseconds, before which they have rows. As `query`."""
-        from swjoin.runtime.query_changes import request_change
+        from swjoin.runtime.query_requests import request_change
 
         return request_change(self.path, {}, names, timeout)
 

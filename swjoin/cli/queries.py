@@ -18,7 +18,7 @@ from swjoin.cli.summary import table_lines
 from swjoin.core.errors import UserError
 from swjoin.core.units import named_path
 from swjoin.plan.sharing import check_query_name
-from swjoin.runtime.query_changes import queries_of, request_change
+from swjoin.runtime.query_requests import queries_of, request_change
 
 
 def run_queries(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.disorder import advised
 from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
-from swjoin.runtime.hosts import CollectorHost, MasterHost, instances_from
+from swjoin.runtime.hosts import CollectorHost, GatewayHost, MasterHost, instances_from
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
 from swjoin.runtime.open import sized
 from swjoin.runtime.plausibility import add_warnings
@@ -118,11 +118,7 @@ def _run_round(
     with MasterHost(job, progress) as role_host:
         opened_s = time.monotonic()
         gateway = role_host.gateway
-        if gateway.instances is None:
-            load_gateway_kernels(job.config, gateway.layouts, gateway.progress.compiling)
-            load_slave_kernels(job.config, gateway.layouts, gateway.progress.compiling)
-        else:
-            load_plan_kernels(gateway.instances, gateway.progress.compiling)
+        _load_kernels(job, gateway)
         _LOG.debug("sources opened in %.3f s, kernels loaded in %.3f s", opened_s - opening_s, time.monotonic() - opened_s)
         clock = RunClock()
         with contextlib.ExitStack() as opened:
@@ -132,30 +128,13 @@ def _run_round(
             role_host.stop_wanted = stop_wanted if changes is None else lambda: stop_wanted() or changes.wanted()
             loop = _LocalLoop(job, role_host, sinks, clock, slave_count)
             role_host.open_flight()
-            process: dict[str, Any] = {"rank": 0, "host": platform.node(), "role": "in-process", "start_rss_bytes": rss_bytes()}
+            start_rss_bytes = rss_bytes()
             if changes is not None:
                 changes.log(role_host.log, clock.now_us(), int(role_host.role.epoch))
             loop.run()
             if sinks[0].role.stopped and changes is not None and changes.wanted() and not stop_wanted():
                 return None
-            ended_s = time.monotonic()
-            machine = machine_report(loop.meter.summary(), [], slot_us=gateway.role.slot_us, imitates=job.config.nodes.imitates)
-            first_s, measured_s = role_host.first_read_s, role_host.measured_s
-            join_s = ended_s - opening_s if first_s is None else time.monotonic() - first_s
-            outcome = RunOutcome(
-                master=role_host.role.summary(),
-                gateways=[host.summary() for host in role_host.gateways],
-                slaves=[host.role.summary() for host in loop.slaves],
-                sinks=[sink.summary() for sink in sinks],
-                ranks=[{**process, "peak_rss_bytes": peak_rss_bytes()}],
-                join_s=join_s,
-                restored=loop.restored,
-                stopped=sinks[0].role.stopped,
-                prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
-                machine=machine,
-                columns=role_host.output_columns,
-                plan=gateway.instances,
-            )
+            outcome = loop.outcome(opening_s, start_rss_bytes)
             report = build_report(job, outcome)
             write_traffic(job.run_dir, outcome.plan, outcome.gateways, outcome.slaves)
             if not sinks[0].role.stopped:
@@ -175,6 +154,14 @@ def _run_round(
     publish(job, report)
     role_host.remove_checkpoints()
     return report
+
+
+def _load_kernels(job: Job, gateway: GatewayHost) -> None:
+    if gateway.instances is None:
+        load_gateway_kernels(job.config, gateway.layouts, gateway.progress.compiling)
+        load_slave_kernels(job.config, gateway.layouts, gateway.progress.compiling)
+    else:
+        load_plan_kernels(gateway.instances, gateway.progress.compiling)
 
 
 class _StoppedError(Exception):
@@ -340,6 +327,26 @@ class _LocalLoop:
             self._close_logs()
             raise
         return manifest
+
+    def outcome(self, opening_s: float, start_rss_bytes: int) -> RunOutcome:
+        """After `run`. opening_s: when this round began, on the monotonic clock. start_rss_bytes: before the first tuple."""
+        host, ended_s = self.role_host, time.monotonic()
+        first_s, measured_s, config = host.first_read_s, host.measured_s, host.job.config
+        memory = {"start_rss_bytes": start_rss_bytes, "peak_rss_bytes": peak_rss_bytes()}
+        return RunOutcome(
+            master=host.role.summary(),
+            gateways=[gateway.summary() for gateway in host.gateways],
+            slaves=[slave.role.summary() for slave in self.slaves],
+            sinks=[sink.summary() for sink in self.sinks],
+            ranks=[{"rank": 0, "host": platform.node(), "role": "in-process", **memory}],
+            join_s=ended_s - (opening_s if first_s is None else first_s),
+            restored=self.restored,
+            stopped=self.sinks[0].role.stopped,
+            prefill_s=None if measured_s is None else measured_s - (first_s or measured_s),
+            machine=machine_report(self.meter.summary(), [], slot_us=host.gateway.role.slot_us, imitates=config.nodes.imitates),
+            columns=host.output_columns,
+            plan=host.gateway.instances,
+        )
 
     def _close_logs(self) -> None:
         for host in self.slaves:

@@ -34,7 +34,7 @@ from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.plan import changes
 from swjoin.plan.logical import LogicalPlan, Period
 from swjoin.runtime.in_process import run_local
-from swjoin.runtime.query_changes import queries_of, request_change
+from swjoin.runtime.query_requests import queries_of, request_change
 from swjoin.runtime.simulator.result import SimulationError
 from tests.support.commands import command
 from tests.support.limits import PROCESS_S

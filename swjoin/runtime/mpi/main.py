@@ -82,33 +82,15 @@ def run_rank(
     job = sized(job, RankMap.of(job.config, comm.size).slave_ranks)
     label = [f"rank {rank} ({RankMap.of(job.config, comm.size).name_of(rank)}) on {platform.node()}"]
     _LOG.debug("%s of %d, process %d", label[0], comm.size, os.getpid())
-    takes = takes_changes(job)
-    changes = QueryChanges(job, RankMap.of(job.config, comm.size).slave_ranks) if takes and rank == ROOT else None
-    started_s = time.monotonic()
-
-    def make() -> MasterRank | WorkerRank:
-        """Of the next round. Only the master's knows its job."""
-        if rank != ROOT:
-            return WorkerRank(job, label, takes_changes=takes)
-        return MasterRank(job, label, progress, complete_report, changes, started_s)
-
-    role = make()
+    rounds = _Rounds(job, label, progress, complete_report, comm)
     survives = job.checkpoints is not None and job.config.checkpoint.recover and library_survives()
     mend = f"go on from the last checkpoint with: {job.resume_command} -n {comm.size}"
     channel = ResilientChannel(comm, mend) if survives else Channel(comm)
     error: BaseException | None = None
     try:
-        with stop_signals(job) as wanted, spelled(job.spelling), changes or contextlib.nullcontext():
+        with stop_signals(job) as wanted, spelled(job.spelling), rounds.changes or contextlib.nullcontext():
             open_heartbeats(channel, job, survives=survives)
-            role.stop_wanted = wanted.is_set
-            role.set_up(channel)
-            report = _run_role(role, channel)
-            while role.changed:
-                role.close(None)
-                if changes is not None:
-                    job = changes.apply()
-                role = _next_round(role, make, channel)
-                report = _run_role(role, channel)
+            report = rounds.run(channel, wanted.is_set)
     except EndedEarlyError as early:
         error = early
         if isinstance(channel, ResilientChannel):
@@ -118,15 +100,15 @@ def run_rank(
         raise
     except BaseException as failure:
         error = failure
-        if isinstance(role, WorkerRank) and role.writes:
-            role.close(failure)  # before all ranks end: the collected results are kept, and marked
+        if isinstance(rounds.role, WorkerRank) and rounds.role.writes:
+            rounds.role.close(failure)  # before all ranks end: the collected results are kept, and marked
         _end_job(channel, job, _with_remedy(failure, job, comm.size), ", ".join(label), debug)
         raise
     finally:
-        role.close(error)
+        rounds.role.close(error)
     try:
-        if isinstance(role, MasterRank) and report is not None:
-            role.finish(report)
+        if isinstance(rounds.role, MasterRank) and report is not None:
+            rounds.role.finish(report)
             if on_report is not None:
                 on_report(report)
     except BaseException as failure:
@@ -151,23 +133,54 @@ def leave(channel: Channel, code: int) -> None:
     os._exit(code)
 
 
-def _next_round(
-    before: MasterRank | WorkerRank, make: Callable[[], MasterRank | WorkerRank], channel: Channel
-) -> MasterRank | WorkerRank:
-    """The role of a rank in the round after this one; after a death once more, with the remaining ranks."""
-    while True:
-        role = make()
-        role.stop_wanted = before.stop_wanted
-        if isinstance(role, MasterRank) and isinstance(before, MasterRank):
-            role.recoveries = before.recoveries
-        try:
-            role.set_up(channel)
-        except PeerLostError as lost:
-            role.close(lost)
-            assert isinstance(channel, ResilientChannel), "only a resilient channel raises PeerLostError"
-            _start_next_attempt(channel)
-        else:
-            return role
+class _Rounds:
+    """A rank's part of a run, in as many rounds as the run's queries change, and one more. role: of the present one. changes:
+    that the master takes."""
+
+    def __init__(
+        self, job: Job, label: list[str], progress: Wanted, complete_report: CompleteReport | None, comm: MPI.Comm
+    ) -> None:
+        self._job, self._label, self._takes = job, label, takes_changes(job)
+        self.changes: QueryChanges | None = None
+        if self._takes and comm.rank == ROOT:
+            self.changes = QueryChanges(job, RankMap.of(job.config, comm.size).slave_ranks)
+        self._report = progress, complete_report, self.changes, time.monotonic()
+        self._root = comm.rank == ROOT
+        self.role = self._made()
+
+    def _made(self) -> MasterRank | WorkerRank:
+        """The role of the next round. Only the master's knows its job."""
+        if self._root:
+            return MasterRank(self._job, self._label, *self._report)
+        return WorkerRank(self._job, self._label, takes_changes=self._takes)
+
+    def run(self, channel: Channel, stop_wanted: Callable[[], bool]) -> dict[str, Any] | None:
+        """All rounds; returns the content of run.json, on rank 0."""
+        self.role.stop_wanted = stop_wanted
+        self.role.set_up(channel)
+        report = _run_role(self.role, channel)
+        while self.role.changed:
+            self.role.close(None)
+            if self.changes is not None:
+                self._job = self.changes.apply()
+            self._set_up_next(channel)
+            report = _run_role(self.role, channel)
+        return report
+
+    def _set_up_next(self, channel: Channel) -> None:
+        """Set up the next round; after a death once more, with the remaining ranks."""
+        while True:
+            before, self.role = self.role, self._made()
+            self.role.stop_wanted = before.stop_wanted
+            if isinstance(self.role, MasterRank) and isinstance(before, MasterRank):
+                self.role.recoveries = before.recoveries
+            try:
+                self.role.set_up(channel)
+                return
+            except PeerLostError as lost:
+                self.role.close(lost)
+                assert isinstance(channel, ResilientChannel), "only a resilient channel raises PeerLostError"
+                _start_next_attempt(channel)
 
 
 def _run_role(role: MasterRank | WorkerRank, channel: Channel) -> dict[str, Any] | None:
