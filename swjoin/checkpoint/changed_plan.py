@@ -68,25 +68,29 @@ def check_change(before: Instances, after: Instances) -> None:
         kind = "hot keys" if before.skewed_joins else "units that are added"
         problem = f"a run with {kind} has the queries that it began with"
         raise UserError(problem, subject=f"routing {before.config.cluster.routing}", remedy="start it with another routing")
-    stages = {stage.name: stage for stage in after.stages.stages}
-    for stage in before.stages.stages:
-        now = stages.get(stage.name)
-        mine = before.columns.stages[stage.id]
-        same = now is not None and now.schemas == stage.schemas
-        if now is None or not same or not (stage.gathers or _stored(after, now) == _stored(before, stage)):
-            raise AssertionError(f"stage {stage.name} has other state: {mine}")
+    stages: dict[str, Stage] = {stage.name: stage for stage in after.stages.stages}
     edges = {_place(edge, number): edge for edge, number in _numbered(after)}
+    same = all(
+        (now := stages.get(stage.name)) is not None
+        and now.schemas == stage.schemas
+        and (stage.gathers or _stored(after, now) == _stored(before, stage))
+        for stage in before.stages.stages
+    )
     for edge, number in _numbered(before):
         later = edges.get(_place(edge, number))
-        assert later is not None, f"edge {edge.id} is gone"
-        if isinstance(edge.receiver, Stage):
-            same = before.columns.travels.get(edge.id) == after.columns.travels.get(later.id) and edge.key == later.key
-            assert same, f"edge {edge.id} has other columns"
+        keeps = isinstance(edge.receiver, Stage) and not edge.receiver.gathers
+        travels = before.columns.travels.get(edge.id)
+        same &= later is not None and (not keeps or (after.columns.travels.get(later.id) == travels and later.key == edge.key))
+    if not same:
+        problem = "with this change stages that are there would keep other columns"
+        raise UserError(problem, subject="plan", remedy="start a run of the new queries")
 
 
-def change_plan(manifest: Manifest, before: Instances, after: Instances, plan: Mapping[str, Any]) -> Manifest:
-    """Write the manifest anew, of a run with another plan; returns it. plan: as it is saved, of `after`. Until its new content
-    is in its place in one step, the checkpoint is the old one."""
+def change_plan(
+    manifest: Manifest, before: Instances, after: Instances, plan: Mapping[str, Any], changes: Mapping[str, Any] | None = None
+) -> Manifest:
+    """Write the manifest anew, of a run with another plan; returns it. plan: as it is saved, of `after`. changes: what is made
+    by it, kept until the next checkpoint. Until its new content is in its place in one step, the checkpoint is the old one."""
     folder, plain = manifest.path.parent, dict(manifest.plain)
     with restoring(manifest.path):
         assert manifest.plan is not None, "a checkpoint without a plan"
@@ -94,7 +98,7 @@ def change_plan(manifest: Manifest, before: Instances, after: Instances, plan: M
         numbers = {old: int(stage.id) for stage in after.stages.stages if (old := stages.get(stage.name)) is not None}
         done = manifest.plan.stages
         olds = [stages.get(stage.name) for stage in after.stages.stages]
-        plain["plan"] = plan
+        plain |= {"plan": plan, "changes": changes or {}}
         plain["stages"] = [_NOTHING_DONE if old is None else done[old] for old in olds]
         plain["segments"] = [{**segment, "stage": numbers[segment["stage"]]} for segment in plain["segments"]]
         edges = _edges(before, after)

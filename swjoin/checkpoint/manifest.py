@@ -203,6 +203,7 @@ _MANIFEST = {
     "stages?": [_STAGE],
     "edges?": dict,
     "plan?": dict,
+    "changes?": dict,
     "inputs": [(str, is_count, is_count)],
     "command": str,
     "run_dir": str,

@@ -42,7 +42,7 @@ def _carried(instances: Instances, edge: Edge) -> list[tuple[str, str]]:
     if not isinstance(edge.receiver, Stage):
         return []
     types = edge.receiver.schemas[edge.port].types
-    return [(name, types[name]) for name in instances.columns.travels.get(edge.id, ())]
+    return [(name, types.get(name, "partial aggregates")) for name in instances.columns.travels.get(edge.id, ())]
 
 
 def _sender(edge: Edge) -> str:

@@ -1,7 +1,7 @@
 """Queries that are added to a run, or dropped from it, while it goes on.
 
 What: `with_queries(plan, queries, from_us)`, `without_queries(plan, names, until_us)`; `periods(plan)`, when each query began
-and ended.
+and ended; `latest_change_us(plan)`.
 Why: an added query is one over the rows from a time on, and a dropped one ends at a time, so each has an answer that does not
 depend on the other queries, on epochs or on the moment (CQELS Cloud, section 3; its "future work" is that of the join
 cluster's paper, too). Stages that are there stay as they are, with their state.
@@ -64,7 +64,9 @@ def without_queries(
     have come out, also those that would end later, so a query with such windows keeps all rows. UserError for a query that
     there is not, or that has been dropped before."""
     numbers, taken, ended = Counter[str](), {node.name for node in plan.nodes}, periods(plan)
-    for name in names:
+    for number, name in enumerate(names):
+        if name in list(names)[:number]:
+            raise UserError(f"query {name} is given twice", remedy="name each once")
         if name not in ended:
             raise UserError(f"no query is named {name[:100]!r}", remedy=f"queries are {', '.join(ended)[:300] or 'none'}")
         if ended[name][1] is not None:
@@ -82,6 +84,12 @@ def without_queries(
                 yield node
 
     return LogicalPlan(tuple(changed()))
+
+
+def latest_change_us(plan: LogicalPlan) -> int | None:
+    """The latest time at which queries were added or dropped: what changes next does so at this time, or later."""
+    times_us = [node.at_us for node in plan.nodes if isinstance(node, Period) and node.at_us != AFTER_ALL_US]
+    return max(times_us, default=None)
 
 
 def _has_ended_windows(plan: LogicalPlan, query: str, ended_sources: Collection[str]) -> bool:

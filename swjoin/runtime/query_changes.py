@@ -10,7 +10,9 @@ Stays out: who asks (`runtime.query_requests`), what becomes of the plan (`plan.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -24,12 +26,14 @@ from swjoin.config.run import to_plain
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import SwjoinError, UserError, one_line
 from swjoin.core.storage import write_whole
-from swjoin.plan.changes import with_queries, without_queries
+from swjoin.plan.changes import latest_change_us, with_queries, without_queries
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.runtime.open import instances_of, sized
 
+_LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
+_FORGOTTEN_S = 60.0  # an answer that nobody has taken for so long
 OPEN: Final = "open.json"  # in the folder `queries` while the run takes requests
 REQUEST: Final = ".request.json"
 ANSWER: Final = ".answer.json"
@@ -49,9 +53,17 @@ class _Request:
         try:
             plain = json.loads(path.read_bytes())
             added = {str(name): plan_from_plain(plan) for name, plan in plain["add"].items()}
-            return _Request(path, added, tuple(map(str, plain["drop"])))
+            dropped = plain["drop"]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: is no request ({one_line(error)})") from None
+        if not isinstance(dropped, list) or not all(isinstance(name, str) for name in dropped) or not (added or dropped):
+            raise UserError(f"{path}: is no request (it adds and drops nothing)")
+        return _Request(path, added, tuple(dropped))
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        """Kind and query of each."""
+        return [("query_added", name) for name in self.added] + [("query_dropped", name) for name in self.dropped]
 
     def changed(self, plan: LogicalPlan, time_us: int, ended_sources: Collection[str]) -> LogicalPlan:
         """The run's plan with this change at a time. UserError when it cannot be made."""
@@ -72,21 +84,38 @@ class QueryChanges:
         self.job, self.width = job, width
         self._folder = job.run_dir / "queries"
         self._accepted: list[_Request] = []
+        self._answered = set[Path]()  # requests, also where they cannot be removed
         self._next_poll_s = 0.0
         self._events: list[tuple[str, str, int]] = []
         self._pause_began_s = 0.0  # on the monotonic clock
 
     def __enter__(self) -> QueryChanges:
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._finish()
         self._show()
         return self
 
     def __exit__(self, *_: object) -> None:
-        (self._folder / OPEN).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self._folder / OPEN).unlink(missing_ok=True)
+            for path in self._waiting():
+                self._answer(path, {"error": "the run has ended"})
+            for path in self._folder.glob(f"*{ANSWER}"):
+                if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
+                    path.unlink(missing_ok=True)
+            if not any(self._folder.iterdir()):
+                self._folder.rmdir()
+
+    def _finish(self) -> None:
+        """Answer the requests that a process had taken which died before it answered."""
+        assert self.job.checkpoints is not None, "a run that takes changes"
+        manifest = CheckpointStore(self.job.checkpoints, {}).newest() if self.job.resumes else None
+        changes = {} if manifest is None else manifest.plain.get("changes", {})
         for path in self._waiting():
-            _answer(path, {"error": "the run has ended"})
-        if not any(self._folder.iterdir()):
-            self._folder.rmdir()
+            if path.name in changes:
+                change = changes[path.name]
+                self._events += [(kind, name, change["time_us"]) for kind, name in change["events"]]
+                self._answer(path, {"time_us": change["time_us"]})
 
     def _show(self) -> None:
         """Tell others what they may ask, and that they may."""
@@ -94,7 +123,17 @@ class QueryChanges:
         write_whole(self._folder / OPEN, json.dumps(plain).encode())
 
     def _waiting(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob(f"*{REQUEST}") if not path.name.startswith("."))
+        found = self._folder.glob(f"*{REQUEST}")
+        return sorted(path for path in found if path not in self._answered and path.name[0] != "." and path.is_file())
+
+    def _answer(self, request: Path, plain: Mapping[str, Any]) -> None:
+        """Answer a request, which then is no more. What cannot be written does not end the run."""
+        self._answered.add(request)
+        try:
+            write_whole(request.with_name(request.name.removesuffix(REQUEST) + ANSWER), json.dumps(plain).encode())
+            request.unlink(missing_ok=True)
+        except (OSError, SwjoinError) as error:
+            _LOG.warning("%s: cannot be answered (%s)", request, one_line(error))
 
     def wanted(self) -> bool:
         """Whether the run is to stop, since a change was asked for that can be made. What cannot be made is refused here."""
@@ -110,7 +149,7 @@ class QueryChanges:
                 request = _Request.read(path)
                 job = self._changed(job, request)
             except SwjoinError as error:
-                _answer(path, {"error": error.text("keys")})
+                self._answer(path, {"error": error.text("keys")})
                 continue
             self._accepted.append(request)
         self._pause_began_s = now
@@ -121,10 +160,13 @@ class QueryChanges:
         assert job.plan is not None
         plan = request.changed(plan_from_plain(job.plan), time_us, ended_sources)
         found = sized(replace(job, plan=plan_to_plain(plan)), self.width)
-        before, after = instances_of(job, self.width), instances_of(found, self.width)
-        assert before is not None, "a plan"
-        assert after is not None, "a plan"
-        check_change(before, after)
+        try:
+            before, after = instances_of(job, self.width), instances_of(found, self.width)
+            assert before is not None, "a plan"
+            assert after is not None, "a plan"
+            check_change(before, after)
+        except UserError as error:
+            raise error.prefixed(", ".join([*request.added, *request.dropped])) from None
         return found
 
     def apply(self) -> Job:
@@ -135,26 +177,26 @@ class QueryChanges:
         assert manifest is not None, "stopped without a checkpoint"
         before = instances_of(self.job, self.width)
         assert before is not None, "a plan"
-        job, answers = self.job, []
+        trial = self.job
         for request in self._accepted:
-            job = self._changed(job, request)
-        after = instances_of(job, self.width)
+            trial = self._changed(trial, request)
+        after = instances_of(trial, self.width)
         assert after is not None, "a plan"
-        time_us, job = first_new_us(manifest, widened=reads_more(before, after)), self.job
-        ended = ended_sources(manifest, before)
+        times_us = first_new_us(manifest, widened=reads_more(before, after)), latest_change_us(before.logical)
+        time_us = max(time_us for time_us in times_us if time_us is not None)
+        job, ended = self.job, ended_sources(manifest, before)
         for request in self._accepted:
             job = self._changed(job, request, time_us, ended)
-            answers.append((request.path, {"time_us": time_us}))
-            self._events += [("query_added", name, time_us) for name in request.added]
-            self._events += [("query_dropped", name, time_us) for name in request.dropped]
         after = instances_of(job, self.width)
         assert after is not None, "a plan"
-        change_plan(manifest, before, after, job.plan or {})
-        self._accepted = []
+        made = {request.path.name: {"time_us": time_us, "events": request.events} for request in self._accepted}
+        change_plan(manifest, before, after, job.plan or {}, made)
         self.job = job = replace(job, resumes=True)
         self._show()
-        for path, answer in answers:
-            _answer(path, answer)
+        for request in self._accepted:
+            self._events += [(kind, name, time_us) for kind, name in request.events]
+            self._answer(request.path, {"time_us": time_us})
+        self._accepted = []
         return job
 
     def log(self, log: Callable[[RunEvent], None], now_us: int, epoch: int) -> None:
@@ -163,10 +205,3 @@ class QueryChanges:
         for kind, name, time_us in self._events:
             log(RunEvent(now_us, epoch, kind, duration_us=pause_us, amount=time_us / 1e6, text=name))
         self._events = []
-
-
-def _answer(request: Path, plain: Mapping[str, Any]) -> None:
-    """Answer a request, which then is no more."""
-    name = request.name.removesuffix(REQUEST) + ANSWER
-    write_whole(request.with_name(name), json.dumps(plain).encode())
-    request.unlink(missing_ok=True)
