@@ -33,7 +33,8 @@ from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.storage import Background, Executor, Executors, locked, read_records, sync_folder, write_records, write_whole
 
 _LOG = logging.getLogger(__name__)
-FORMAT = 11  # 7: without stages; 8: with one collector in place of sinks; 9: with one gateway; 10: without times passed
+# 7: without stages; 8: with one collector in place of sinks; 9: with one gateway; 10: without times passed; 11: or delivered
+FORMAT = 12
 _LOCK = ".lock"
 _STARTED = "started.json"
 APPENDED = ("metrics.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths

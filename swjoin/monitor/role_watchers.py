@@ -73,6 +73,7 @@ class _Dashboard:
 
         self._server: Server = Server(board.snapshot, port)
         self._address_file = None if run_dir is None else run_dir / ADDRESS_FILE
+        self.port = self._server.port
         _LOG.info("dashboard: %s  (in a terminal: swjoin top %d)", self._server.address, self._server.port)
         if self._address_file is not None:
             self._address_file.parent.mkdir(parents=True, exist_ok=True)

@@ -464,6 +464,7 @@ class MasterHost(Host):
         check_outputs(job)
         self.job = job
         self.measured_s: float | None = None
+        self.changed = False  # the run goes on with other queries, and another host
         self.stop_wanted: Callable[[], bool] = lambda: False
         self.take_views: Callable[[], None] = lambda: None
         self._views: dict[int, dict[str, Any]] = {}  # the last sample of each gateway on another rank
@@ -491,7 +492,7 @@ class MasterHost(Host):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.watcher is not None:
-            if kind is None:
+            if kind is None and not self.changed:
                 self.watcher.end(self.clock.now_us(), self.gateway.sources)
             else:
                 self.watcher.close()
@@ -527,6 +528,10 @@ class MasterHost(Host):
             self.take_endpoint(number, self.gateways[-1].location)
             if self.checkpointer is not None:
                 self.gateways[-1].keep_checkpoints(self.checkpointer.folder.path)
+
+    @property
+    def dashboard_port(self) -> int | None:
+        return None if self.watcher is None or self.watcher.dashboard is None else self.watcher.dashboard.port
 
     @property
     def first_read_s(self) -> float | None:

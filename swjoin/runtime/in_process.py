@@ -87,11 +87,11 @@ def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: Co
     with contextlib.ExitStack() as opened, stop_signals(job) as stop_wanted:
         changes = opened.enter_context(QueryChanges(job, slave_count)) if takes_changes(job) else None
         while True:
-            report = _run_round(job, progress, slave_count, complete_report, (stop_wanted.is_set, changes), started)
+            report, port = _run_round(job, progress, slave_count, complete_report, (stop_wanted.is_set, changes), started)
             if report is not None:
                 return report
             assert changes is not None
-            job = changes.apply()
+            job = changes.apply(port)
 
 
 def _run_round(
@@ -101,9 +101,9 @@ def _run_round(
     complete_report: CompleteReport | None,
     stops: tuple[Callable[[], bool], QueryChanges | None],
     started: float,
-) -> dict[str, Any] | None:
-    """Run a job to its end, or to a change of its queries; then there is no report. stops: whether it is to stop, and changes,
-    if it takes any. started: on the monotonic clock."""
+) -> tuple[dict[str, Any] | None, int | None]:
+    """Run a job to its end, or to a change of its queries; then there is no report. Returns also the port of its dashboard.
+    stops: whether it is to stop, and changes, if it takes any. started: on the monotonic clock."""
     stop_wanted, changes = stops
     opening_s = time.monotonic()
     if not job.resumes:
@@ -133,7 +133,8 @@ def _run_round(
                 changes.log(role_host.log, clock.now_us(), int(role_host.role.epoch))
             loop.run()
             if sinks[0].role.stopped and changes is not None and changes.wanted() and not stop_wanted():
-                return None
+                role_host.changed = True
+                return None, role_host.dashboard_port
             outcome = loop.outcome(opening_s, start_rss_bytes)
             report = build_report(job, outcome)
             write_traffic(job.run_dir, outcome.plan, outcome.gateways, outcome.slaves)
@@ -153,7 +154,7 @@ def _run_round(
         complete_report(report, job)
     publish(job, report)
     role_host.remove_checkpoints()
-    return report
+    return report, None
 
 
 def _load_kernels(job: Job, gateway: GatewayHost) -> None:

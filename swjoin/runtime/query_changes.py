@@ -169,8 +169,9 @@ class QueryChanges:
             raise error.prefixed(", ".join([*request.added, *request.dropped])) from None
         return found
 
-    def apply(self) -> Job:
-        """After the stop: change the newest checkpoint; returns the job that goes on from it."""
+    def apply(self, port: int | None) -> Job:
+        """After the stop: change the newest checkpoint; returns the job that goes on from it. port: of the run's dashboard,
+        which it keeps."""
         path = self.job.checkpoints
         assert path is not None
         manifest = CheckpointStore(path, {}).newest()
@@ -191,7 +192,8 @@ class QueryChanges:
         assert after is not None, "a plan"
         made = {request.path.name: {"time_us": time_us, "events": request.events} for request in self._accepted}
         change_plan(manifest, before, after, job.plan or {}, made)
-        self.job = job = replace(job, resumes=True)
+        observe = job.config.observe if port is None else replace(job.config.observe, port=port)
+        self.job = job = replace(job, resumes=True, config=replace(job.config, observe=observe))
         self._show()
         for request in self._accepted:
             self._events += [(kind, name, time_us) for kind, name in request.events]

@@ -33,6 +33,7 @@ from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.core.storage import write_whole
 from swjoin.frontends.configured import job_to_run
 from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.monitor.role_watchers import ADDRESS_FILE
 from swjoin.plan import changes
 from swjoin.plan.logical import LogicalPlan, Period
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
@@ -118,15 +119,15 @@ def streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 class Running:
-    """A run in a thread of this process, in the folder `run`."""
+    """A run in a thread of this process, in the folder `run`. port: of its dashboard."""
 
-    def __init__(self, streams: Streams, **cluster: Any) -> None:
+    def __init__(self, streams: Streams, *, port: int | None = None, **cluster: Any) -> None:
         more = "".join(f", {name}: {value}" for name, value in cluster.items())
         self.dir = streams.folder / "run"
         path = streams.config(more)
         if cluster:
             path.write_text(path.read_text().replace(f'  - {{name: big, sql: "{BIG}"}}\n', ""))
-        job = job_to_run(path, [], "test")
+        job = job_to_run(path, [] if port is None else [f"observe.port={port}"], "test")
         self._job = replace(job, target=self.dir / "results", directory=True, run_dir=self.dir)
         self.dir.mkdir()
         self.failure: BaseException | None = None
@@ -321,6 +322,21 @@ def test_a_request_that_was_taken_is_answered_by_the_resumed_run(streams: Stream
     from_us = json.loads(name.with_name("1.answer.json").read_bytes())["time_us"]
     assert rows_of(run.dir, "also") == lone(streams, ALSO_BIG, from_us)
     assert [event.text for event in read_events(run.dir) if event.kind.startswith("query_")] == ["also", "near"]
+
+
+def test_the_dashboard_keeps_its_address(streams: Streams) -> None:
+    streams.write()
+    run = Running(streams, port=0)
+    run.reached(500_000)
+    path = run.dir / ADDRESS_FILE
+    address = path.read_text()
+    request_change(run.dir, {"also": ALSO_BIG}, (), PROCESS_S)
+    deadline = time.monotonic() + PROCESS_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert path.read_text() == address
+    streams.end()
+    run.end()
 
 
 def test_times_of_changes_never_fall(streams: Streams) -> None:

@@ -160,9 +160,10 @@ class _Rounds:
         self.role.set_up(channel)
         report = _run_role(self.role, channel)
         while self.role.changed:
+            port = self.role.dashboard_port if isinstance(self.role, MasterRank) else None
             self.role.close(None)
             if self.changes is not None:
-                self._job = self.changes.apply()
+                self._job = self.changes.apply(port)
             self._set_up_next(channel)
             report = _run_role(self.role, channel)
         return report

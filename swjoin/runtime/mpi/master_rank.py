@@ -125,6 +125,10 @@ class MasterRank(Rank):
         else:
             load_plan_kernels(first.instances, first.progress.compiling)
 
+    @property
+    def dashboard_port(self) -> int | None:
+        return None if self._role_host is None else self._role_host.dashboard_port
+
     def lost(self, text: str) -> None:
         """A rank has died; `run` follows, on a new channel."""
         if self._failed_s is None:
@@ -193,7 +197,7 @@ class MasterRank(Rank):
             for rank in writers:
                 channel.wait(rank, VERDICT)
         if changes is not None:
-            self.changed = stopped and changes.wanted() and not stop_wanted()
+            self.changed = role_host.changed = stopped and changes.wanted() and not stop_wanted()
             agree(channel, ROOT, lambda: {"changed": self.changed})
         if not self.changed:
             channel.farewell(BYE)
