@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, first_new_us, reads_more
 from swjoin.checkpoint.store import CheckpointStore
+from swjoin.cluster.instances import Instances
 from swjoin.config.job import Job
 from swjoin.config.run import to_plain
 from swjoin.core.data_messages import RunEvent
@@ -85,6 +86,7 @@ class QueryChanges:
         self._folder = job.run_dir / "queries"
         self._accepted: list[_Request] = []
         self._answered = set[Path]()  # requests, also where they cannot be removed
+        self._planned: list[tuple[object, int, Instances]] = []
         self._next_poll_s = 0.0
         self._events: list[tuple[str, str, int]] = []
         self._pause_began_s = 0.0  # on the monotonic clock
@@ -161,13 +163,20 @@ class QueryChanges:
         plan = request.changed(plan_from_plain(job.plan), time_us, ended_sources)
         found = sized(replace(job, plan=plan_to_plain(plan)), self.width)
         try:
-            before, after = instances_of(job, self.width), instances_of(found, self.width)
-            assert before is not None, "a plan"
-            assert after is not None, "a plan"
-            check_change(before, after)
+            check_change(self._instances(job), self._instances(found))
         except UserError as error:
             raise error.prefixed(", ".join([*request.added, *request.dropped])) from None
         return found
+
+    def _instances(self, job: Job) -> Instances:
+        """Of a job's plan; those asked for last are kept, as planning thousands of queries takes seconds."""
+        for plan, width, found in self._planned:
+            if plan is job.plan and width == self.width:
+                return found
+        made = instances_of(job, self.width)
+        assert made is not None, "a plan"
+        self._planned = [*self._planned[-2:], (job.plan, self.width, made)]
+        return made
 
     def apply(self, port: int | None) -> Job:
         """After the stop: change the newest checkpoint; returns the job that goes on from it. port: of the run's dashboard,
@@ -176,22 +185,18 @@ class QueryChanges:
         assert path is not None
         manifest = CheckpointStore(path, {}).newest()
         assert manifest is not None, "stopped without a checkpoint"
-        before = instances_of(self.job, self.width)
-        assert before is not None, "a plan"
+        before = self._instances(self.job)
         trial = self.job
         for request in self._accepted:
             trial = self._changed(trial, request)
-        after = instances_of(trial, self.width)
-        assert after is not None, "a plan"
-        times_us = first_new_us(manifest, widened=reads_more(before, after)), latest_change_us(before.logical)
+        widened = reads_more(before, self._instances(trial))
+        times_us = first_new_us(manifest, widened=widened), latest_change_us(before.logical)
         time_us = max(time_us for time_us in times_us if time_us is not None)
         job, ended = self.job, ended_sources(manifest, before)
         for request in self._accepted:
             job = self._changed(job, request, time_us, ended)
-        after = instances_of(job, self.width)
-        assert after is not None, "a plan"
         made = {request.path.name: {"time_us": time_us, "events": request.events} for request in self._accepted}
-        change_plan(manifest, before, after, job.plan or {}, made)
+        change_plan(manifest, before, self._instances(job), job.plan or {}, made)
         observe = job.config.observe if port is None else replace(job.config.observe, port=port)
         self.job = job = replace(job, resumes=True, config=replace(job.config, observe=observe))
         self._show()
