@@ -1,7 +1,7 @@
 """A checkpoint of a run whose plan has changed: queries were added or dropped.
 
-What: `change_plan(manifest, before, after, plan)`, which writes the manifest anew; `check_change`; `first_new_us`, the first
-time that an added query can have.
+What: `change_plan(manifest, before, after, plan)`, which writes the manifest anew; `check_change`; `time_of_change`, from
+which on an added query has rows.
 Why: with it, a run with other queries goes on as any run goes on from its checkpoint, on any runtime and number of ranks: roles
 need not know that the plan was another. What stages have done, and the tuples that wait in gateways, are taken over; a new
 stage has done nothing, and a new edge has left all rows out that its sender had sent.
@@ -27,6 +27,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.row_codec import storage
 from swjoin.core.storage import write_whole
+from swjoin.plan.changes import latest_change_us
 from swjoin.plan.stages import Edge, Stage
 
 FIRST_US = -(1 << 60)
@@ -39,16 +40,18 @@ _NOTHING_DONE = {
 }
 
 
-def first_new_us(manifest: Manifest, *, widened: bool) -> int:
-    """The first time that is later than those of all rows and watermarks that gateways have delivered. widened: and of those
-    that they have read, as rows that wait have no values in columns that only new queries read."""
+def time_of_change(manifest: Manifest, before: Instances, after: Instances) -> int:
+    """The first time that is later than those of all rows and watermarks that gateways have delivered, and not before that of
+    the last change. If more columns are read than before, also later than those of all rows that were read, as rows that wait
+    have no values in these columns. after: with the change, at any time."""
     states = [gateway["state"] for gateway in manifest.gateways]
     times = [state["newest_us"] for state in states]
-    if widened:
+    if reads_more(before, after):
         streams = [stream for state in states for stream in state["streams"]]
         times += [stream[name] for stream in streams for name in ("high_us", "arrived_high_us")]
         times += [stream["counts"]["latest_us"] for stream in streams if stream["counts"]["latest_us"] is not None]
-    return max(FIRST_US, 1 + max((time for time in times if time < END_OF_TIME_US), default=FIRST_US))
+    first_us = 1 + max((time for time in times if time < END_OF_TIME_US), default=FIRST_US)
+    return max(FIRST_US, first_us, latest_change_us(before.logical) or FIRST_US)
 
 
 def ended_sources(manifest: Manifest, instances: Instances) -> set[str]:

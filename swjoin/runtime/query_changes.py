@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, first_new_us, reads_more
+from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, time_of_change
 from swjoin.checkpoint.store import CheckpointStore
 from swjoin.cluster.instances import Instances
 from swjoin.config.job import Job
@@ -27,7 +27,7 @@ from swjoin.config.run import to_plain
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import SwjoinError, UserError, one_line
 from swjoin.core.storage import write_whole
-from swjoin.plan.changes import latest_change_us, with_queries, without_queries
+from swjoin.plan.changes import with_queries, without_queries
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.runtime.open import instances_of, sized
@@ -89,7 +89,7 @@ class QueryChanges:
         self._planned: list[tuple[object, int, Instances]] = []
         self._next_poll_s = 0.0
         self._events: list[tuple[str, str, int]] = []
-        self._pause_began_s = 0.0  # on the monotonic clock
+        self._pause_began_s = time.monotonic()
 
     def __enter__(self) -> QueryChanges:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -189,9 +189,7 @@ class QueryChanges:
         trial = self.job
         for request in self._accepted:
             trial = self._changed(trial, request)
-        widened = reads_more(before, self._instances(trial))
-        times_us = first_new_us(manifest, widened=widened), latest_change_us(before.logical)
-        time_us = max(time_us for time_us in times_us if time_us is not None)
+        time_us = time_of_change(manifest, before, self._instances(trial))
         job, ended = self.job, ended_sources(manifest, before)
         for request in self._accepted:
             job = self._changed(job, request, time_us, ended)

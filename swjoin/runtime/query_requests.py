@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swjoin.config.job import load_job
@@ -57,15 +57,9 @@ def _tables(plan: LogicalPlan, config: RunConfig) -> dict[str, Table]:
     }
 
 
-def request_change(
-    run_dir: Path,
-    added: Mapping[str, str],
-    dropped: Sequence[str] = (),
-    timeout_s: float | None = None,
-    wait: Callable[[float], None] = time.sleep,
-) -> int:
+def request_change(run_dir: Path, added: Mapping[str, str], dropped: Sequence[str] = (), timeout_s: float | None = None) -> int:
     """Ask a run for more queries, and for some no longer, at once; returns the time from which on, or before which, they have
-    rows, in microseconds. added: texts by name. wait: sleeps. UserError when the run refuses it, or none goes on there, or does
+    rows, in microseconds. added: texts by name. UserError when the run refuses it, or none goes on there, or does
     not answer in time."""
     plan, config = _open_run(run_dir)
     tables, plans = _tables(plan, config), dict[str, LogicalPlan]()
@@ -85,7 +79,7 @@ def request_change(
             raise UserError(f"{run_dir}: no answer in {timeout_s:g} s; does the run still go on? The request waits there")
         if not (folder / OPEN).exists() and not answer.exists():
             raise UserError(f"{run_dir}: the run has ended before it took the request")
-        wait(0.05)
+        time.sleep(0.05)
     found = json.loads(answer.read_bytes())
     answer.unlink()
     if "error" in found:

@@ -503,8 +503,8 @@ def test_random_queries_that_come_and_go(first: int) -> None:
 
 @contextlib.contextmanager
 def _from_too_early() -> Iterator[None]:
-    real = changed_plan.first_new_us
-    with patch("tests.tools.changing_queries.first_new_us", lambda m, widened: real(m, widened=widened) - 200):
+    real = changed_plan.time_of_change
+    with patch("tests.tools.changing_queries.time_of_change", lambda *of: real(*of) - 200):
         yield
 
 

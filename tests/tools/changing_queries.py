@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, first_new_us, reads_more
+from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, reads_more, time_of_change
 from swjoin.cluster.instances import Instances
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import SwjoinError, UserError
-from swjoin.plan.changes import latest_change_us, periods, with_queries, without_queries
+from swjoin.plan.changes import periods, with_queries, without_queries
 from swjoin.plan.columns import StaticTables
 from swjoin.plan.logical import LogicalPlan, Result, nodes_below, spread_over
 from swjoin.plan.sharing import alone
@@ -84,8 +84,7 @@ class ChangingSimulation(PlanSimulation):
         manifest, before = self._newest, self._instances_of(self._plan)
         assert manifest is not None
         check_change(before, trial := self._instances_of(change.made(self._plan)))
-        times_us = first_new_us(manifest, widened=reads_more(before, trial)), latest_change_us(self._plan)
-        time_us = max(time_us for time_us in times_us if time_us is not None)
+        time_us = time_of_change(manifest, before, trial)
         plan = change.made(self._plan, time_us, ended_sources(manifest, before))
         change_plan(manifest, before, self._instances_of(plan), {})
         self._plan = plan
