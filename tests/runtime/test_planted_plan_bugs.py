@@ -20,13 +20,14 @@ from swjoin.cluster.role import Effect, Send
 from swjoin.cluster.slave import stage
 from swjoin.cluster.slave.merger import Merger, Piece
 from swjoin.cluster.slave.stage import StageInstance
-from swjoin.core.batch import LEFT, RIGHT, Pairs, ResultRows, TupleBatch
+from swjoin.core.batch import LEFT, RIGHT, Pairs, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.expressions import chain
 from swjoin.expressions.chain import Selection
 from swjoin.expressions.evaluator import evaluate
+from swjoin.operators.join_step import AnyStep
 from swjoin.operators.join_windows import JoinWindows
 from swjoin.plan import logical
 from swjoin.plan.logical import Union, UnionInput
@@ -229,10 +230,10 @@ def _key_of_the_edge_before(monkeypatch: Monkey) -> None:
     keys: list[Any] = []
     emit, hashed = StageInstance.emit, KeyEncoder.hashed
 
-    def noting(self: StageInstance, pairs: Pairs | ResultRows, delivery: Delivery) -> list[Effect]:
-        keys.append(pairs.key if isinstance(pairs, Pairs) else np.empty(0, np.int64))
+    def noting(self: StageInstance, step: AnyStep, delivery: Delivery) -> list[Effect]:
+        keys.append(step.pairs.key if isinstance(step.pairs, Pairs) else np.empty(0, np.int64))
         try:
-            return emit(self, pairs, delivery)
+            return emit(self, step, delivery)
         finally:
             keys.pop()
 
