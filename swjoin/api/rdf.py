@@ -20,13 +20,17 @@ from swjoin.api.proofs import remember
 from swjoin.api.result_files import result_file
 from swjoin.api.result_frames import converter
 from swjoin.config.arguments import check_workers, one_of
+from swjoin.config.job import Job
 from swjoin.config.options import RdfOptions, complete, takes_options
-from swjoin.connectors.output_paths import refuse_inputs
+from swjoin.config.run import QueryConfig, RunConfig
+from swjoin.connectors.output_paths import check_outputs, refuse_inputs
 from swjoin.core.errors import UserError, spelled
+from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import Proof
 from swjoin.frontends.rdf.inputs import Paths
-from swjoin.frontends.rdf.prepared import Given, prepared
+from swjoin.frontends.rdf.prepared import Given, prepared, results_named
 from swjoin.frontends.rdf.triples import MalformedPolicy
+from swjoin.plan.sharing import check_query_name
 from swjoin.runtime.plausibility import warn
 from swjoin.runtime.progress import check_progress
 from swjoin.runtime.run_report import ledger_of, proof_of
@@ -36,9 +40,10 @@ if TYPE_CHECKING:
 
 
 @takes_options(RdfOptions)
-def rdf(query: str, /, streams: Mapping[str, Any], **given: Unpack[RdfOptions]) -> Any:
+def rdf(query: str | Mapping[str, str], /, streams: Mapping[str, Any], **given: Unpack[RdfOptions]) -> Any:
     """The rows of a query over RDF streams (docs/rdf.md) as an Arrow table, in no order: a column per variable, terms in
-    N-Triples syntax, null where it is unbound, and `born`, int64 microseconds.
+    N-Triples syntax, null where it is unbound, and `born`, int64 microseconds. Of several queries in one run, which are given
+    by their names, a dictionary of tables by these names.
 
     query: SPARQL with `STREAM <iri> [window] {...}`. streams: by IRI, Arrow tables, pandas, polars or anything with
     `__arrow_c_stream__`, with columns ts (int64, microseconds), s, p, o (terms in N-Triples syntax), or paths. static: graphs
@@ -53,8 +58,7 @@ def rdf(query: str, /, streams: Mapping[str, Any], **given: Unpack[RdfOptions]) 
         check_workers(options["threads"], options["ranks"])
         check_progress(options["progress"])
         folder = Path(name)
-        if not isinstance(query, str):
-            raise UserError(f"query: {query!r:.60} is no text")
+        texts = _texts(query)
         malformed: MalformedPolicy = options["malformed"]
         one_of(malformed, ("error", "drop"), "malformed")
         sources = _paths(streams, "streams", folder), _paths(options["static"] or {}, "static", folder)
@@ -63,35 +67,59 @@ def rdf(query: str, /, streams: Mapping[str, Any], **given: Unpack[RdfOptions]) 
         if written is not None:
             read = [path for each in sources for paths in each.values() for path in _each(paths)]
             refuse_inputs([("out", written[0])], map(Path, read), nested=True)
-        rows, proof = _answer(
-            query, Given(*sources, malformed=malformed, bounded=options["memory"] is not None), options, written, folder
+            if "" not in texts:
+                config = RunConfig(queries=(QueryConfig(0, 0),))
+                check_outputs(
+                    Job(config, written[0], True, None, None, "swjoin.rdf", spelling="arguments", plan=results_named([*texts]))
+                )
+        answers = _answers(
+            texts, Given(*sources, malformed=malformed, bounded=options["memory"] is not None), options, written, folder
         )
-    warn(proof.warnings, 3)
-    if rows is None:
-        return proof
-    remember(rows, proof)
-    return convert(rows)
+    warn(next(iter(answers.values()))[1].warnings, 3)
+    for rows, proof in answers.values():
+        if rows is not None:
+            remember(rows, proof)
+    shown = {name: proof if rows is None else convert(rows) for name, (rows, proof) in answers.items()}
+    return shown.get("", shown)
 
 
-def _answer(
-    query: str,
+def _texts(query: object) -> dict[str, str]:
+    """By the names of the queries; a single one has none. UserError for what is no query."""
+    if isinstance(query, str):
+        return {"": query}
+    if not isinstance(query, Mapping) or not query:
+        raise UserError(f"query: {query!r:.60} is no text", remedy="give the query, or {name: query, ...}")
+    found: dict[str, str] = {}
+    known: dict[str, str] = {}
+    for name, text in query.items():
+        check_query_name(name, "query", [known[name.casefold()]] if str(name).casefold() in known else ())
+        known[name.casefold()] = name
+        if not isinstance(text, str):
+            raise UserError(f"query {name}: {text!r:.60} is no text")
+        found[name] = text
+    return found
+
+
+def _answers(
+    texts: Mapping[str, str],
     given: Given,
     options: Mapping[str, Any],
     written: Written | None,
     folder: Path,
-) -> tuple[pa.Table | None, Proof]:
-    """The rows, unless they are written, and their proof."""
-    import pyarrow.parquet as pq
-
-    found = prepared(query, given, folder)
+) -> dict[str, tuple[pa.Table | None, Proof]]:
+    """The rows of each query, unless they are written, and their proof."""
+    found = prepared(texts, given, folder, {name: f"query {name}" for name in texts if name})
     settings = settings_of({**options, "late": "error", "max_out_of_order": "0us", "routing": None, "units": None})
     planned = Planned(dataclasses.replace(settings, inputs=found.inputs), found.plan, "swjoin.rdf")
     report = report_of(planned, {**options, "max_out_of_order": "0us"}, (folder / "codes.parquet", "parquet"), folder)
     ledger = ledger_of(report)  # of solutions, before CONSTRUCT makes triples of them
-    output: Written = (folder / "terms.parquet", "parquet") if written is None else written
-    total = found.finish(folder / "codes.parquet", output, report, proof_of(report))
-    proof = Proof(total.rows, report["results"]["digest"], ledger, tuple(report["warnings"]))
-    return (pq.read_table(output[0]) if written is None else None), proof
+    tables: dict[str, pa.Table] = {}
+    totals = found.finish(folder / "codes.parquet", written, report, proof_of(report), tables)
+    warnings, answers = tuple(report["warnings"]), dict[str, tuple["pa.Table | None", Proof]]()
+    for name in texts:
+        total = totals[name]
+        answers[name] = tables.get(name), Proof(total.rows, format_digest(total.digest), ledger, warnings)
+    return answers
 
 
 def _each(paths: Paths) -> tuple[str, ...]:

@@ -213,8 +213,13 @@ def _add_query(p: argparse.ArgumentParser) -> None:
 
 
 def _add_rdf(p: argparse.ArgumentParser) -> None:
-    p.description = "Run a query over RDF streams in files, in one process or on MPI ranks (docs/rdf.md)."
-    p.add_argument("query", metavar="QUERY.rq", help="a file that holds the query, or the query")
+    p.description = "Run queries over RDF streams in files, in one process or on MPI ranks (docs/rdf.md)."
+    p.add_argument(
+        "queries",
+        metavar="QUERY.rq",
+        nargs="+",
+        help="a file that holds the query, or the query; several files are queries with the names of the files",
+    )
     p.add_argument(
         "--stream",
         dest="streams",

@@ -1,4 +1,4 @@
-"""`swjoin rdf`: a query over RDF streams in files.
+"""`swjoin rdf`: a query over RDF streams in files, or several in one run.
 
 What: `run_rdf`.
 Why: the plan runs as any query's does; its rows of codes become terms afterwards, here.
@@ -29,10 +29,11 @@ from swjoin.config.job import Job
 from swjoin.config.run import QueryConfig, RunConfig, SinkConfig
 from swjoin.connectors.files.inputs import split_paths
 from swjoin.connectors.output_paths import check_outputs
-from swjoin.core.errors import UserError
+from swjoin.core.errors import UserError, one_line
 from swjoin.core.storage import writing
 from swjoin.frontends.rdf.inputs import Paths
-from swjoin.frontends.rdf.prepared import Given, Prepared, prepared, refuse_other_file, write_malformed
+from swjoin.frontends.rdf.prepared import Given, Prepared, prepared, refuse_other_file, results_named, write_malformed
+from swjoin.plan.sharing import check_query_name
 from swjoin.runtime.preflight import launcher_size
 from swjoin.runtime.run_report import proof_of
 
@@ -48,39 +49,64 @@ def run_rdf(args: argparse.Namespace) -> int:
     )
     if not given.streams:
         raise UserError("no streams: give --stream IRI=PATH for each that the query names")
-    is_file, kind = "{" not in args.query, sink_kind(args.out, args.format)
-    text = content_of(args.query) if is_file else args.query
+    texts, subjects = _queries(args.queries)
+    kind, several = sink_kind(args.out, args.format), "" not in texts
     target = None if args.out in ("count", "-") else Path(args.out)
     cluster = {} if args.strategy is None else {"strategy": args.strategy}
     config = with_role_counts(RunConfig(queries=(QueryConfig(0, 0),), **shared_settings(args, cluster, {})), args)
     if config.sink_count > 1:
         raise UserError(f"--sinks {config.sink_count}: the answer is one file; leave it out")
+    if several and args.out == "-":
+        raise UserError(f"-o -: {len(texts)} queries have as many results, standard output is one; name a folder with -o")
     report = None if args.report is None else Path(args.report)
-    _check(target, report, given)
+    _check(target, report, given, list(texts) if several else [])
     side = _side(target, report) if args.malformed == "side" else None
     with TemporaryDirectory(prefix="swjoin-rdf-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        try:
-            query = prepared(text, given, folder)
-        except UserError as error:
-            raise (error.prefixed(args.query) if is_file else error) from None
+        found = prepared(texts, given, folder, subjects)
         if side is not None:
-            write_malformed(query.graphs, side)
-        config = replace(config, inputs=query.inputs, sink=SinkConfig("parquet", ids=False))
+            write_malformed(found.graphs, side)
+        config = replace(config, inputs=found.inputs, sink=SinkConfig("parquet", ids=False))
         job = Job(
             config,
             folder / "rows.parquet",
-            False,
+            several,
             None,
             folder / "report.json",
             typed_command(),
             spelling="options",
-            plan=query.plan,
+            plan=found.plan,
         )
-        found = _run(args, job, ranks)
-        if isinstance(found, int):
-            return found
-        return _finish(args, query, job, found, (folder, target, cast("Any", kind), report))
+        result = _run(args, job, ranks)
+        if isinstance(result, int):
+            return result
+        return _finish(args, found, job, result, (folder, target, cast("Any", kind), report))
+
+
+def _queries(given: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Texts by the names of their files, and these; a single query has no name, and may be text."""
+    if len(given) == 1 and "{" in given[0]:
+        return {"": given[0]}, {}
+    paths: list[str] = []
+    for path in given:
+        if "{" in path:
+            shown = one_line(path, 60)
+            raise UserError(f"{shown}: one of {len(given)} queries; write each into a file, whose name is the query's")
+        matched = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        if not matched:
+            raise UserError(f"{path}: no file is named so")
+        paths += matched
+    if len(paths) == 1:
+        return {"": content_of(paths[0])}, {"": paths[0]}
+    texts: dict[str, str] = {}
+    subjects: dict[str, str] = {}
+    known: dict[str, str] = {}
+    for path in paths:
+        name = Path(path).stem
+        check_query_name(name, path, () if name.casefold() not in known else [known[name.casefold()]])
+        known[name.casefold()] = name
+        texts[name], subjects[name] = content_of(path), path
+    return texts, subjects
 
 
 def _finish(
@@ -90,12 +116,12 @@ def _finish(
     found: dict[str, Any],
     outputs: tuple[Path, Path | None, Literal["parquet", "csv", "count"], Path | None],
 ) -> int:
-    """outputs: folder of the plan's rows, file of the answer, its kind, report."""
+    """outputs: folder of the plan's rows, file of the answer, or folder of several, its kind, report."""
     folder, target, kind, report = outputs
     piped = args.out == "-"
     written = folder / f"answer.{kind}" if piped else target
     assert job.target is not None
-    query.finish(job.target, (written, "parquet" if kind == "count" else kind), found, proof_of(found))
+    query.finish(job.target, None if written is None or kind == "count" else (written, kind), found, proof_of(found))
     if report is not None:
         with writing(report):
             report.write_text(json.dumps(found, indent=1) + "\n")
@@ -140,11 +166,12 @@ def _side(target: Path | None, report: Path | None) -> Path:
     return side
 
 
-def _check(target: Path | None, report: Path | None, given: Given) -> None:
-    """UserError for outputs that cannot be written, or would overwrite an input."""
+def _check(target: Path | None, report: Path | None, given: Given, names: list[str]) -> None:
+    """UserError for outputs that cannot be written, or would overwrite an input. names: of several queries."""
     inputs = tuple(StreamConfig(paths, (), "ts") for paths in (*given.streams.values(), *given.static.values()))
     config = RunConfig(queries=(QueryConfig(0, 0),), inputs=inputs)
-    check_outputs(Job(config, target, False, None, report, typed_command(), spelling="options"))
+    job = Job(config, target, bool(names), None, report, typed_command(), spelling="options", plan=results_named(names))
+    check_outputs(job)
 
 
 def _sources(given: list[str] | None, option: str) -> dict[str, Paths]:

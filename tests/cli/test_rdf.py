@@ -169,3 +169,71 @@ def test_an_iri_with_an_equals_sign_and_brackets(swjoin: Any, folder: Path) -> N
     for given in ("http://x/q?a=b=posts.txt", "<http://x/q?a=b>=posts.txt"):
         done = swjoin("rdf", query, "--stream", given, "-o", "count", "-q")
         assert (done.code, done.out) == (0, "2\n"), done.err
+
+
+# ---------------------------------------------------------------- several queries
+
+
+def of_author(name: str) -> str:
+    return (
+        "PREFIX ex: <http://example.org/>\n"
+        f"SELECT ?fan ?post {{ STREAM ex:posts [RANGE 1m] {{ ex:{name} ex:wrote ?post }} "
+        "STREAM ex:likes [RANGE 10s] { ?fan ex:likes ?post } }"
+    )
+
+
+def test_several_queries_are_one_run(swjoin: Any, folder: Path) -> None:
+    for name in ("ann", "ben", "zoe"):
+        (folder / f"{name}.rq").write_text(of_author(name))
+    done = swjoin("rdf", "ann.rq", "[bz]*.rq", "likes.rq", *STREAMS, *GRAPH, "-o", "rows.parquet", "--report", "all.json")
+    assert done.code == 0, done.err
+    report = json.loads((folder / "all.json").read_text())
+    assert [family["queries"] for family in report["rdf"]["families"]] == [3, 1]
+    assert report["ledger"]["balanced"]
+    for query in report["queries"]:
+        name = query["name"]
+        done = swjoin("rdf", f"{name}.rq", *STREAMS, *GRAPH, "-o", "one.parquet", "--report", "one.json")
+        assert done.code == 0, done.err
+        alone = json.loads((folder / "one.json").read_text())["results"]
+        assert (query["count"], query["digest"]) == (alone["count"], alone["digest"])
+        (written,) = (folder / "rows.parquet" / name).iterdir()
+        assert written.name == "part-00000.parquet"
+        assert rows_of(written) == rows_of(folder / "one.parquet")
+    assert [query["count"] for query in report["queries"]] == [2, 1, 0, 2]
+    assert report["results"]["count"] == 5
+    again = swjoin("rdf", "ann.rq", "likes.rq", *STREAMS, *GRAPH, "-o", "rows.parquet")
+    assert (again.code, "holds something else" in again.err[0]) == (2, True)
+    counted = swjoin("rdf", "ann.rq", "zoe.rq", *STREAMS, "-o", "count")
+    assert re.search(r"zoe +0, digest", "\n".join(counted.out.splitlines()))
+    texts = {query["name"]: (folder / f"{query['name']}.rq").read_text() for query in report["queries"]}
+    streams = {text.split("=")[0]: str(folder / text.split("=")[1]) for text in STREAMS[1::2]}
+    found = api.rdf(texts, streams, static={"http://example.org/people": str(folder / "people.ttl")}, out=folder / "p.csv")
+    assert [(name, proof.count, proof.digest) for name, proof in found.items()] == [
+        (query["name"], query["count"], query["digest"]) for query in report["queries"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["likes.rq", "SELECT ?x { }"], "one of 2 queries; write each into a file"),
+        (["likes.rq", "likes.rq"], "likes is the name of another query"),
+        (["likes.rq", "none*.rq"], "none*.rq: no file is named so"),
+        (["likes.rq", "bad.rq"], "bad.rq: line 1, column 8"),
+        (["likes.rq", "all.rq"], "all.rq: STREAM <http://example.org/likes> [ALL] keeps all mappings"),
+    ],
+)
+def test_several_that_cannot_run(swjoin: Any, folder: Path, argv: list[str], message: str) -> None:
+    (folder / "bad.rq").write_text("SELECT ! { }")
+    (folder / "all.rq").write_text("SELECT ?x { STREAM <http://example.org/likes> [ALL] { ?x ?y ?z } }")
+    done = swjoin("rdf", *argv, *STREAMS, *GRAPH, "-o", "rows.parquet")
+    assert done.code == 2
+    assert len(done.err) == 1
+    assert message in done.err[0]
+    assert not (folder / "rows.parquet").exists()
+
+
+def test_several_results_have_no_standard_output(swjoin: Any, folder: Path) -> None:
+    (folder / "ann.rq").write_text(of_author("ann"))
+    done = swjoin("rdf", "likes.rq", "ann.rq", *STREAMS, *GRAPH, "-o", "-")
+    assert (done.code, "2 queries have as many results" in done.err[0]) == (2, True)

@@ -155,7 +155,7 @@ def _rewritten(text: str) -> _Rewritten:
     renamed: dict[str, str] = {}  # prefixes of an IRI that another one has: rdflib knows the last of them alone
     blocks: list[Block] = []
     out: list[str] = []
-    moved, base, length, tokens = [(0, 0)], "", 0, list(_tokens(text))
+    moved, base, length, tokens = [(0, 0)], "", 0, list(tokens_of(text))
 
     def put(piece: str) -> None:
         nonlocal length
@@ -203,7 +203,8 @@ def _same_iri(tokens: Sequence[tuple[str, str, int]], at: int, prefixes: dict[st
     return None if other is None else (name, found[1] + 1, other)
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
+def tokens_of(text: str) -> Iterator[tuple[str, str, int]]:
+    """Kind, text and position of each token; together they are the text."""
     for found in _TOKEN.finditer(text):
         yield str(found.lastgroup), found.group(), found.start()
 

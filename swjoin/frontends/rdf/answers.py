@@ -1,6 +1,7 @@
 """Answers of queries over RDF streams: codes and typed values become terms in N-Triples syntax.
 
-What: `Answer`: batches of a plan's rows to rows of terms; `write_answer`, a file of them, with count and digest.
+What: `Answer`: batches of a plan's rows to rows of terms, of one query or of a family of them; `write_answers`, `tables_of`,
+files and tables of them, with count and digest of each query.
 Why: rows travel as integers, and become text once, at the sink. The digest is of terms, so that neither codes nor the plan show
 in it.
 Stays out: plans (`frontends.rdf.planner`), running them.
@@ -8,8 +9,8 @@ Stays out: plans (`frontends.rdf.planner`), running them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 from swjoin.connectors.files.sink import FileSink
 from swjoin.connectors.output_columns import RowColumns
 from swjoin.core.arrow_views import booleans_of
-from swjoin.core.batch import I64
+from swjoin.core.batch import I64, U64
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.row_digests import row_hashes
 from swjoin.frontends.rdf.dictionary import boolean_texts, number_texts, string_texts
@@ -28,7 +29,8 @@ from swjoin.frontends.rdf.planner import Planned, Shown
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_BORN = "born"
+_BORN, _MEMBER = "born", "member"
+_OPEN_FILES = 200
 
 
 def _number_terms(numbers: pa.Array, ranks: pa.Array) -> pa.LargeStringArray:
@@ -56,13 +58,19 @@ class Total(NamedTuple):
     digest: int
 
 
-@dataclass
-class Answer:
-    """planned: what the rows are. graphs: their terms."""
+class Decoded(NamedTuple):
+    """Rows of the answer, and the member of the family that each is of, int64 (n,)."""
 
-    planned: Planned
-    graphs: Graphs
-    _solutions: int = 0
+    rows: pa.RecordBatch
+    members: I64
+
+
+class Answer:
+    """planned: what the rows are. graphs: their terms. count: of the family's members; 1: of a single query."""
+
+    def __init__(self, planned: Planned, graphs: Graphs, count: int = 1) -> None:
+        self.planned, self.graphs, self.count = planned, graphs, count
+        self._solutions = np.zeros(count, np.int64)  # so far, of each member
 
     @property
     def names(self) -> list[str]:
@@ -77,15 +85,20 @@ class Answer:
 
         return pa.schema([(name, pa.int64() if name == _BORN else pa.string()) for name in self.names])
 
-    def decoded(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def decoded(self, rows: pa.RecordBatch) -> Decoded:
         """The answer's rows of a batch of the plan's."""
         import pyarrow as pa
 
+        members = np.zeros(rows.num_rows, np.int64)
+        if self.count > 1:
+            found: I64 = rows.column(_MEMBER).to_numpy(zero_copy_only=False)
+            by = np.argsort(found, kind="stable")
+            rows, members = rows.take(pa.array(by)), found[by]
         born = rows.column(_BORN)
         columns = [self._terms(shown, rows).cast(pa.string()) for shown in self.planned.shown]
         if self.planned.template is not None:
-            return self._constructed(columns, born)
-        return pa.RecordBatch.from_arrays([*columns, born], schema=self.schema)
+            return self._constructed(columns, born, members)
+        return Decoded(pa.RecordBatch.from_arrays([*columns, born], schema=self.schema), members)
 
     def _terms(self, shown: Shown, rows: pa.RecordBatch) -> pa.LargeStringArray:
         import pyarrow as pa
@@ -106,59 +119,137 @@ class Answer:
             return pc.if_else(columns[0].is_valid(), texts, pa.scalar(None, pa.large_string()))
         return pc.binary_join_element_wise("<", columns[0].cast(pa.string()), ">", "")
 
-    def _constructed(self, columns: list[pa.Array], born: pa.Array) -> pa.RecordBatch:
-        """A row per solution and triple of the template; what is no triple, as its subject is a literal, is left out."""
+    def _constructed(self, columns: list[pa.Array], born: pa.Array, members: I64) -> Decoded:
+        """A row per solution and triple of the template; what is no triple, as its subject is a literal, is left out. members:
+        of the solutions, ascending."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        count, parts = len(born), []
+        count, parts, kept = len(born), [pa.RecordBatch.from_pylist([], schema=self.schema)], [np.empty(0, np.int64)]
+        counts = np.bincount(members, minlength=self.count)
+        numbers = np.arange(count) - (np.cumsum(counts) - counts)[members] + self._solutions[members]
+        self._solutions += counts
         for triple in self.planned.template or ():
             made = []
             for part in triple:
                 if isinstance(part, int):
                     made.append(columns[part])
                 elif part.startswith("_:"):
-                    labels = [f"_:c{part[2:]}x{number}" for number in range(self._solutions, self._solutions + count)]
-                    made.append(pa.array(labels, pa.string()))
+                    made.append(pa.array([f"_:c{part[2:]}x{number}" for number in numbers], pa.string()))
                 else:
                     made.append(pa.array([part] * count, pa.string()))
             s, p, o = made
             fits = pc.and_(pc.and_(pc.invert(pc.starts_with(s, '"')), pc.starts_with(p, "<")), o.is_valid()).fill_null(False)
             parts.append(pa.RecordBatch.from_arrays([s, p, o, born], schema=self.schema).filter(fits))
-        self._solutions += count
-        whole = pa.Table.from_batches(parts, self.schema).combine_chunks().to_batches()
-        return whole[0] if whole else pa.RecordBatch.from_pylist([], schema=self.schema)
+            kept.append(members[booleans_of(fits)])
+        return Decoded(pa.concat_batches(parts), np.concatenate(kept))
 
-    def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """The answer's rows of a Parquet file of the plan's."""
-        import pyarrow.parquet as pq
 
+class _Writer:
+    """The file of a query's answer, complete or absent."""
+
+    def __init__(self, answer: Answer, kind: str, target: Path, *, folder: bool) -> None:
+        columns = RowColumns(tuple((f.name, f.type) for f in answer.schema), ids=False)
+        self._sink: FileSink | None = FileSink(kind, target, columns, share=(0, 1) if folder else None)
+        self._started = False
+
+    def write(self, rows: pa.RecordBatch, digest: int) -> None:
+        assert self._sink is not None, "a file that is closed"
+        if rows.num_rows:
+            self._started = True
+            self._sink.write_rows(rows, 0, digest)
+
+    def close(self, whole: dict[str, Any]) -> None:
+        assert self._sink is not None, "a file that is closed"
+        sink, self._sink = self._sink, None
+        sink.close(whole)
+
+    def abort(self) -> None:
+        if self._sink is not None:
+            self._sink.abort(started=self._started)
+
+
+class Files(NamedTuple):
+    """Where answers go. targets: a path for each, and the number of its member; folder: the paths are folders of result files,
+    not files. kind: of the files. whole: what their proofs have beside count and digest."""
+
+    targets: Sequence[tuple[Path, int]]
+    folder: bool
+    kind: Literal["parquet", "csv"]
+    whole: dict[str, Any]
+
+
+def counted(answer: Answer, rows: Sequence[Path], kept: list[Decoded] | None = None) -> list[Total]:
+    """`Total` of each member, of files of the plan's rows. kept: gets the answer's rows."""
+    counts, digests = np.zeros(answer.count, np.int64), np.zeros(answer.count, np.uint64)
+    for found in _decoded(answer, rows, None):
+        _add(found, counts, digests)
+        if kept is not None:
+            kept.append(found)
+    return [Total(int(count), int(digest)) for count, digest in zip(counts, digests, strict=True)]
+
+
+def tables_of(answer: Answer, found: Sequence[Decoded]) -> list[pa.Table]:
+    """The rows of each member, as a table."""
+    import pyarrow as pa
+
+    table = pa.Table.from_batches([rows for rows, _ in found], answer.schema)
+    members = np.concatenate([np.empty(0, np.int64), *(members for _, members in found)])
+    if answer.count > 1:
+        by = np.argsort(members, kind="stable")
+        table, members = table.take(pa.array(by)), members[by]
+    ends = np.searchsorted(members, np.arange(answer.count + 1))
+    return [table.slice(int(begin), int(end - begin)) for begin, end in itertools.pairwise(ends)]
+
+
+def write_answers(answer: Answer, rows: Sequence[Path], files: Files) -> list[Total]:
+    """Write the answer's rows of files of the plan's; `Total` of each member."""
+    totals = [Total(0, 0)] * answer.count
+    for begin in range(0, len(files.targets), _OPEN_FILES):
+        _write_some(answer, rows, files._replace(targets=files.targets[begin : begin + _OPEN_FILES]), totals)
+    return totals
+
+
+def _write_some(answer: Answer, rows: Sequence[Path], files: Files, totals: list[Total]) -> None:
+    """As `write_answers`, for as many files as can be open."""
+    counts, digests = np.zeros(answer.count, np.int64), np.zeros(answer.count, np.uint64)
+    answer = Answer(answer.planned, answer.graphs, answer.count)
+    writers: list[tuple[_Writer, int]] = []
+    try:
+        for target, member in files.targets:
+            writers.append((_Writer(answer, files.kind, target, folder=files.folder), member))
+        members = np.unique([member for _, member in files.targets])
+        for found in _decoded(answer, rows, members if answer.count > 1 else None):
+            hashes = _add(found, counts, digests)
+            for writer, member in writers:
+                begin, end = (int(at) for at in np.searchsorted(found.members, [member, member + 1]))
+                writer.write(found.rows.slice(begin, end - begin), int(hashes[begin:end].sum(dtype=np.uint64)))
+        for writer, member in writers:
+            totals[member] = Total(int(counts[member]), int(digests[member]))
+            writer.close({**files.whole, "count": totals[member].rows, "digest": format_digest(totals[member].digest)})
+    finally:
+        for writer, _ in writers:
+            writer.abort()
+
+
+def _add(found: Decoded, counts: I64, digests: U64) -> U64:
+    """Rows and hashes to those of the members; the hashes."""
+    hashes = row_hashes(found.rows)
+    counts += np.bincount(found.members, minlength=len(counts))
+    np.add.at(digests, found.members, hashes)
+    return hashes
+
+
+def _decoded(answer: Answer, paths: Sequence[Path], members: I64 | None) -> Iterator[Decoded]:
+    """The answer's rows of Parquet files of the plan's, each batch in the order of members. members: whose rows; None: all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in paths:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches():
-                yield self.decoded(batch)
-
-
-def write_answer(
-    answer: Answer, rows: Path, output: tuple[Path | None, Literal["parquet", "csv"]], whole: dict[str, Any]
-) -> Total:
-    """Write the answer's rows of a file of the plan's; `Total` of them. output: the file, complete or absent, and its kind;
-    None: they are counted only. whole: what a proof has beside count and digest."""
-    target, kind = output
-    sink = None
-    if target is not None:
-        sink = FileSink(kind, target, RowColumns(tuple((f.name, f.type) for f in answer.schema), ids=False))
-    count, digest = 0, 0
-    try:
-        for batch in answer.batches(rows):
-            count += batch.num_rows
-            of_batch = int(row_hashes(batch).sum(dtype=np.uint64))
-            digest = (digest + of_batch) & (1 << 64) - 1
-            if sink is not None and batch.num_rows:
-                sink.write_rows(batch, 0, of_batch)
-        if sink is not None:
-            sink.close({**whole, "count": count, "digest": format_digest(digest)})
-            sink = None
-    finally:
-        if sink is not None:
-            sink.abort(started=count > 0)
-    return Total(count, digest)
+                if members is not None:
+                    batch = batch.filter(pa.array(np.isin(batch.column(_MEMBER).to_numpy(zero_copy_only=False), members)))
+                found = answer.decoded(batch)
+                by = np.argsort(found.members, kind="stable")
+                yield found if answer.count == 1 else Decoded(found.rows.take(pa.array(by)), found.members[by])

@@ -27,6 +27,7 @@ from swjoin.core.lives import Lives
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var
 from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.expressions import NAIVE, Variable
+from swjoin.frontends.rdf.families import MEMBER, Parameters
 from swjoin.frontends.rdf.term_values import BOOLEAN, IRI, NUMERIC, SIMPLE, TAGGED, TIME, TermValues
 from swjoin.frontends.rdf.triples import MalformedPolicy, MalformedTriples, TripleBatch, read_triples
 
@@ -83,29 +84,39 @@ class Input:
     def static(self) -> bool:
         return self.ts is None
 
+    @property
+    def description(self) -> str:
+        return "constants of queries" if Var(MEMBER) in self.pattern.terms else self.pattern.description
+
 
 # ---------------------------------------------------------------- reading
 
 
-def read_graphs(query: RdfQuery, streams: Mapping[str, Paths], static: Mapping[str, Paths], policy: MalformedPolicy) -> Graphs:
-    """The triples of the streams and graphs that a query reads. UserError for one that is not given, and for files that cannot
-    be read."""
+def read_graphs(
+    queries: Sequence[RdfQuery], streams: Mapping[str, Paths], static: Mapping[str, Paths], policy: MalformedPolicy
+) -> Graphs:
+    """The triples of the streams and graphs that the queries read. UserError for one that is not given, and for files that
+    cannot be read."""
     graphs = Graphs(TermDictionary())
-    named = {p.graph for p in query.patterns if p.block is None and p.graph is not None}
-    everywhere = any(p.block is None and p.graph is None for p in query.patterns)
-    _check_known("stream", "STREAM", query.streams, streams)
+    patterns = [pattern for query in queries for pattern in query.patterns]
+    read = dict.fromkeys(p.block.iri for p in patterns if p.block is not None)
+    named = {p.graph for p in patterns if p.block is None and p.graph is not None}
+    everywhere = any(p.block is None and p.graph is None for p in patterns)
+    _check_known("stream", "STREAM", list(read), streams)
     _check_known("static", "GRAPH", sorted(named), static)
     if everywhere and not static:
         raise UserError("the query has triples outside of STREAM, and no static graph", remedy="give --static IRI=PATH")
-    for iri in set(streams) - set(query.streams):
-        _LOG.warning("--stream %s: the query does not name it", iri)
-    for number, iri in enumerate(query.streams):
-        graphs.streams[iri] = _in_order(_read(graphs, iri, streams[iri], policy, number, times=True))
-    for number, iri in enumerate(static, len(query.streams)):
+    no_query = "no query names it" if len(queries) > 1 else "the query does not name it"
+    for number, iri in enumerate(streams):  # labels of blank nodes have the number, so it is that of what is given
+        if iri in read:
+            graphs.streams[iri] = _in_order(_read(graphs, iri, streams[iri], policy, number, times=True))
+        else:
+            _LOG.warning("--stream %s: %s", iri, no_query)
+    for number, iri in enumerate(static, len(streams)):
         if everywhere or iri in named:
             graphs.static[iri] = _distinct(_read(graphs, iri, static[iri], policy, number, times=False))
         else:
-            _LOG.warning("--static %s: the query does not name it", iri)
+            _LOG.warning("--static %s: %s", iri, no_query)
     return graphs
 
 
@@ -151,9 +162,10 @@ def _distinct(triples: Triples) -> Triples:
 # ---------------------------------------------------------------- matching
 
 
-def matched(query: RdfQuery, graphs: Graphs) -> list[Input]:
-    """The mappings of every pattern, in the order of the text; those that never live are left out."""
-    union = None
+def matched(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None) -> list[Input]:
+    """The mappings of every pattern, in the order of the text; those that never live are left out. With parameters, those for
+    which some member of the family asks; one pattern with all of them says for which, or else a last input does."""
+    union = whole = None
     inputs = []
     rows_of: list[I64] = []
     for number, pattern in enumerate(query.patterns):
@@ -174,6 +186,9 @@ def matched(query: RdfQuery, graphs: Graphs) -> list[Input]:
         for term, codes in zip(pattern.terms, triples.terms, strict=True):
             if isinstance(term, Var):
                 found.codes[term.name] = codes[rows]
+        if parameters is not None:
+            _ask(found, parameters, parameters.of(query.bound) if whole is None else [])
+            whole = found if MEMBER in found.codes else whole
         inputs.append(found)
         rows_of.append(rows)
     if any(p.block is not None and p.block.window.kind == "triples" for p in query.patterns):
@@ -181,7 +196,41 @@ def matched(query: RdfQuery, graphs: Graphs) -> list[Input]:
     for found in inputs:
         _keep_alive(found)
     _reach(inputs)
+    if parameters is not None and whole is None:
+        inputs.append(_asking(parameters, len(inputs)))
     return inputs
+
+
+def _ask(found: Input, parameters: Parameters, every: Sequence[str]) -> None:
+    """Keep the mappings for which some member asks; those of a pattern that has every parameter say for which."""
+    names = parameters.of(found.pattern.variables)
+    if names:
+        rows, classes = parameters.asked(names, [found.codes[name] for name in names])
+        if set(names) == set(every):
+            at, members = parameters.members(names, classes)
+            rows = rows[at]
+            _take(found, rows)
+            found.codes[MEMBER] = members
+            found.codes |= {name: codes[members] for name, codes in parameters.codes.items() if name not in names}
+        else:
+            _take(found, rows)
+
+
+def _take(found: Input, rows: I64) -> None:
+    """Keep these rows alone."""
+    found.count = len(rows)
+    if found.ts is not None and found.lives is not None:
+        found.ts, found.lives = found.ts[rows], Lives(found.lives.born[rows], found.lives.dead[rows])
+    if found.places is not None:
+        found.places = Lives(found.places.born[rows], found.places.dead[rows])
+    found.codes = {name: codes[rows] for name, codes in found.codes.items()}
+
+
+def _asking(parameters: Parameters, number: int) -> Input:
+    """The constants of a family's members, as a static input."""
+    member = Var(MEMBER)
+    codes = {MEMBER: np.arange(parameters.count), **parameters.codes}
+    return Input(f"input{number}", Pattern((member, member, member), None, None), codes, parameters.count)
 
 
 def _union(graphs: Graphs) -> Triples:
@@ -253,13 +302,8 @@ def _keep_alive(found: Input) -> None:
     if found.ts is None or found.lives is None or lives is None:
         return
     alive = np.flatnonzero(lives.born < lives.dead)
-    if len(alive) == found.count:
-        return
-    found.ts, found.count = found.ts[alive], len(alive)
-    found.lives = Lives(found.lives.born[alive], found.lives.dead[alive])
-    if found.places is not None:
-        found.places = Lives(found.places.born[alive], found.places.dead[alive])
-    found.codes = {name: codes[alive] for name, codes in found.codes.items()}
+    if len(alive) < found.count:
+        _take(found, alive)
 
 
 def _reach(inputs: Sequence[Input]) -> None:

@@ -21,6 +21,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import AggregateOf, Call, Const, Expr, RdfQuery, Term, Var, variables_of
 from swjoin.frontends.rdf.expressions import Compiler, Form, Value, Variable, number, sql_text
+from swjoin.frontends.rdf.families import MEMBER, Parameters
 from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, matched, table_of, variable_of
 from swjoin.frontends.rdf.term_values import NUMERIC
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _COLUMN = re.compile(r'"(v\d+(?:_\w+)?)"')
-_BORN = "born"
+_BORN, _MEMBER = "born", "member"
 
 
 class Shown(NamedTuple):
@@ -47,7 +48,8 @@ class Shown(NamedTuple):
 @dataclass(frozen=True)
 class Planned:
     """inputs: the mappings of every pattern. tables: of these, by the names of the plan's sources. shown: the answer's columns,
-    beside `born`. template: of CONSTRUCT, of positions in shown and constants; None: rows are solutions."""
+    beside `born` and, of a family of queries, `member`. template: of CONSTRUCT, of positions in shown and constants; None: rows
+    are solutions."""
 
     plan: LogicalPlan
     inputs: tuple[Input, ...]
@@ -70,13 +72,16 @@ class _Relation:
     static: bool
 
 
-def plan_rdf(query: RdfQuery, graphs: Graphs) -> Planned:
-    """UserError for what is not supported."""
-    constants = _constants(query)
-    for text in constants:
+def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None) -> Planned:
+    """parameters: of a family of queries. All constants are in the dictionary of the graphs (`add_constants`). UserError for
+    what is not supported."""
+    return _Planner(query, graphs, matched(query, graphs, parameters)).planned()
+
+
+def add_constants(query: RdfQuery, graphs: Graphs) -> None:
+    """To the dictionary, so that all have codes before the first query is planned."""
+    for text in _constants(query):
         graphs.dictionary.add(text)
-    inputs = matched(query, graphs)
-    return _Planner(query, graphs, inputs).planned()
 
 
 def _constants(query: RdfQuery) -> list[str]:
@@ -251,7 +256,15 @@ class _Planner:
         for i, name in enumerate(names):
             self._show(last, name, self.compiler.value(Var(name)), i)
         last.distinct = query.distinct
+        if self.member is not None:
+            last.computed.append((_MEMBER, self.member))
+            last.columns.add(self._column(MEMBER))
         return last
+
+    @property
+    def member(self) -> str | None:
+        """The number of the member, of a family; as SQL."""
+        return f'"{self._column(MEMBER)}"' if MEMBER in self.home else None
 
     def _show(self, last: _Last, name: str, value: Value, number_of: int) -> None:
         """A column of the answer. The columns of its value are computed behind the joins."""
@@ -289,6 +302,7 @@ class _Planner:
                 add(Filter("having", top, " AND ".join(f"({text})" for text in last.having)))
         born = _BORN if last.distinct or last.calls is not None else "from"
         names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
+        names += [(_MEMBER, f'"{_MEMBER}"')] if self.member is not None and last.calls is None else []
         add(Project("answer", top, (*(last.outputs or names), (_BORN, f'"{born}"'))))
         return LogicalPlan((*nodes, Result("result", top, True)))
 
@@ -359,14 +373,15 @@ def columns_of(value: Value) -> list[tuple[str, str]]:
 
 
 def _ordered(inputs: Sequence[Input]) -> list[Input]:
-    """The order of joins: from the first stream on, each that shares a variable with those before, streams first."""
+    """The order of joins: from the first stream on, each that shares a variable with those before, streams first. In a family
+    that is the first stream in whose mappings its members differ, and these are told apart as soon as can be."""
     waiting = list(inputs)
-    order = [next(found for found in waiting if not found.static)]
+    order = [min((f for f in waiting if not f.static), key=lambda f: not any(name.startswith(":") for name in f.codes))]
     waiting.remove(order[0])
     bound = set(order[0].codes)
     while waiting:
-        ranked = [(not bound & set(f.codes), f.static, i) for i, f in enumerate(waiting)]
-        found = waiting.pop(min(ranked)[2])
+        ranked = [(not bound & set(f.codes), MEMBER not in f.codes, f.static, i) for i, f in enumerate(waiting)]
+        found = waiting.pop(min(ranked)[-1])
         order.append(found)
         bound |= set(found.codes)
     return order
@@ -396,6 +411,9 @@ class _Groups:
 
     def last(self) -> _Last:
         last, query = self._last, self._query
+        if self._planner.member is not None:
+            last.keys.append(self._computed(_MEMBER, self._planner.member))
+            last.outputs.append((_MEMBER, f'"{_MEMBER}"'))
         for i, name in enumerate(query.keys):
             value = self._planner.compiler.value(Var(name))
             columns = [self._computed(f"k{i}_{suffix}", text) for suffix, text in columns_of(value)]

@@ -1,6 +1,6 @@
-"""A query over RDF streams, ready to run, and what becomes of its rows.
+"""Queries over RDF streams, ready to run, and what becomes of their rows.
 
-What: `prepared`, the inputs and the plan of a query, written to a folder; `Prepared.finish`, the file of the answer and the
+What: `prepared`, the inputs and the plan of queries, written to a folder; `Prepared.finish`, the files of the answers and the
 report, once the plan's rows are there; `write_malformed`, the lines that were no triples.
 Why: the command and the Python API run it by their own means, and have the rest in common.
 Stays out: running (`runtime`), options (`cli`, `api`).
@@ -9,23 +9,29 @@ Stays out: running (`runtime`), options (`cli`, `api`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from swjoin.config.connectors import StreamConfig
 from swjoin.connectors.files.sink import FileSink
 from swjoin.connectors.output_columns import RowColumns
 from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import format_digest
-from swjoin.frontends.rdf.algebra import RdfQuery, parse_query
-from swjoin.frontends.rdf.answers import Answer, Total, write_answer
+from swjoin.frontends.rdf.algebra import RdfQuery
+from swjoin.frontends.rdf.answers import Answer, Decoded, Files, Total, counted, tables_of, write_answers
+from swjoin.frontends.rdf.families import Family, parse_queries
 from swjoin.frontends.rdf.inputs import Graphs, Paths, read_graphs
-from swjoin.frontends.rdf.planner import Planned, plan_rdf
+from swjoin.frontends.rdf.planner import Planned, add_constants, plan_rdf
 from swjoin.frontends.rdf.triples import MalformedPolicy
-from swjoin.plan.logical import Source
+from swjoin.plan.logical import LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
+from swjoin.plan.sharing import reading, shared
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 3  # malformed lines that are told
@@ -42,39 +48,84 @@ class Given(NamedTuple):
     bounded: bool = False
 
 
+class _Asked(NamedTuple):
+    """A family of queries, and the plan of it. result: its name in the plan of all."""
+
+    family: Family
+    planned: Planned
+    result: str
+
+
 @dataclass(frozen=True)
 class Prepared:
     """inputs: of the plan, in the order of its sources. plan: as `plan_to_plain` writes it."""
 
-    query: RdfQuery
     graphs: Graphs
-    planned: Planned
+    asked: tuple[_Asked, ...]
     inputs: tuple[StreamConfig, ...]
     plan: dict[str, Any]
 
+    @property
+    def names(self) -> list[str]:
+        """Of the queries; a single one may have none."""
+        return [name for asked in self.asked for name in asked.family.members if name]
+
     def finish(
-        self, rows: Path, output: tuple[Path | None, Literal["parquet", "csv"]], report: dict[str, Any], proof: dict[str, Any]
-    ) -> Total:
-        """Write the answer of the plan's rows; the report of the run becomes that of the answer. output: the file, None: none
-        is written; its kind. proof: of the run, as files of results have it."""
-        answer = Answer(self.planned, self.graphs)
-        ledger = {**proof["ledger"], "collected": proof["count"]}
-        total = write_answer(answer, rows, output, {"ledger": ledger, "warnings": proof["warnings"]})
-        shown = {"count": total.rows, "digest": format_digest(total.digest), "columns": answer.names}
-        report["results"] = {**report["results"], **shown}
+        self,
+        rows: Path,
+        output: tuple[Path, Literal["parquet", "csv"]] | None,
+        report: dict[str, Any],
+        proof: dict[str, Any],
+        tables: dict[str, pa.Table] | None = None,
+    ) -> dict[str, Total]:
+        """Write the answers of the plan's rows; the report of the run becomes that of the answers. rows: the plan's file, or
+        the folder of its results. output: the file, or the folder for a folder of each query, and the kind of the files; None:
+        nothing is written, and tables get the answers, by query. proof: of the run, as files of results have it."""
+        whole = {"ledger": {**proof["ledger"], "collected": proof["count"]}, "warnings": proof["warnings"]}
+        found: dict[str, Total] = {}
+        columns: list[list[str]] = []
+        for asked in self.asked:
+            answer = Answer(asked.planned, self.graphs, len(asked.family.constants))
+            paths = sorted((rows / asked.result).glob("*.parquet")) if self.names else [rows]
+            members = asked.family.members
+            if output is not None:
+                targets = [(output[0] / name, member) for name, member in members.items()]
+                totals = write_answers(answer, paths, Files(targets, bool(self.names), output[1], whole))
+            else:
+                kept: list[Decoded] | None = None if tables is None else []
+                totals = counted(answer, paths, kept)
+                if tables is not None:
+                    of_member = tables_of(answer, kept or [])
+                    tables |= {name: of_member[member] for name, member in members.items()}
+            found |= {name: totals[member] for name, member in members.items()}
+            columns += [answer.names]
+        report["results"] = {**report["results"], **_shown(found.values())}
+        if self.names:
+            report["queries"] = [{"name": name, **_shown([total])} for name, total in found.items()]
+        if columns.count(columns[0]) == len(columns):
+            report["results"]["columns"] = columns[0]
         report["rdf"] = {
             "terms": len(self.graphs.dictionary),
             "streams": {iri: self._of_stream(iri) for iri in self.graphs.streams},
             "static": {iri: self._of_stream(iri) for iri in self.graphs.static},
-            "inputs": {
-                found.name: {"pattern": found.pattern.description, "mappings": found.count} for found in self.planned.inputs
-            },
+            **({"families": [_described(one) for one in self.asked]} if self.names else _described(self.asked[0])),
         }
-        return total
+        return found
 
     def _of_stream(self, iri: str) -> dict[str, int]:
         """Triples read, lines that were none."""
         return {"triples": self.graphs.counts[iri], "malformed": self.graphs.malformed[iri].count}
+
+
+def _shown(totals: Iterable[Total]) -> dict[str, Any]:
+    each = list(totals)
+    return {"count": sum(t.rows for t in each), "digest": format_digest(sum(t.digest for t in each) & (1 << 64) - 1)}
+
+
+def _described(asked: _Asked) -> dict[str, Any]:
+    """The inputs; of several queries also how many they are."""
+    inputs = {found.name: {"pattern": found.description, "mappings": found.count} for found in asked.planned.inputs}
+    return {**({"queries": len(asked.family.members)} if asked.result else {}), "inputs": inputs}
 
 
 def write_malformed(graphs: Graphs, target: Path) -> None:
@@ -103,27 +154,86 @@ def refuse_other_file(target: Path) -> None:
         raise UserError(f"malformed lines {target}: is there already, and holds none; move it, or give another name")
 
 
-def prepared(text: str, given: Given, folder: Path) -> Prepared:
-    """Read what a query reads, and plan it; tables of mappings are written to the folder. UserError, one line, for what the
-    query cannot mean, for what is not supported, and for files that cannot be read."""
-    query = parse_query(text)
+def results_named(names: Sequence[str]) -> dict[str, Any] | None:
+    """Of a plan, what outputs depend on: the results of several queries."""
+    return {"nodes": [{"name": name, "named": True} for name in names]} if names else None
+
+
+def prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Mapping[str, str] | None = None) -> Prepared:
+    """Read what queries read, and plan them; tables of mappings are written to the folder. texts: by name, "" for a single
+    query without one. subjects: with which errors of a query begin, by name; of a single one all errors do. UserError, one
+    line, for what a query cannot mean, for what is not supported, and for files that cannot be read."""
+    subjects = subjects or {}
+    if "" not in subjects:
+        return _prepared(texts, given, folder, subjects)
+    try:
+        return _prepared(texts, given, folder, {})
+    except UserError as error:
+        raise error.prefixed(subjects[""]) from None
+
+
+def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Mapping[str, str]) -> Prepared:
+    families = parse_queries(texts, subjects)
+    for family in families:
+        with _named(family, subjects):
+            _check_bounded(family.query, given)
+    graphs = read_graphs([family.query for family in families], given.streams, given.static, given.malformed)
+    _tell(graphs)
+    parameters = []
+    for family in families:
+        add_constants(family.query, graphs)
+        parameters.append(family.parameters(graphs.dictionary))
+    asked = []
+    tables: dict[str, pa.Table] = {}
+    alone = "" in texts
+    for number, (family, constants) in enumerate(zip(families, parameters, strict=True)):
+        with _named(family, subjects):
+            planned = plan_rdf(family.query, graphs, constants)
+        asked.append(
+            _Asked(family, planned if alone else _with_common_tables(planned, tables), "" if alone else f"family{number}")
+        )
+    plan = asked[0].planned.plan if alone else shared({one.result: one.planned.plan for one in asked})
+    tables |= asked[0].planned.tables if alone else {}
+    sources = [node for node in plan.nodes if isinstance(node, Source)]
+    inputs = tuple(_written(source, tables[source.name], folder) for source in sources)
+    return Prepared(graphs, tuple(asked), inputs, plan_to_plain(plan))
+
+
+@contextmanager
+def _named(family: Family, subjects: Mapping[str, str]) -> Iterator[None]:
+    """Errors begin with the first query of the family."""
+    try:
+        yield
+    except UserError as error:
+        subject = subjects.get(next(iter(family.members)))
+        raise (error if subject is None else error.prefixed(subject)) from None
+
+
+def _check_bounded(query: RdfQuery, given: Given) -> None:
     endless = next((p.block for p in query.patterns if p.block is not None and p.block.window.kind == "all"), None)
     if endless is not None and not given.bounded:
         problem = f"STREAM <{endless.iri}> [ALL] keeps all mappings, without a limit of memory"
         raise UserError(problem, remedy=("give ", setting("memory")))
-    graphs = read_graphs(query, given.streams, given.static, given.malformed)
-    _tell(graphs)
-    planned = plan_rdf(query, graphs)
-    sources = [node for node in planned.plan.nodes if isinstance(node, Source)]
-    inputs = tuple(_written(source, planned, folder) for source in sources)
-    return Prepared(query, graphs, planned, inputs, plan_to_plain(planned.plan))
 
 
-def _written(source: Source, planned: Planned, folder: Path) -> StreamConfig:
+def _with_common_tables(planned: Planned, tables: dict[str, pa.Table]) -> Planned:
+    """With the names of equal tables of other families, so that sources are shared. tables: by name, which grows."""
+    names = {node.name: node.name for node in planned.plan.nodes}
+    for name, table in planned.tables.items():
+        same = (other for other, known in tables.items() if known.num_rows == table.num_rows and known.equals(table))
+        names[name] = next(same, f"mappings{len(tables)}")
+        tables.setdefault(names[name], table)
+    nodes: list[Node] = []
+    for node in planned.plan.nodes:
+        nodes.append(replace(node if isinstance(node, Source) else reading(node, names), name=names[node.name]))
+    inputs = tuple(replace(found, name=names[found.name]) for found in planned.inputs)
+    return replace(planned, plan=LogicalPlan(tuple(nodes)), inputs=inputs, tables={})
+
+
+def _written(source: Source, table: pa.Table, folder: Path) -> StreamConfig:
     import pyarrow as pa
 
     path = folder / f"{source.name}.arrow"
-    table = planned.tables[source.name]
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=1 << 16)
     return StreamConfig(str(path), (), source.time or "")

@@ -1,0 +1,261 @@
+"""Many queries over RDF streams in one run: which are one plan with a table of constants, and that each answer is that of a
+run of its own."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+import swjoin
+from swjoin.core.batch import I64
+from swjoin.frontends.rdf import families
+from swjoin.frontends.rdf.algebra import Const, RdfQuery, Var, parse_query
+from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
+from tests.frontends.rdf.test_random_queries import KINDS, answer, table_of
+from tests.support.limits import LONG_S
+from tests.tools.random_rdf import Case, random_case
+from tests.tools.rdf_oracle import expected, same_rows
+
+Monkey = pytest.MonkeyPatch
+E = "PREFIX e: <http://e/>\n"
+BLOCK = "STREAM e:s [RANGE 1s]"
+
+
+def asked(family: Family, name: str) -> RdfQuery:
+    """What a query asks: its family's, with its constants in the places of variables."""
+    values = dict(zip(family.variables, family.constants[family.members[name]], strict=True))
+
+    def of_triple(triple: tuple[Var | Const, Var | Const, Var | Const]) -> tuple[Var | Const, Var | Const, Var | Const]:
+        s, p, o = (Const(values[t.name]) if isinstance(t, Var) and t.name in values else t for t in triple)
+        return s, p, o
+
+    query = family.query
+    template = None if query.template is None else [of_triple(triple) for triple in query.template]
+    return replace(query, patterns=[p._replace(terms=of_triple(p.terms)) for p in query.patterns], template=template)
+
+
+def check(texts: list[str]) -> list[Family]:
+    """The families of queries; what each asks is what it says."""
+    named = {f"q{i}": text for i, text in enumerate(texts)}
+    found = parse_queries(named, {})
+    assert sorted(name for family in found for name in family.members) == sorted(named)
+    for family in found:
+        for name in family.members:
+            assert asked(family, name) == parse_query(named[name]), named[name]
+    return found
+
+
+def test_queries_that_differ_in_constants_are_one_family() -> None:
+    (family,) = check([f"{E}SELECT ?x {{ {BLOCK} {{ ?x e:likes e:post{i} }} }}" for i in range(5)])
+    assert family.variables == (":0",)
+    assert family.constants == tuple((f"<http://e/post{i}>",) for i in range(5))
+    assert [str(term.name) for term in family.query.patterns[0].terms if isinstance(term, Var)] == ["x", ":0"]
+
+
+def test_equal_queries_are_one_member_without_parameters() -> None:
+    text = f"{E}SELECT ?x {{ {BLOCK} {{ ?x e:p e:a }} }}"
+    (family,) = check([text, text.replace("e:a", "<http://e/a>"), f"# again\n{text}"])
+    assert (family.variables, family.constants, set(family.members.values())) == ((), ((),), {0})
+
+
+def test_a_constant_in_two_places_is_one_variable() -> None:
+    (family,) = check([f"{E}SELECT ?x {{ {BLOCK} {{ ?x e:p e:a{i} }} STREAM e:t [NOW] {{ ?x ?y e:a{i} }} }}" for i in range(3)])
+    assert family.variables == (":0",)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param([f"SELECT ?x {{ {BLOCK} {{ ?x e:p ?y }} FILTER(?y = e:a{i}) }}" for i in range(2)], id="filters"),
+        pytest.param([f"SELECT ?x {{ STREAM e:s [TRIPLES 3] {{ ?x e:p e:a{i} }} }}" for i in range(2)], id="counted windows"),
+        pytest.param([f"SELECT ?x {{ STREAM e:s [RANGE {i + 1}s] {{ ?x e:p e:a }} }}" for i in range(2)], id="windows"),
+        pytest.param([f"SELECT ?x {{ STREAM e:s{i} [RANGE 1s] {{ ?x e:p e:a }} }}" for i in range(2)], id="streams"),
+        pytest.param([f"SELECT ?x {{ {BLOCK} {{ ?x e:p e:a }} GRAPH e:g{i} {{ ?x e:k ?z }} }}" for i in range(2)], id="graphs"),
+        pytest.param([f"SELECT ?{name} {{ {BLOCK} {{ ?{name} e:p e:a }} }}" for name in "xy"], id="variables"),
+        pytest.param([f'SELECT ?x {{ {BLOCK} {{ ?x e:p "1"^^e:t{i} }} FILTER(?x != "e:b") }}' for i in range(2)], id="typed"),
+    ],
+)
+def test_others_are_not(texts: list[str]) -> None:
+    found = check([E + text for text in texts])
+    assert len(found) == (1 if '"1"^^' in texts[0] else 2)
+
+
+def test_texts_that_are_alike_are_parsed_once(monkeypatch: Monkey) -> None:
+    parsed: list[str] = []
+
+    def noting(text: str) -> RdfQuery:
+        parsed.append(text)
+        return parse_query(text)
+
+    monkeypatch.setattr(families, "parse_query", noting)
+    texts = {f"q{i}": f"{E}SELECT ?x {{ {BLOCK} {{ ?x e:likes e:post{i} ; e:of <http://e/g{i}> . }} }}" for i in range(50)}
+    (family,) = parse_queries(texts, {})
+    assert (len(parsed), len(family.constants)) == (1, 50)
+
+
+WORDS = [
+    "e:a",
+    "e:b",
+    "f:a",
+    "<http://e/a>",
+    "<http://e/b#c>",
+    "<rel>",
+    "?y",
+    '"e:a"',
+    '"x"@en',
+    '"1"^^e:a',
+    "5",
+    "1.5",
+    "_:b",
+    "a",
+]
+PREFIXES = ["PREFIX e: <http://e/>", "PREFIX e: <http://f/>", "PREFIX e:<http://e/>", "PREFIX e: <http://e/> # e:a <x>"]
+MORE = ["", ".", " .", " ; e:q e:b", ", e:b", " FILTER(?x != e:a)", " FILTER(e:f(?x))", " BIND(e:a AS ?z)"]
+HEADS = ["SELECT ?x", "SELECT *", "CONSTRUCT { ?x e:of e:a }", "CONSTRUCT { ?x e:of e:b }"]
+PREDICATES = ["e:p", "e:q", "<http://e/p>", "f:p", "?p", "a"]
+
+
+@given(st.lists(st.tuples(*map(st.sampled_from, (PREFIXES, PREDICATES, WORDS, MORE, HEADS))), min_size=1, max_size=8))
+def test_texts_ask_what_they_say(drawn: list[tuple[str, str, str, str, str]]) -> None:
+    """Also those that are not parsed, as one before is alike; a text is refused with others as it is alone."""
+    texts = []
+    for prefix, p, o, rest, head in drawn:
+        inner, outer = (rest, "") if "(" not in rest else ("", rest)
+        text = f"{prefix}\nPREFIX f: <http://e/f/>\n{head} WHERE {{ {BLOCK} {{ ?x {p} {o}{inner} }}{outer} }}"
+        problem = refusal(text)
+        if problem is None:
+            texts.append(text)
+        else:
+            with pytest.raises(swjoin.UserError) as refused:
+                parse_queries({**{f"q{i}": t for i, t in enumerate(texts)}, "bad": text}, {"bad": "bad.rq"})
+            assert str(refused.value) == f"bad.rq: {problem}"
+    check(texts)
+
+
+def refusal(text: str) -> str | None:
+    try:
+        parse_query(text)
+    except swjoin.UserError as error:
+        return str(error)
+    return None
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@given(st.data())
+def test_members_are_found_by_their_constants(data: st.DataObject) -> None:
+    """Against each row and each member."""
+    width, count, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6)), data.draw(st.integers(0, 12))
+    codes = st.integers(0, 3)
+
+    def columns(length: int) -> list[I64]:
+        drawn = data.draw(st.lists(st.lists(codes, min_size=length, max_size=length), min_size=width, max_size=width))
+        return [np.array(column, np.int64) for column in drawn]
+
+    names = [f":{i}" for i in range(width)]
+    theirs, rows = columns(count), columns(n)
+    parameters = Parameters(dict(zip(names, theirs, strict=True)))
+    at, classes = parameters.asked(names, rows)
+    places, members = parameters.members(names, classes)
+    found = list(zip(at[places].tolist(), members.tolist(), strict=True))
+    wanted = [(i, m) for i in range(n) for m in range(count) if all(r[i] == t[m] for r, t in zip(rows, theirs, strict=True))]
+    assert sorted(found) == wanted
+    assert at.tolist() == sorted({i for i, _ in wanted})
+    assert (np.diff(at[places]) >= 0).all()
+
+
+# ---------------------------------------------------------------- answers
+
+
+def variants(case: Case, random: np.random.Generator, count: int) -> list[Case]:
+    """The query with other predicates and constants in its patterns, those that are understood."""
+    predicates = ["e:i", "e:n", "e:t", "e:k", "e:m"]
+
+    def changed(found: re.Match[str]) -> str:
+        text = re.sub(r" e:[intkm] ", lambda m: f" {random.choice(predicates)} " if random.random() < 0.6 else m[0], found[0])
+        return re.sub(
+            r"(?<= )\?\w+(?= [.}])", lambda m: f"e:{random.choice(list('abc'))}" if random.random() < 0.3 else m[0], text
+        )
+
+    found, seen = [case], {case.query}
+    for _ in range(4 * count):
+        other = replace(case, query=re.sub(r"\{ [^{}]* \}", changed, case.query))
+        if other.query not in seen and len(found) < count:
+            seen.add(other.query)
+            found.append(other)
+    return found
+
+
+def check_answers(seeds: range, kind: str, count: int, **options: int) -> None:
+    """Rows of every query are those of a run of its own, and of brute force. options: of the run of all."""
+    rows = families_of_many = 0
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        case = random_case(random, KINDS[kind])
+        wanted = {}
+        for i, other in enumerate(variants(case, random, count)):
+            try:
+                alone = answer(other, threads=1 + seed % 2)
+            except swjoin.UserError:
+                continue
+            wanted[f"q{i}"] = other, alone
+        if not wanted:
+            continue
+        texts = {name: other.query for name, (other, _) in wanted.items()}
+        families_of_many += sum(len(family.constants) > 1 for family in parse_queries(texts, {}))
+        found = answered(case, texts, **options)
+        for name, (other, alone) in wanted.items():
+            text = f"seed {seed}: {other.query}"
+            assert found[name].schema == alone.schema, text
+            proof = swjoin.proof(found[name])
+            assert (proof.count, proof.ledger.balanced) == (alone.num_rows, True), text
+            if "_:" not in str(alone.to_pylist()):
+                assert proof.digest == swjoin.proof(alone).digest, text
+            difference = same_rows(found[name].to_pylist(), expected(other.query, other.streams, other.static))
+            assert difference is None, f"{difference}\n{text}"
+            rows += alone.num_rows
+    assert families_of_many, "no family has several members"
+    assert rows >= len(seeds), "answers are nearly all empty"
+
+
+def answered(case: Case, texts: dict[str, str], **options: int) -> dict[str, pa.Table]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", swjoin.ImplausibleWarning)
+        found: dict[str, pa.Table] = swjoin.rdf(
+            texts,
+            {iri: table_of(rows, times=True) for iri, rows in case.streams.items()},
+            static={iri: table_of(rows, times=False) for iri, rows in case.static.items()},
+            memory="1GB",
+            **options,
+        )
+    return found
+
+
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_lone_runs(kind: str) -> None:
+    check_answers(range(4), kind, 6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * LONG_S)
+@pytest.mark.parametrize("start", range(100, 300, 50))
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_answers_are_those_of_lone_runs(kind: str, start: int) -> None:
+    check_answers(range(start, start + 50), kind, 8)
+
+
+@pytest.mark.drawn
+@pytest.mark.mpi
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_ranks_they_are_the_same(kind: str) -> None:
+    check_answers(range(2), kind, 6, ranks=4)
