@@ -16,15 +16,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
-from swjoin.core.lives import Lives
-from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var
+from swjoin.core.lives import Lives, Window
+from swjoin.frontends.rdf.algebra import Block, Const, Pattern, RdfQuery, Var
 from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.expressions import NAIVE, Variable
 from swjoin.frontends.rdf.families import MEMBER, Parameters
@@ -49,20 +49,38 @@ class Triples:
     terms: tuple[I64, I64, I64]
 
 
+class Mappings(NamedTuple):
+    """Of a pattern. rows: places of the triples that fit; ts: their times, empty of a static pattern; codes: by variable."""
+
+    rows: I64
+    ts: I64
+    codes: dict[str, I64]
+
+
 @dataclass
 class Graphs:
     """streams, static: triples by IRI. counts: triples that were read, by IRI. malformed: lines that were not, likewise.
-    values: of all terms, once all have codes; many queries need none."""
+    values: of all terms, once all have codes; many queries need none. found, tables: mappings of patterns and their tables,
+    which queries share."""
 
     dictionary: TermDictionary
     streams: dict[str, Triples] = field(default_factory=dict)
     static: dict[str, Triples] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     malformed: dict[str, MalformedTriples] = field(default_factory=dict)
+    found: dict[Pattern, Mappings] = field(default_factory=dict)
+    tables: dict[Any, pa.Table] = field(default_factory=dict)
 
     @cached_property
     def values(self) -> TermValues:
         return TermValues(self.dictionary)
+
+    @cached_property
+    def union(self) -> Triples:
+        """Of all static graphs."""
+        parts = list(self.static.values())
+        s, p, o = (np.concatenate([part.terms[i] for part in parts]) for i in range(3))
+        return _distinct(Triples(np.empty(0, np.int64), (s, p, o)))
 
 
 @dataclass
@@ -79,6 +97,19 @@ class Input:
     lives: Lives | None = None
     places: Lives | None = None
     reach_us: int = 0
+
+    @property
+    def life_us(self) -> int | None:
+        """Of each mapping, which is as long as the others', from its time on; None where lives differ."""
+        block = self.pattern.block
+        return None if block is None or self.places is not None or block.window.kind != "range" else block.window.width_us + 1
+
+    @property
+    def content(self) -> Pattern | None:
+        """The pattern without its window, where that is all that the table depends on; None elsewhere."""
+        if any(name.startswith(":") for name in self.codes) or not (self.static or self.life_us is not None):
+            return None
+        return _without_window(self.pattern)
 
     @property
     def static(self) -> bool:
@@ -165,27 +196,17 @@ def _distinct(triples: Triples) -> Triples:
 def matched(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None) -> list[Input]:
     """The mappings of every pattern, in the order of the text; those that never live are left out. With parameters, those for
     which some member of the family asks; one pattern with all of them says for which, or else a last input does."""
-    union = whole = None
+    whole = None
     inputs = []
     rows_of: list[I64] = []
     for number, pattern in enumerate(query.patterns):
+        rows, ts, codes = _mappings(pattern, graphs)
+        found = Input(f"input{number}", pattern, dict(codes), len(rows))
         if pattern.block is not None:
-            triples = graphs.streams[pattern.block.iri]
-        elif pattern.graph is not None:
-            triples = graphs.static[pattern.graph]
-        else:
-            union = _union(graphs) if union is None else union
-            triples = union
-        rows = _rows(pattern, triples, graphs.dictionary)
-        found = Input(f"input{number}", pattern, {}, len(rows))
-        if pattern.block is not None:
-            found.ts = triples.ts[rows]
-            found.lives = pattern.block.window.lives(found.ts)
+            found.ts = ts
+            found.lives = pattern.block.window.lives(ts)
             if pattern.block.window.kind == "triples":
-                found.lives = Lives(found.ts, _counted_deaths(found.ts, pattern.block.window.count))
-        for term, codes in zip(pattern.terms, triples.terms, strict=True):
-            if isinstance(term, Var):
-                found.codes[term.name] = codes[rows]
+                found.lives = Lives(ts, _counted_deaths(ts, pattern.block.window.count))
         if parameters is not None:
             _ask(found, parameters, parameters.of(query.bound) if whole is None else [])
             whole = found if MEMBER in found.codes else whole
@@ -199,6 +220,24 @@ def matched(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = Non
     if parameters is not None and whole is None:
         inputs.append(_asking(parameters, len(inputs)))
     return inputs
+
+
+def _without_window(pattern: Pattern) -> Pattern:
+    return pattern if pattern.block is None else pattern._replace(block=Block(0, pattern.block.iri, Window("all")))
+
+
+def _mappings(pattern: Pattern, graphs: Graphs) -> Mappings:
+    """Found once for all queries and windows."""
+    key = _without_window(pattern)
+    if key not in graphs.found:
+        if pattern.block is not None:
+            triples = graphs.streams[pattern.block.iri]
+        else:
+            triples = graphs.union if pattern.graph is None else graphs.static[pattern.graph]
+        rows = _rows(pattern, triples, graphs.dictionary)
+        codes = {t.name: c[rows] for t, c in zip(pattern.terms, triples.terms, strict=True) if isinstance(t, Var)}
+        graphs.found[key] = Mappings(rows, triples.ts[rows] if len(triples.ts) else triples.ts, codes)
+    return graphs.found[key]
 
 
 def _ask(found: Input, parameters: Parameters, every: Sequence[str]) -> None:
@@ -231,12 +270,6 @@ def _asking(parameters: Parameters, number: int) -> Input:
     member = Var(MEMBER)
     codes = {MEMBER: np.arange(parameters.count), **parameters.codes}
     return Input(f"input{number}", Pattern((member, member, member), None, None), codes, parameters.count)
-
-
-def _union(graphs: Graphs) -> Triples:
-    parts = list(graphs.static.values())
-    s, p, o = (np.concatenate([part.terms[i] for part in parts]) for i in range(3))
-    return _distinct(Triples(np.empty(0, np.int64), (s, p, o)))
 
 
 def _rows(pattern: Pattern, triples: Triples, dictionary: TermDictionary) -> I64:
@@ -345,14 +378,19 @@ def variable_of(name: str, column: str, found: Input, values: TermValues) -> Var
 
 
 def table_of(found: Input, columns: Mapping[str, str], facets: Mapping[str, Sequence[str]], graphs: Graphs) -> pa.Table:
-    """An input as a table: `ts`, `born`, `dead`, `place` and `until` where it has them, codes, facets. columns: of its
-    variables, by name. facets: that are read of each."""
+    """An input as a table: `ts`, `born`, `dead` where lives differ, `place` and `until` where it has them, codes, facets.
+    columns: of its variables, by name. facets: that are read of each."""
     import pyarrow as pa
 
+    key = None if found.content is None else (found.content, tuple(columns[name] for name in found.codes), repr(facets))
+    if key in graphs.tables:
+        return graphs.tables[key]
     made: dict[str, pa.Array] = {}
     if found.ts is not None and found.lives is not None:
         made["ts"] = pa.array(found.ts).view(pa.timestamp("us"))
-        made["born"], made["dead"] = pa.array(found.lives.born), pa.array(found.lives.dead)
+        made["born"] = pa.array(found.lives.born)
+        if found.life_us is None:
+            made["dead"] = pa.array(found.lives.dead)
     if found.places is not None:
         made["place"], made["until"] = pa.array(found.places.born), pa.array(found.places.dead)
     for name, codes in found.codes.items():
@@ -361,7 +399,10 @@ def table_of(found: Input, columns: Mapping[str, str], facets: Mapping[str, Sequ
             made[f"{columns[name]}_{facet}"] = facet_of(facet, codes, graphs.values, name)
     if not made:
         made["one"] = pa.array(np.zeros(found.count, np.int64))
-    return pa.table(made)
+    table = pa.table(made)
+    if key is not None:
+        graphs.tables[key] = table
+    return table
 
 
 def facet_of(facet: str, codes: I64, values: TermValues, name: str) -> pa.Array:

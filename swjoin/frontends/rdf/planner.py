@@ -58,11 +58,18 @@ class Planned:
     template: tuple[tuple[int | str, int | str, int | str], ...] | None
 
 
+class _Join(NamedTuple):
+    """mortal: whether its rows need their deaths."""
+
+    name: str
+    mortal: bool
+
+
 @dataclass
 class _Relation:
     """What is joined so far. name: in the SQL text. variables: that it has. columns: of its rows, beside times and lives.
     reach_us: longest time to a partner. plain: whether bounds of time alone say that lives overlap: those of one input, each
-    as long as the other. static: of no stream."""
+    as long as the other. static: of no stream. life_us: of each row, from its birth on; 0: `dead` says until when."""
 
     name: str
     variables: set[str]
@@ -70,6 +77,11 @@ class _Relation:
     reach_us: int
     plain: bool
     static: bool
+    life_us: int = 0
+
+    def dead(self, table: str = "") -> str:
+        """The death of a row, as SQL. table: that it is in, with a dot."""
+        return f'({table}"born" + {self.life_us})' if self.life_us else f'{table}"dead"'
 
 
 def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None) -> Planned:
@@ -128,7 +140,7 @@ class _Planner:
             self.compiler.computed[name] = self.compiler.value(expr)
         filters = [self.compiler.condition(expr) for expr in self.query.filters]
         last = self._last()
-        text = self._joins(filters, last.columns)
+        text = self._joins(filters, last.columns, mortal=last.distinct or last.calls is not None)
         self.tables = self._tables()
         plan = self._plan(text, last)
         return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template)
@@ -173,8 +185,9 @@ class _Planner:
 
     # ------------------------------------------------------------ joins, as SQL
 
-    def _joins(self, filters: Sequence[str], wanted: Iterable[str]) -> str:
-        """Joins and filters. wanted: columns that are needed behind them."""
+    def _joins(self, filters: Sequence[str], wanted: Iterable[str], *, mortal: bool) -> str:
+        """Joins and filters. wanted: columns that are needed behind them. mortal: deaths are needed, too. Where they are not,
+        queries that differ in their windows have one join (`plan.sharing`)."""
         waiting = [(text, set(_COLUMN.findall(text))) for text in filters]
         needed_later = set(wanted)
         parts: list[str] = []
@@ -184,11 +197,13 @@ class _Planner:
             right = self._filtered(self._input(found), waiting, parts)
             later = {self._column(name) for other in self.order[i + 1 :] for name in other.codes}
             keep = needed_later | later | {name for _, reads in waiting for name in reads}
-            relation = self._joined(relation, right, keep, f"j{i}", parts)
+            dies = mortal or any(not other.static for other in self.order[i + 1 :])
+            relation = self._joined(relation, right, keep, _Join(f"j{i}", dies), parts)
             relation = self._filtered(relation, waiting, parts)
         assert not waiting, "a filter of a variable that no pattern binds"
         placed = ["place", "until"] if self._placed else []
-        names = ", ".join(f'"{name}"' for name in ("ts", "born", "dead", *placed, *sorted(needed_later)))
+        names = ", ".join(f'"{name}"' for name in ("ts", "born", *placed, *sorted(needed_later)))
+        names += f', {relation.dead()} AS "dead"' if mortal else ""
         return f"{'WITH ' if parts else ''}{', '.join(parts)} SELECT {names} FROM {relation.name}".strip()
 
     def _column(self, name: str) -> str:
@@ -201,7 +216,8 @@ class _Planner:
                 columns |= {f"{self._column(name)}_{facet}" for facet in self.compiler.needed.get(name, ())}
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
-        return _Relation(found.name, set(found.codes), columns, found.reach_us, plain or found.static, found.static)
+        plain, life_us = plain or found.static, found.life_us or 0
+        return _Relation(found.name, set(found.codes), columns, found.reach_us, plain, found.static, life_us)
 
     def _filtered(self, relation: _Relation, waiting: list[tuple[str, set[str]]], parts: list[str]) -> _Relation:
         """With the filters whose columns are there."""
@@ -214,32 +230,33 @@ class _Planner:
         parts.append(f"{name} AS (SELECT * FROM {relation.name} WHERE {condition})")
         return replace(relation, name=name)
 
-    def _joined(self, left: _Relation, right: _Relation, keep: set[str], name: str, parts: list[str]) -> _Relation:
+    def _joined(self, left: _Relation, right: _Relation, keep: set[str], join: _Join, parts: list[str]) -> _Relation:
         shared = sorted(self._column(v) for v in left.variables & right.variables)
         tests = [f'a."{column}" = b."{column}"' for column in shared]
         columns = (left.columns | right.columns) & keep
         items = [f'{"a" if column in left.columns else "b"}."{column}" AS "{column}"' for column in sorted(columns)]
         placed = self._placed
         plain = True
+        life_us = 0
         if right.static:
-            lives = ["born", "dead", *(["place", "until"] if placed else [])]
-            times = [f'a."{column}" AS "{column}"' for column in ("ts", *lives)]
-            plain = left.plain
+            times = [f'a."{column}" AS "{column}"' for column in ("ts", "born", *(["place", "until"] if placed else []))]
+            times += [] if left.life_us or not join.mortal else ['a."dead" AS "dead"']
+            plain, life_us = left.plain, left.life_us
         else:
             low, high = (f"INTERVAL '{us}' MICROSECOND" for us in (right.reach_us, left.reach_us))
             tests.append(f'b."ts" BETWEEN a."ts" - {low} AND a."ts" + {high}')
-            if not (left.plain and right.plain):
-                born, dead = ("place", "until") if placed else ("born", "dead")
-                tests += [f'a."{born}" < b."{dead}"', f'b."{born}" < a."{dead}"']
-            times = ['GREATEST(a."ts", b."ts") AS "ts"']
-            for born, dead in (("born", "dead"), *([("place", "until")] if placed else [])):
-                times.append(f'GREATEST(a."{born}", b."{born}") AS "{born}"')
-                times.append(f'LEAST(a."{dead}", b."{dead}") AS "{dead}"')
+            if placed:
+                tests += ['a."place" < b."until"', 'b."place" < a."until"']
+            elif not (left.plain and right.plain):
+                tests += [f'a."born" < {right.dead("b.")}', f'b."born" < {left.dead("a.")}']
+            times = [f'GREATEST(a."{column}", b."{column}") AS "{column}"' for column in ("ts", "born")]
+            times += [f'LEAST({left.dead("a.")}, {right.dead("b.")}) AS "dead"'] if join.mortal else []
+            times += ['GREATEST(a."place", b."place") AS "place"', 'LEAST(a."until", b."until") AS "until"'] if placed else []
             plain = False  # the life of a row is as long as its parts let it
-        join = f"JOIN {right.name} b ON {' AND '.join(tests)}" if tests else f"CROSS JOIN {right.name} b"
-        parts.append(f"{name} AS (SELECT {', '.join([*times, *items])} FROM {left.name} a {join})")
+        how = f"JOIN {right.name} b ON {' AND '.join(tests)}" if tests else f"CROSS JOIN {right.name} b"
+        parts.append(f"{join.name} AS (SELECT {', '.join([*times, *items])} FROM {left.name} a {how})")
         reach = left.reach_us if right.static else max(left.reach_us, right.reach_us)
-        return _Relation(name, left.variables | right.variables, columns, reach, plain, False)
+        return _Relation(join.name, left.variables | right.variables, columns, reach, plain, False, life_us)
 
     # ------------------------------------------------------------ the answer
 
@@ -289,7 +306,8 @@ class _Planner:
             nodes.append(node)
             top = node.name
 
-        add(Project("terms", top, (("ts", '"ts"'), ("from", '"born"'), ("dead", self._dead(last)), *last.computed)))
+        dead = [("dead", self._dead(last))] if last.distinct or last.calls is not None else []
+        add(Project("terms", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed)))
         if last.calls is None and last.distinct:
             key = tuple(column for column, _ in last.computed)
             longest = self._longest_us()

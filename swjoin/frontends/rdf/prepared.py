@@ -220,7 +220,7 @@ def _with_common_tables(planned: Planned, tables: dict[str, pa.Table]) -> Planne
     """With the names of equal tables of other families, so that sources are shared. tables: by name, which grows."""
     names = {node.name: node.name for node in planned.plan.nodes}
     for name, table in planned.tables.items():
-        same = (other for other, known in tables.items() if known.num_rows == table.num_rows and known.equals(table))
+        same = (other for other, known in tables.items() if known is table)
         names[name] = next(same, f"mappings{len(tables)}")
         tables.setdefault(names[name], table)
     nodes: list[Node] = []
