@@ -1,12 +1,15 @@
-"""RDF streams: reading triples, a window that slides, and a star of three patterns, beside pyoxigraph and DuckDB.
+"""RDF streams: reading triples, a window that slides, and a star of three patterns, beside pyoxigraph and DuckDB; many queries.
 
-Usage: python -m benchmarks.rdf [parse] [slide] [star] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.rdf [parse] [slide] [star] [patterns] [queries] [--repeat 3] [--tiny]
 parse: N-Triples from a file to codes, one thread, beside `pyoxigraph.parse`; lines as of LSBench's posts, half of the terms
 new.
 slide: `swjoin rdf` from Parquet to a count of rows, posts of 10,000 triples/s for three minutes, RANGE 60 s SLIDE 1 s, a join
 with tags and COUNT by user; beside DuckDB, which computes each window anew from codes, and pyoxigraph, a store per window, for
 some of the boundaries. star: three streams that share a variable, RANGE 10 s, fan-out 0.5 a probe, from Parquet to a count;
 beside DuckDB, which has the whole input at hand.
+patterns: matching alone, from codes to mappings, one thread: 10,000 and 100,000 queries that differ in a constant, posts of
+LSBench-like streams. queries: the queries of CQELS Cloud's evaluation over such streams, from Parquet to rows in memory, one
+thread: Q1 with constants varied, Q4, Q5 and Q10 with windows varied; triples/s over those of one query, the widest.
 Turn by turn, the first turn not counted; answers are compared in the first one.
 """
 
@@ -29,12 +32,15 @@ import pyarrow.parquet as pq
 
 import swjoin
 from benchmarks import parse
+from swjoin.connectors.generator import lsbench
 from swjoin.core.errors import ImplausibleWarning
 from swjoin.frontends.rdf.dictionary import TermDictionary
+from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
+from swjoin.frontends.rdf.inputs import Graphs, matched, read_graphs
 from swjoin.frontends.rdf.triples import MalformedTriples, read_triples
 
 E = "http://example.org/"
-PARTS = ("parse", "slide", "star")
+PARTS = ("parse", "slide", "star", "patterns", "queries")
 _SECOND_US = 1_000_000
 
 
@@ -218,6 +224,132 @@ def of_star(repeat: int, *, tiny: bool) -> None:
         shown("star of three", turns({"swjoin": ours, "DuckDB": ducks}, repeat), 3 * count)
 
 
+# ---------------------------------------------------------------- many queries
+
+STANDALONE = {10: 1_000, 100: 100}  # triples/s of the engine on one machine that the paper quotes, by number of queries
+_BLOCKS = {  # the widest windows in seconds, and what is asked
+    "Q4": (
+        (15,),
+        "SELECT ?u ?p1 ?p2 {{ STREAM l:poststream [RANGE {0}us] {{ ?p1 sib:hashtag ?tag . ?u sioc:creator_of ?p1 . "
+        "?p2 sib:hashtag ?tag . ?u sioc:creator_of ?p2 }} FILTER(?p1 != ?p2) }}",
+    ),
+    "Q5": (
+        (0.1, 60),
+        "SELECT ?f1 ?f2 ?ph {{ STREAM l:likedphotostream [RANGE {0}us] {{ ?f2 sib:like ?ph }} "
+        "STREAM l:photostream [RANGE {1}us] {{ ?ph sib:usertag ?f1 }} ?f1 foaf:knows ?f2 }}",
+    ),
+    "Q10": (
+        (60, 60),
+        "SELECT ?a (COUNT(?b) AS ?n) {{ STREAM l:poststream [RANGE {0}us] {{ ?a sioc:creator_of ?p }} "
+        "STREAM l:likedpoststream [RANGE {1}us] {{ ?b sib:like ?p }} ?b foaf:knows ?a }} GROUP BY ?a",
+    ),
+}
+_TEXT = lsbench.PREFIXES + "PREFIX l: <http://lsbench.org/>\n"
+
+
+def texts(name: str, count: int, users: int) -> dict[str, str]:
+    """So many variants of a query; the last one has the widest windows."""
+    if name == "Q1":
+        block = "STREAM l:poststream [RANGE 1s]"
+        return {f"q{i}": f"{_TEXT}SELECT ?p ?o {{ {block} {{ user:{i} ?p ?o }} }}" for i in range(min(count, users))}
+    widths, text = _BLOCKS[name]
+    shares = range(1, count + 1)
+    return {f"q{i}": _TEXT + text.format(*(round(w * _SECOND_US * i / count) for w in widths)) for i in shares}
+
+
+def _network(folder: Path, events: int, users: int) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Streams and graph, by IRI."""
+    names = (*lsbench.STREAMS, lsbench.GRAPH)
+    files = {name: folder / f"{name}.parquet" for name in names}
+    lsbench.write_streams(files, events, users)
+    iris = {f"http://lsbench.org/{name}": path for name, path in files.items()}
+    return iris, {"http://lsbench.org/knows": iris.pop("http://lsbench.org/knows")}
+
+
+def of_patterns(repeat: int, *, tiny: bool) -> None:
+    events, users = (4_000, 200) if tiny else (2_000_000, 200_000)
+    with tempfile.TemporaryDirectory() as name:
+        streams, _ = _network(Path(name), events, users)
+        iri = "http://lsbench.org/poststream"
+        runs: dict[str, Callable[[], int]] = {}
+        triples, took = 0, dict[str, list[float]]()
+        for count in (users // 20, users // 2):
+            (family,) = parse_queries(texts("Q1", count, users), {})
+            graphs = read_graphs([family.query], {iri: str(streams[iri])}, {}, "error")
+            parameters = family.parameters(graphs.dictionary)
+            assert parameters is not None
+            triples = graphs.counts[iri]
+            subject = graphs.streams[iri].terms[0]
+            wanted = int(np.isin(subject, parameters.codes[family.variables[0]]).sum())
+
+            def match(family: Family = family, graphs: Graphs = graphs, parameters: Parameters = parameters) -> int:
+                graphs.found.clear()
+                return matched(family.query, graphs, parameters)[0].count
+
+            if match() != wanted:
+                raise SystemExit(f"{match()} mappings, {wanted} triples have a subject that is asked for")
+            runs[f"{count:,} patterns"] = match
+        for turn in range(repeat + 1):
+            for what, run in runs.items():
+                start = time.perf_counter()
+                run()
+                if turn:
+                    took.setdefault(what, []).append(time.perf_counter() - start)
+        for what, seconds in took.items():
+            low, high = triples / max(seconds) / 1e6, triples / min(seconds) / 1e6
+            print(f"patterns, {what}: {triples / statistics.median(seconds) / 1e6:.1f} M triples/s ({low:.1f} to {high:.1f})")
+        few, many = took.values()
+        ratios = [a / b for a, b in zip(few, many, strict=True)]
+        print(f"patterns: many over few {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+
+
+def of_queries(repeat: int, *, tiny: bool) -> None:
+    events, users = (4_000, 200) if tiny else (1_000_000, 10_000)
+    with tempfile.TemporaryDirectory() as name:
+        streams, graph = _network(Path(name), events, users)
+        for query, counts in {"Q1": (1, 100, 10_000), "Q4": (1, 10, 100), "Q5": (1, 10, 100), "Q10": (1, 10, 100)}.items():
+            _vary(query, counts if not tiny else counts[:2], users, (streams, graph), repeat)
+
+
+def _vary(
+    query: str, counts: tuple[int, ...], users: int, inputs: tuple[Mapping[str, Path], Mapping[str, Path]], repeat: int
+) -> None:
+    streams, graph = inputs
+    read = {
+        iri: path
+        for iri, path in streams.items()
+        if f":{iri.rpartition('/')[2]} " in next(iter(texts(query, 1, users).values()))
+    }
+    static = graph if "foaf:knows" in _BLOCKS.get(query, ((), ""))[1] else {}
+    triples = sum(pq.read_metadata(path).num_rows for path in read.values())
+
+    def run(count: int) -> dict[str, Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ImplausibleWarning)
+            found: dict[str, Any] = swjoin.rdf(texts(query, count, users), read, static=static, threads=1)
+        return found
+
+    alone = swjoin.proof(run(1)["q0" if query == "Q1" else "q1"])
+    took: dict[int, list[float]] = {}
+    for turn in range(repeat + 1):
+        for count in counts:
+            start = time.perf_counter()
+            found = run(count)
+            if turn:
+                took.setdefault(count, []).append(time.perf_counter() - start)
+            same = swjoin.proof(found["q0" if query == "Q1" else f"q{count}"])
+            if (same.count, same.digest) != (alone.count, alone.digest):
+                raise SystemExit(f"{query}, {count} queries: {same.count} rows, alone {alone.count}")
+    for count, seconds in took.items():
+        rates = [triples / s for s in seconds]
+        over = statistics.median(one / s for one, s in zip(took[counts[0]], seconds, strict=True))
+        low, median, high = (f(rates) / 1e3 for f in (min, statistics.median, max))
+        said = f"queries, {query}, {count:,}: {median:,.0f} k triples/s ({low:,.0f} to {high:,.0f}), {over:.2f} of one query"
+        quoted = STANDALONE.get(count) if query in ("Q4", "Q10") else None
+        times = "" if quoted is None else f", {1e3 * median / quoted:,.0f} x the engine that the paper quotes"
+        print(f"{said}{times}; {alone.count:,} rows of the widest", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
@@ -225,7 +357,7 @@ def main() -> None:
     args = parse(parser)
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
-    parts = {"parse": of_parsing, "slide": of_sliding, "star": of_star}
+    parts = {"parse": of_parsing, "slide": of_sliding, "star": of_star, "patterns": of_patterns, "queries": of_queries}
     for name in args.parts or PARTS:
         parts[name](args.repeat, tiny=args.tiny)
 

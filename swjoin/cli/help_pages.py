@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "generate": {
         "workload": "--workload --seed",
         "streams": "--rate --duration --bias --domain --payload --drift --schedule",
-        "events": "--events",
+        "events": "--events --users",
         "output": "-o",
         "execution": "--engine --spark-master",
     },
@@ -120,6 +120,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "swjoin generate --rate 1000 --duration 10s -o streams",
         "swjoin generate --rate 1000 --duration 1min --schedule burst,factor=4,period=10s,length=1s -o bursts",
         "swjoin generate --workload nexmark --events 1000000 --engine local -o auction",
+        "swjoin generate --workload lsbench --events 200000 --users 5000 --engine local -o network",
     ),
     "verify": ("swjoin verify runs/first",),
     "aggregate": ("swjoin aggregate runs/first",),

@@ -375,8 +375,13 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
 
 
 def _add_generate(p: argparse.ArgumentParser) -> None:
-    p.description = "Write a workload as Parquet: two streams of the b-model, or Nexmark's person, auction, bid and side_input."
-    p.add_argument("--workload", choices=["bmodel", "nexmark"], default="bmodel", help="two streams (default), or four tables")
+    p.description = (
+        "Write a workload as Parquet: two streams of the b-model; Nexmark's person, auction, bid and side_input; or LSBench's "
+        "five streams of triples and the graph of who knows whom."
+    )
+    p.add_argument(
+        "--workload", choices=["bmodel", "nexmark", "lsbench"], default="bmodel", help="two streams (default: bmodel)"
+    )
     p.add_argument("--rate", metavar="R", type=positive, help="mean tuples per second and stream")
     p.add_argument("--duration", metavar="60s", help="length of the streams")
     p.add_argument("--bias", type=positive, help="b of the b-model, 0.5 to 1 (default 0.7)")
@@ -389,9 +394,12 @@ def _add_generate(p: argparse.ArgumentParser) -> None:
         metavar="KIND[,key=value...]",
         help="constant (default) | step,factor=2,at=30s | sine,amplitude=0.5,period=60s | burst,factor=4,period=10s,length=1s",
     )
-    p.add_argument("--events", metavar="N", type=int, help="of Nexmark: of 50 one is a person, 3 are auctions, 46 bids")
+    p.add_argument(
+        "--events", metavar="N", type=int, help="of Nexmark: of 50 one is a person, 3 are auctions, 46 bids; of LSBench"
+    )
+    p.add_argument("--users", metavar="N", type=int, help="of LSBench (default 10000)")
     p.add_argument("-o", dest="out", metavar="DIR", required=True, help="directory of the streams or tables, one folder each")
-    p.add_argument("--engine", choices=["spark", "local"], default="spark", help="local: Nexmark's tables in this process")
+    p.add_argument("--engine", choices=["spark", "local"], default="spark", help="local: Nexmark or LSBench in this process")
     p.add_argument("--spark-master", metavar="URL", help="Spark master (default: local[*])")
 
 

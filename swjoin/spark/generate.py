@@ -1,22 +1,24 @@
-"""Workloads as Parquet, written by Spark: the two b-model streams, Nexmark's tables.
+"""Workloads as Parquet, written by Spark: the two b-model streams, Nexmark's tables, LSBench's streams of triples.
 
-What: `generate(workload, seed, out, master) -> (left rows, right rows)`; `generate_nexmark(events, seed, out, master)`.
+What: `generate(workload, seed, out, master) -> (left rows, right rows)`; `generate_nexmark(events, seed, out, master)`;
+`generate_lsbench(events, users, seed, out, master)`.
 Why: workloads of any size, on a cluster's file system as well, with the same rows for a seed whatever the number of Spark
 partitions.
 Stays out: how rows are drawn (`connectors.generator`).
 
 `generate` writes OUT/left/*.parquet and OUT/right/*.parquet, whose name order is time order, so that a row's position is its
 id. Columns: ts (int64, microseconds from 0; integers say exactly what the join compares), key (int64), payload (binary).
-`generate_nexmark` writes OUT/person, OUT/auction, OUT/bid and OUT/side_input likewise; without Spark it writes the same rows in
-this process. OUT/workload.json says how they were made.
+`generate_nexmark` writes OUT/person, OUT/auction, OUT/bid and OUT/side_input likewise, `generate_lsbench` a folder for each
+stream and for the graph; without Spark they write the same rows in this process. OUT/workload.json says how they were made.
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,44 +120,84 @@ def generate(
     return totals[0], totals[1]
 
 
-def nexmark_frame(spark: SparkSession, name: str, events: int, seed: int, partitions: int) -> DataFrame:
-    """A table of Nexmark's first events, its partitions in time order."""
+def table_frame(
+    spark: SparkSession, made: Callable[[int, int], pa.Table], count: int, partitions: int, at_once: int
+) -> DataFrame:
+    """A table of so many events, its partitions in their order. made: its rows of the events from the first one on, by first
+    and count; so many at once at most."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from swjoin.connectors.generator.nexmark import EVENTS_AT_ONCE, table
-
-    partitions = max(1, min(partitions, events))
+    partitions = max(1, min(partitions, count))
 
     def rows(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column("id").to_pylist():
-                first, end = (events * at // partitions for at in (number, number + 1))
-                for at in range(first, end, EVENTS_AT_ONCE):
-                    yield from table(name, at, min(EVENTS_AT_ONCE, end - at), seed).combine_chunks().to_batches()
+                first, end = (count * at // partitions for at in (number, number + 1))
+                for at in range(first, end, at_once):
+                    yield from made(at, min(at_once, end - at)).combine_chunks().to_batches()
 
-    schema = from_arrow_schema(table(name, 0, 0).schema, prefer_timestamp_ntz=True)
+    schema = from_arrow_schema(made(0, 0).schema, prefer_timestamp_ntz=True)
     return spark.range(0, partitions, 1, partitions).mapInArrow(rows, schema)
+
+
+def _write_frames(
+    frames: Mapping[str, tuple[Callable[[int, int], pa.Table], int]],
+    building: Path,
+    session: tuple[str | None, int | None],
+    at_once: int,
+) -> None:
+    """frames: how a table is made, and of how many events, by name. session: Spark master, partitions."""
+    master, partitions = session
+    with open_session(master, "swjoin generate") as spark:
+        for name, (made, count) in frames.items():
+            frame = table_frame(spark, made, count, _parts(spark, partitions), at_once)
+            frame.write.option("compression", "lz4").parquet(str((building / name).resolve()))
+
+
+def _rows_of(building: Path, names: Iterable[str]) -> dict[str, int]:
+    import pyarrow.parquet as pq
+
+    return {name: sum(pq.read_metadata(path).num_rows for path in (building / name).glob("*.parquet")) for name in names}
 
 
 def generate_nexmark(
     events: int, seed: int, out: Path, master: str | None, partitions: int | None = None, *, spark: bool = True
 ) -> dict[str, int]:
     """Write Nexmark's tables; returns their numbers of rows. UserError as of `generate`."""
-    import pyarrow.parquet as pq
-
-    from swjoin.connectors.generator.nexmark import TIMES, write_tables
+    from swjoin.connectors.generator.nexmark import EVENTS_AT_ONCE, TIMES, table, write_tables
 
     with _building(out) as building:
-        paths = {name: building / name / "part-00000.parquet" for name in TIMES}
         by_spark = [name for name, time in TIMES.items() if spark and time]
-        for name in TIMES.keys() - by_spark:
-            paths[name].parent.mkdir()
-        write_tables({name: path for name, path in paths.items() if name not in by_spark}, events, seed)
+        paths = {name: building / name / "part-00000.parquet" for name in TIMES if name not in by_spark}
+        for path in paths.values():
+            path.parent.mkdir()
+        write_tables(paths, events, seed)
         if by_spark:
-            with open_session(master, "swjoin generate") as session:
-                for name in by_spark:
-                    frame = nexmark_frame(session, name, events, seed, _parts(session, partitions))
-                    frame.write.option("compression", "lz4").parquet(str(paths[name].parent.resolve()))
-        counts = {name: sum(pq.read_metadata(path).num_rows for path in (building / name).glob("*.parquet")) for name in TIMES}
+            frames = {name: (partial(table, name, seed=seed), events) for name in by_spark}
+            _write_frames(frames, building, (master, partitions), EVENTS_AT_ONCE)
+        counts = _rows_of(building, TIMES)
         write_json(building / "workload.json", {"workload": "nexmark", "events": events, "seed": seed, "tuples": counts})
+    return counts
+
+
+def generate_lsbench(
+    size: tuple[int, int], seed: int, out: Path, master: str | None, partitions: int | None = None, *, spark: bool = True
+) -> dict[str, int]:
+    """Write LSBench's streams and graph; returns their numbers of triples. size: events, users. UserError as of `generate`."""
+    from swjoin.connectors.generator.lsbench import EVENTS_AT_ONCE, GRAPH, STREAMS, made, write_streams
+
+    events, users = size
+    with _building(out) as building:
+        if spark:
+            frames = {name: (partial(made, name, users=users, seed=seed), events) for name in STREAMS}
+            frames[GRAPH] = partial(made, GRAPH, users=users, seed=seed), users
+            _write_frames(frames, building, (master, partitions), EVENTS_AT_ONCE)
+        else:
+            paths = {name: building / name / "part-00000.parquet" for name in (*STREAMS, GRAPH)}
+            for path in paths.values():
+                path.parent.mkdir()
+            write_streams(paths, events, users, seed)
+        counts = _rows_of(building, (*STREAMS, GRAPH))
+        plain = {"workload": "lsbench", "events": events, "users": users, "seed": seed, "tuples": counts}
+        write_json(building / "workload.json", plain)
     return counts

@@ -39,7 +39,7 @@ _FAMILIES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith
 _CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 
 
-def _random(events: I64, seed: int, purpose: int, below: int) -> I64:
+def random_numbers(events: I64, seed: int, purpose: int, below: int) -> I64:
     """A number from 0 to below - 1 for every event."""
     with np.errstate(over="ignore"):
         mixed: U64 = mix64(events.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed * 1_000 + purpose))
@@ -49,7 +49,7 @@ def _random(events: I64, seed: int, purpose: int, below: int) -> I64:
 
 def _price(events: I64, seed: int, purpose: int) -> I64:
     """Cents, of 100 to 10^8."""
-    return np.round(10.0 ** (_random(events, seed, purpose, 1 << 40) / (1 << 40) * 6.0) * 100.0).astype(np.int64)
+    return np.round(10.0 ** (random_numbers(events, seed, purpose, 1 << 40) / (1 << 40) * 6.0) * 100.0).astype(np.int64)
 
 
 def _named(numbers: I64, names: tuple[str, ...]) -> pa.Array:
@@ -65,16 +65,18 @@ def _times(events: I64) -> pa.Array:
 
 
 def _persons(events: I64, seed: int) -> pa.Table:
-    family = _random(events, seed, 2, len(_FAMILIES))
-    name = pc.binary_join_element_wise(_named(_random(events, seed, 1, len(_NAMES)), _NAMES), _named(family, _FAMILIES), " ")
-    city = _random(events, seed, 3, len(_CITIES))
+    family = random_numbers(events, seed, 2, len(_FAMILIES))
+    name = pc.binary_join_element_wise(
+        _named(random_numbers(events, seed, 1, len(_NAMES)), _NAMES), _named(family, _FAMILIES), " "
+    )
+    city = random_numbers(events, seed, 3, len(_CITIES))
     return pa.table(
         {
             "id": FIRST_ID + events // OF * PERSONS,
             "name": name,
-            "email_address": _texts("", _random(events, seed, 4, 1 << 30), "@example.com"),
+            "email_address": _texts("", random_numbers(events, seed, 4, 1 << 30), "@example.com"),
             "city": _named(city, _CITIES),
-            "state": _named(_random(events, seed, 5, len(_STATES)), _STATES),
+            "state": _named(random_numbers(events, seed, 5, len(_STATES)), _STATES),
             "date_time": _times(events),
         }
     )
@@ -82,20 +84,20 @@ def _persons(events: I64, seed: int) -> pa.Table:
 
 def _auctions(events: I64, seed: int) -> pa.Table:
     last_person = events // OF * PERSONS  # counted from 0
-    recent = last_person - _random(events, seed, 11, 1_000)
-    hot = _random(events, seed, 12, HOT_SELLER) > 0
+    recent = last_person - random_numbers(events, seed, 11, 1_000)
+    hot = random_numbers(events, seed, 12, HOT_SELLER) > 0
     initial = _price(events, seed, 13)
     times = BEGIN_US + events * GAP_US
     return pa.table(
         {
             "id": FIRST_ID + events // OF * AUCTIONS + events % OF - PERSONS,
-            "item_name": _texts("item ", _random(events, seed, 14, 1 << 20)),
+            "item_name": _texts("item ", random_numbers(events, seed, 14, 1 << 20)),
             "initial_bid": initial,
             "reserve": initial + _price(events, seed, 15),
             "date_time": _times(events),
-            "expires": pa.array(times + 1_000 * (1 + _random(events, seed, 16, 10_000)), pa.timestamp("us")),
+            "expires": pa.array(times + 1_000 * (1 + random_numbers(events, seed, 16, 10_000)), pa.timestamp("us")),
             "seller": FIRST_ID + np.maximum(0, np.where(hot, last_person // 100 * 100, recent)),
-            "category": 10 + _random(events, seed, 17, 5),
+            "category": 10 + random_numbers(events, seed, 17, 5),
         }
     )
 
@@ -103,15 +105,19 @@ def _auctions(events: I64, seed: int) -> pa.Table:
 def _bids(events: I64, seed: int) -> pa.Table:
     last_auction, last_person = events // OF * AUCTIONS + AUCTIONS - 1, events // OF * PERSONS
     auction = np.where(
-        _random(events, seed, 21, HOT_AUCTION) > 0, last_auction // 100 * 100, last_auction - _random(events, seed, 22, 100)
+        random_numbers(events, seed, 21, HOT_AUCTION) > 0,
+        last_auction // 100 * 100,
+        last_auction - random_numbers(events, seed, 22, 100),
     )
     bidder = np.where(
-        _random(events, seed, 23, HOT_BIDDER) > 0, last_person // 100 * 100 + 1, last_person - _random(events, seed, 24, 1_000)
+        random_numbers(events, seed, 23, HOT_BIDDER) > 0,
+        last_person // 100 * 100 + 1,
+        last_person - random_numbers(events, seed, 24, 1_000),
     )
-    channel = _random(events, seed, 25, 10_000)
-    hot = _random(events, seed, 26, 2) == 0
+    channel = random_numbers(events, seed, 25, 10_000)
+    hot = random_numbers(events, seed, 26, 2) == 0
     names = pc.if_else(pa.array(hot), _named(channel, _CHANNELS), _texts("channel-", channel))
-    parts = [_random(events, seed, 27 + i, 1_000) for i in range(3)]
+    parts = [random_numbers(events, seed, 27 + i, 1_000) for i in range(3)]
     url = _texts("https://www.nexmark.com/", parts[0])
     for part in parts[1:]:
         url = pc.binary_join_element_wise(url, pa.array(part).cast(pa.string()), "/")
@@ -124,7 +130,7 @@ def _bids(events: I64, seed: int) -> pa.Table:
             "channel": names,
             "url": url,
             "date_time": _times(events),
-            "extra": _texts("c", _random(events, seed, 31, 1 << 40)),
+            "extra": _texts("c", random_numbers(events, seed, 31, 1 << 40)),
         }
     )
 

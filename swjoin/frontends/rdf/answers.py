@@ -9,7 +9,6 @@ Stays out: plans (`frontends.rdf.planner`), running them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,6 +22,7 @@ from swjoin.core.batch import I64, U64
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.row_digests import row_hashes
 from swjoin.frontends.rdf.dictionary import boolean_texts, number_texts, string_texts
+from swjoin.frontends.rdf.families import Family
 from swjoin.frontends.rdf.inputs import Graphs
 from swjoin.frontends.rdf.planner import Planned, Shown
 
@@ -66,11 +66,14 @@ class Decoded(NamedTuple):
 
 
 class Answer:
-    """planned: what the rows are. graphs: their terms. count: of the family's members; 1: of a single query."""
+    """planned: what the rows are. graphs: their terms. family: of queries; None: of one. Where its members differ in windows, a
+    row is of the narrowest one that holds it, and so of all wider ones (CQELS Cloud, the router of the shared join)."""
 
-    def __init__(self, planned: Planned, graphs: Graphs, count: int = 1) -> None:
-        self.planned, self.graphs, self.count = planned, graphs, count
-        self._solutions = np.zeros(count, np.int64)  # so far, of each member
+    def __init__(self, planned: Planned, graphs: Graphs, family: Family | None = None) -> None:
+        self.planned, self.graphs, self.family = planned, graphs, family
+        self.count = 1 if family is None else family.count
+        self.nested = family is not None and bool(family.widths)
+        self._solutions = np.zeros(self.count, np.int64)  # so far, of each member
 
     @property
     def names(self) -> list[str]:
@@ -89,16 +92,41 @@ class Answer:
         """The answer's rows of a batch of the plan's."""
         import pyarrow as pa
 
-        members = np.zeros(rows.num_rows, np.int64)
+        members = self.members_of(rows)
         if self.count > 1:
-            found: I64 = rows.column(_MEMBER).to_numpy(zero_copy_only=False)
-            by = np.argsort(found, kind="stable")
-            rows, members = rows.take(pa.array(by)), found[by]
+            by = np.argsort(members, kind="stable")
+            rows, members = rows.take(pa.array(by)), members[by]
         born = rows.column(_BORN)
         columns = [self._terms(shown, rows).cast(pa.string()) for shown in self.planned.shown]
         if self.planned.template is not None:
             return self._constructed(columns, born, members)
         return Decoded(pa.RecordBatch.from_arrays([*columns, born], schema=self.schema), members)
+
+    def members_of(self, rows: pa.RecordBatch) -> I64:
+        """The member that each row of the plan's is of."""
+        if self.count == 1:
+            return np.zeros(rows.num_rows, np.int64)
+        if not self.nested:
+            found: I64 = rows.column(_MEMBER).to_numpy(zero_copy_only=False)
+            return found
+        assert self.family is not None, "windows of no family"
+        widths = np.array(self.family.widths)
+        times = [rows.column(name).to_numpy(zero_copy_only=False) for name, _ in self.planned.times]
+        latest = np.maximum.reduce(times)
+        ranks = (np.searchsorted(widths[:, at], latest - ts) for ts, (_, at) in zip(times, self.planned.times, strict=True))
+        narrowest: I64 = np.maximum.reduce(list(ranks))
+        return narrowest
+
+    def place_of(self, members: I64, member: int) -> tuple[int, int]:
+        """Where the rows of a member are. members: of rows, ascending."""
+        begin, end = np.searchsorted(members, [member, member + 1])
+        return (0 if self.nested else int(begin)), int(end)
+
+    def totals(self, counts: I64, digests: U64) -> list[Total]:
+        """Of members. counts, digests: of the rows that each alone is of."""
+        if self.nested:
+            counts, digests = np.cumsum(counts), np.cumsum(digests, dtype=np.uint64)
+        return [Total(int(count), int(digest)) for count, digest in zip(counts, digests, strict=True)]
 
     def _terms(self, shown: Shown, rows: pa.RecordBatch) -> pa.LargeStringArray:
         import pyarrow as pa
@@ -186,7 +214,7 @@ def counted(answer: Answer, rows: Sequence[Path], kept: list[Decoded] | None = N
         _add(found, counts, digests)
         if kept is not None:
             kept.append(found)
-    return [Total(int(count), int(digest)) for count, digest in zip(counts, digests, strict=True)]
+    return answer.totals(counts, digests)
 
 
 def tables_of(answer: Answer, found: Sequence[Decoded]) -> list[pa.Table]:
@@ -198,8 +226,8 @@ def tables_of(answer: Answer, found: Sequence[Decoded]) -> list[pa.Table]:
     if answer.count > 1:
         by = np.argsort(members, kind="stable")
         table, members = table.take(pa.array(by)), members[by]
-    ends = np.searchsorted(members, np.arange(answer.count + 1))
-    return [table.slice(int(begin), int(end - begin)) for begin, end in itertools.pairwise(ends)]
+    places = (answer.place_of(members, member) for member in range(answer.count))
+    return [table.slice(begin, end - begin) for begin, end in places]
 
 
 def write_answers(answer: Answer, rows: Sequence[Path], files: Files) -> list[Total]:
@@ -213,19 +241,20 @@ def write_answers(answer: Answer, rows: Sequence[Path], files: Files) -> list[To
 def _write_some(answer: Answer, rows: Sequence[Path], files: Files, totals: list[Total]) -> None:
     """As `write_answers`, for as many files as can be open."""
     counts, digests = np.zeros(answer.count, np.int64), np.zeros(answer.count, np.uint64)
-    answer = Answer(answer.planned, answer.graphs, answer.count)
+    answer = Answer(answer.planned, answer.graphs, answer.family)
     writers: list[tuple[_Writer, int]] = []
     try:
         for target, member in files.targets:
             writers.append((_Writer(answer, files.kind, target, folder=files.folder), member))
         members = np.unique([member for _, member in files.targets])
-        for found in _decoded(answer, rows, members if answer.count > 1 else None):
+        for found in _decoded(answer, rows, members):
             hashes = _add(found, counts, digests)
             for writer, member in writers:
-                begin, end = (int(at) for at in np.searchsorted(found.members, [member, member + 1]))
+                begin, end = answer.place_of(found.members, member)
                 writer.write(found.rows.slice(begin, end - begin), int(hashes[begin:end].sum(dtype=np.uint64)))
+        of_members = answer.totals(counts, digests)
         for writer, member in writers:
-            totals[member] = Total(int(counts[member]), int(digests[member]))
+            totals[member] = of_members[member]
             writer.close({**files.whole, "count": totals[member].rows, "digest": format_digest(totals[member].digest)})
     finally:
         for writer, _ in writers:
@@ -248,8 +277,8 @@ def _decoded(answer: Answer, paths: Sequence[Path], members: I64 | None) -> Iter
     for path in paths:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches():
-                if members is not None:
-                    batch = batch.filter(pa.array(np.isin(batch.column(_MEMBER).to_numpy(zero_copy_only=False), members)))
+                if members is not None and not answer.nested:
+                    batch = batch.filter(pa.array(np.isin(answer.members_of(batch), members)))
                 found = answer.decoded(batch)
                 by = np.argsort(found.members, kind="stable")
                 yield found if answer.count == 1 else Decoded(found.rows.take(pa.array(by)), found.members[by])

@@ -13,7 +13,7 @@ each query matches.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -21,7 +21,8 @@ import numpy as np
 
 from swjoin.core.batch import I64
 from swjoin.core.errors import UserError
-from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, parse_query, tokens_of
+from swjoin.core.lives import Window
+from swjoin.frontends.rdf.algebra import Block, Const, Pattern, RdfQuery, Term, Var, parse_query, tokens_of
 from swjoin.frontends.rdf.dictionary import TermDictionary
 
 MEMBER = ":query"  # a variable that no query can have: the number of the query in its family
@@ -42,13 +43,20 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """query: what all of them ask; of several that differ, with variables for constants. variables: these. constants: of each
-    member, by variable. members: for each query that was given, by name, the member that it is."""
+    """query: what all of them ask; of several that differ, with variables for constants, or with the widest windows. variables:
+    these. constants: of each member, by variable. members: for each query that was given, by name, the member that it is.
+    widths: of members that differ in their windows, microseconds of each block (`blocks_of`), ascending."""
 
     query: RdfQuery
     variables: tuple[str, ...]
     constants: tuple[tuple[str, ...], ...]
     members: dict[str, int]
+    widths: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Of members."""
+        return max(len(self.constants), len(self.widths))
 
     def parameters(self, dictionary: TermDictionary) -> Parameters | None:
         """None of a family with one member. Terms that the dictionary lacks are added."""
@@ -152,7 +160,7 @@ def parse_queries(texts: Mapping[str, str], subjects: Mapping[str, str]) -> list
                 spelled[id(parsed.shape)] = key
         _, vectors, members = of_shape.setdefault(key, (parsed.shape, {}, {}))
         members[name] = vectors.setdefault(parsed.constants, len(vectors))
-    return [_family(shape, list(vectors), members) for shape, vectors, members in of_shape.values()]
+    return list(_with_widths(_family(shape, list(vectors), members) for shape, vectors, members in of_shape.values()))
 
 
 def _family(shape: RdfQuery, vectors: list[tuple[str, ...]], members: dict[str, int]) -> Family:
@@ -200,6 +208,58 @@ def _mapped(query: RdfQuery, change: Callable[[Term], Term]) -> RdfQuery:
     patterns = [Pattern(each(p.terms), p.block, p.graph) for p in query.patterns]
     template = None if query.template is None else [each(triple) for triple in query.template]
     return replace(query, patterns=patterns, template=template)
+
+
+# ---------------------------------------------------------------- windows
+
+
+def blocks_of(query: RdfQuery) -> list[Block]:
+    """The STREAM blocks that have patterns, in the order of the text."""
+    found = {pattern.block.number: pattern.block for pattern in query.patterns if pattern.block is not None}
+    return [found[number] for number in sorted(found)]
+
+
+def _with_widths(families: Iterable[Family]) -> Iterator[Family]:
+    """With one family for all that differ in windows of RANGE alone, if these nest. Groups and DISTINCT are each query's own:
+    they depend on when rows die."""
+    alike: dict[str, list[Family]] = {}
+    for family in families:
+        query = family.query
+        blanks = query.template is not None and "_:" in repr(query.template)
+        ranges = all(block.window.kind == "range" for block in blocks_of(query))
+        if family.variables or not ranges or query.grouped or query.distinct or blanks:
+            yield family
+        else:
+            alike.setdefault(repr(_without_widths(query)), []).append(family)
+    for several in alike.values():
+        chains: list[list[Family]] = []
+        for family in sorted(several, key=_widths):
+            chain = next((c for c in chains if all(a <= b for a, b in zip(_widths(c[-1]), _widths(family), strict=True))), None)
+            if chain is None:
+                chains.append([family])
+            else:
+                chain.append(family)
+        yield from (chain[0] if len(chain) == 1 else _nested(chain) for chain in chains)
+
+
+def _widths(family: Family) -> tuple[int, ...]:
+    return tuple(block.window.width_us for block in blocks_of(family.query))
+
+
+def _nested(chain: Sequence[Family]) -> Family:
+    members = {name: number for number, family in enumerate(chain) for name in family.members}
+    return Family(chain[-1].query, (), ((),), members, tuple(map(_widths, chain)))
+
+
+def _without_widths(query: RdfQuery) -> RdfQuery:
+    """With [NOW] for each window."""
+    patterns = []
+    for pattern in query.patterns:
+        block = pattern.block
+        if block is not None:
+            block = block._replace(window=Window("range"))
+        patterns.append(pattern._replace(block=block))
+    return replace(query, patterns=patterns)
 
 
 # ---------------------------------------------------------------- texts that are alike

@@ -21,7 +21,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import AggregateOf, Call, Const, Expr, RdfQuery, Term, Var, variables_of
 from swjoin.frontends.rdf.expressions import Compiler, Form, Value, Variable, number, sql_text
-from swjoin.frontends.rdf.families import MEMBER, Parameters
+from swjoin.frontends.rdf.families import MEMBER, Parameters, blocks_of
 from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, matched, table_of, variable_of
 from swjoin.frontends.rdf.term_values import NUMERIC
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -49,13 +49,15 @@ class Shown(NamedTuple):
 class Planned:
     """inputs: the mappings of every pattern. tables: of these, by the names of the plan's sources. shown: the answer's columns,
     beside `born` and, of a family of queries, `member`. template: of CONSTRUCT, of positions in shown and constants; None: rows
-    are solutions."""
+    are solutions. times: of a family with several windows, the columns of the triples' times, and the block of each, counted
+    as `Family.widths` does."""
 
     plan: LogicalPlan
     inputs: tuple[Input, ...]
     tables: dict[str, pa.Table]
     shown: tuple[Shown, ...]
     template: tuple[tuple[int | str, int | str, int | str], ...] | None
+    times: tuple[tuple[str, int], ...] = ()
 
 
 class _Join(NamedTuple):
@@ -84,10 +86,10 @@ class _Relation:
         return f'({table}"born" + {self.life_us})' if self.life_us else f'{table}"dead"'
 
 
-def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None) -> Planned:
-    """parameters: of a family of queries. All constants are in the dictionary of the graphs (`add_constants`). UserError for
-    what is not supported."""
-    return _Planner(query, graphs, matched(query, graphs, parameters)).planned()
+def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None, *, routed: bool = False) -> Planned:
+    """parameters: of a family of queries. routed: of one with several windows, whose rows have the times of their triples. All
+    constants are in the dictionary of the graphs (`add_constants`). UserError for what is not supported."""
+    return _Planner(query, graphs, matched(query, graphs, parameters), routed).planned()
 
 
 def add_constants(query: RdfQuery, graphs: Graphs) -> None:
@@ -121,6 +123,7 @@ class _Planner:
     query: RdfQuery
     graphs: Graphs
     inputs: list[Input]
+    routed: bool
     order: list[Input] = field(default_factory=list)
     home: dict[str, Input] = field(default_factory=dict)  # of each variable: the first input that has it
     tables: dict[str, pa.Table] = field(default_factory=dict)
@@ -143,7 +146,13 @@ class _Planner:
         text = self._joins(filters, last.columns, mortal=last.distinct or last.calls is not None)
         self.tables = self._tables()
         plan = self._plan(text, last)
-        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template)
+        blocks = blocks_of(self.query)
+        times = [(f"t{i}", blocks.index(f.pattern.block)) for i, f in self._timed() if f.pattern.block is not None]
+        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template, tuple(times))
+
+    def _timed(self) -> list[tuple[int, Input]]:
+        """The inputs whose times rows have, with their numbers."""
+        return [(i, found) for i, found in enumerate(self.inputs) if self.routed and not found.static]
 
     @property
     def _placed(self) -> bool:
@@ -191,10 +200,10 @@ class _Planner:
         waiting = [(text, set(_COLUMN.findall(text))) for text in filters]
         needed_later = set(wanted)
         parts: list[str] = []
-        relation = self._input(self.order[0])
+        relation = self._input(self.order[0], parts)
         relation = self._filtered(relation, waiting, parts)
         for i, found in enumerate(self.order[1:], 1):
-            right = self._filtered(self._input(found), waiting, parts)
+            right = self._filtered(self._input(found, parts), waiting, parts)
             later = {self._column(name) for other in self.order[i + 1 :] for name in other.codes}
             keep = needed_later | later | {name for _, reads in waiting for name in reads}
             dies = mortal or any(not other.static for other in self.order[i + 1 :])
@@ -209,15 +218,21 @@ class _Planner:
     def _column(self, name: str) -> str:
         return self.compiler.variables[name].column
 
-    def _input(self, found: Input) -> _Relation:
+    def _input(self, found: Input, parts: list[str]) -> _Relation:
         columns = {self._column(name) for name in found.codes}
         for name in found.codes:
             if self.home[name] is found:
                 columns |= {f"{self._column(name)}_{facet}" for facet in self.compiler.needed.get(name, ())}
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
-        plain, life_us = plain or found.static, found.life_us or 0
-        return _Relation(found.name, set(found.codes), columns, found.reach_us, plain, found.static, life_us)
+        name = found.name
+        for i, _ in (timed for timed in self._timed() if timed[1] is found):
+            columns.add(f"t{i}")
+            name = f"w{i}"
+            parts.append(f'{name} AS (SELECT *, "born" AS "t{i}" FROM {found.name})')
+        return _Relation(
+            name, set(found.codes), columns, found.reach_us, plain or found.static, found.static, found.life_us or 0
+        )
 
     def _filtered(self, relation: _Relation, waiting: list[tuple[str, set[str]]], parts: list[str]) -> _Relation:
         """With the filters whose columns are there."""
@@ -276,6 +291,9 @@ class _Planner:
         if self.member is not None:
             last.computed.append((_MEMBER, self.member))
             last.columns.add(self._column(MEMBER))
+        for i, _ in self._timed():
+            last.computed.append((f"t{i}", f'"t{i}"'))
+            last.columns.add(f"t{i}")
         return last
 
     @property
@@ -321,6 +339,7 @@ class _Planner:
         born = _BORN if last.distinct or last.calls is not None else "from"
         names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
         names += [(_MEMBER, f'"{_MEMBER}"')] if self.member is not None and last.calls is None else []
+        names += [(f"t{i}", f'"t{i}"') for i, _ in self._timed()]
         add(Project("answer", top, (*(last.outputs or names), (_BORN, f'"{born}"'))))
         return LogicalPlan((*nodes, Result("result", top, True)))
 

@@ -85,7 +85,7 @@ class Prepared:
         found: dict[str, Total] = {}
         columns: list[list[str]] = []
         for asked in self.asked:
-            answer = Answer(asked.planned, self.graphs, len(asked.family.constants))
+            answer = Answer(asked.planned, self.graphs, asked.family)
             paths = sorted((rows / asked.result).glob("*.parquet")) if self.names else [rows]
             members = asked.family.members
             if output is not None:
@@ -188,7 +188,7 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
     alone = "" in texts
     for number, (family, constants) in enumerate(zip(families, parameters, strict=True)):
         with _named(family, subjects):
-            planned = plan_rdf(family.query, graphs, constants)
+            planned = plan_rdf(family.query, graphs, constants, routed=bool(family.widths))
         asked.append(
             _Asked(family, planned if alone else _with_common_tables(planned, tables), "" if alone else f"family{number}")
         )

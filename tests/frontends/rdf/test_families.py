@@ -16,8 +16,8 @@ from hypothesis import given
 import swjoin
 from swjoin.core.batch import I64
 from swjoin.frontends.rdf import families
-from swjoin.frontends.rdf.algebra import Const, RdfQuery, Var, parse_query
-from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
+from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var, parse_query
+from swjoin.frontends.rdf.families import Family, Parameters, blocks_of, parse_queries
 from tests.frontends.rdf.test_random_queries import KINDS, answer, table_of
 from tests.support.limits import LONG_S
 from tests.tools.random_rdf import Case, random_case
@@ -30,7 +30,13 @@ BLOCK = "STREAM e:s [RANGE 1s]"
 
 def asked(family: Family, name: str) -> RdfQuery:
     """What a query asks: its family's, with its constants in the places of variables."""
-    values = dict(zip(family.variables, family.constants[family.members[name]], strict=True))
+    member = family.members[name]
+    values = dict(zip(family.variables, family.constants[0 if family.widths else member], strict=True))
+    widths = family.widths[member] if family.widths else tuple(block.window.width_us for block in blocks_of(family.query))
+    windows = {
+        block.number: replace(block.window, width_us=width)
+        for block, width in zip(blocks_of(family.query), widths, strict=True)
+    }
 
     def of_triple(triple: tuple[Var | Const, Var | Const, Var | Const]) -> tuple[Var | Const, Var | Const, Var | Const]:
         s, p, o = (Const(values[t.name]) if isinstance(t, Var) and t.name in values else t for t in triple)
@@ -38,7 +44,11 @@ def asked(family: Family, name: str) -> RdfQuery:
 
     query = family.query
     template = None if query.template is None else [of_triple(triple) for triple in query.template]
-    return replace(query, patterns=[p._replace(terms=of_triple(p.terms)) for p in query.patterns], template=template)
+    patterns = []
+    for pattern in query.patterns:
+        block = pattern.block and pattern.block._replace(window=windows[pattern.block.number])
+        patterns.append(Pattern(of_triple(pattern.terms), block, pattern.graph))
+    return replace(query, patterns=patterns, template=template)
 
 
 def check(texts: list[str]) -> list[Family]:
@@ -75,7 +85,10 @@ def test_a_constant_in_two_places_is_one_variable() -> None:
     [
         pytest.param([f"SELECT ?x {{ {BLOCK} {{ ?x e:p ?y }} FILTER(?y = e:a{i}) }}" for i in range(2)], id="filters"),
         pytest.param([f"SELECT ?x {{ STREAM e:s [TRIPLES 3] {{ ?x e:p e:a{i} }} }}" for i in range(2)], id="counted windows"),
-        pytest.param([f"SELECT ?x {{ STREAM e:s [RANGE {i + 1}s] {{ ?x e:p e:a }} }}" for i in range(2)], id="windows"),
+        pytest.param(
+            [f"SELECT DISTINCT ?x {{ STREAM e:s [RANGE {i + 1}s] {{ ?x e:p e:a }} }}" for i in range(2)], id="distinct"
+        ),
+        pytest.param([f"SELECT ?x {{ STREAM e:s [RANGE {w}] {{ ?x e:p e:a }} }}" for w in ("2s", "2s SLIDE 1s")], id="slides"),
         pytest.param([f"SELECT ?x {{ STREAM e:s{i} [RANGE 1s] {{ ?x e:p e:a }} }}" for i in range(2)], id="streams"),
         pytest.param([f"SELECT ?x {{ {BLOCK} {{ ?x e:p e:a }} GRAPH e:g{i} {{ ?x e:k ?z }} }}" for i in range(2)], id="graphs"),
         pytest.param([f"SELECT ?{name} {{ {BLOCK} {{ ?{name} e:p e:a }} }}" for name in "xy"], id="variables"),
@@ -85,6 +98,23 @@ def test_a_constant_in_two_places_is_one_variable() -> None:
 def test_others_are_not(texts: list[str]) -> None:
     found = check([E + text for text in texts])
     assert len(found) == (1 if '"1"^^' in texts[0] else 2)
+
+
+def windows(*widths: tuple[str, str]) -> list[str]:
+    return [f"{E}SELECT ?x {{ STREAM e:s [{a}] {{ ?x e:p ?y }} STREAM e:t [{b}] {{ ?y e:q ?z }} }}" for a, b in widths]
+
+
+def test_windows_that_nest_are_one_family() -> None:
+    (family,) = check(windows(("RANGE 3s", "RANGE 2s"), ("NOW", "RANGE 1s"), ("RANGE 1s", "RANGE 1s")))
+    assert family.widths == ((0, 1_000_000), (1_000_000, 1_000_000), (3_000_000, 2_000_000))
+    assert family.members == {"q0": 2, "q1": 0, "q2": 1}
+
+
+def test_windows_that_cross_are_apart() -> None:
+    found = check(
+        windows(("RANGE 1s", "RANGE 4s"), ("RANGE 2s", "RANGE 3s"), ("RANGE 3s", "RANGE 5s"), ("RANGE 2s", "RANGE 4s"))
+    )
+    assert sorted(len(family.members) for family in found) == [1, 3]
 
 
 def test_texts_that_are_alike_are_parsed_once(monkeypatch: Monkey) -> None:
@@ -185,9 +215,13 @@ def variants(case: Case, random: np.random.Generator, count: int) -> list[Case]:
             r"(?<= )\?\w+(?= [.}])", lambda m: f"e:{random.choice(list('abc'))}" if random.random() < 0.3 else m[0], text
         )
 
+    def wider(found: re.Match[str]) -> str:
+        return f"[RANGE {random.integers(0, 20)}0ms]" if random.random() < 0.5 else found[0]
+
     found, seen = [case], {case.query}
     for _ in range(4 * count):
-        other = replace(case, query=re.sub(r"\{ [^{}]* \}", changed, case.query))
+        query = re.sub(r"\{ [^{}]* \}", changed, case.query) if random.random() < 0.6 else case.query
+        other = replace(case, query=re.sub(r"\[(NOW|RANGE \S+)\]", wider, query))
         if other.query not in seen and len(found) < count:
             seen.add(other.query)
             found.append(other)
@@ -210,7 +244,7 @@ def check_answers(seeds: range, kind: str, count: int, **options: int) -> None:
         if not wanted:
             continue
         texts = {name: other.query for name, (other, _) in wanted.items()}
-        families_of_many += sum(len(family.constants) > 1 for family in parse_queries(texts, {}))
+        families_of_many += sum(family.count > 1 for family in parse_queries(texts, {}))
         found = answered(case, texts, **options)
         for name, (other, alone) in wanted.items():
             text = f"seed {seed}: {other.query}"
