@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from swjoin.config.run import ScheduleConfig, WorkloadConfig
-from swjoin.connectors.generator import nexmark
+from swjoin.connectors.generator import lsbench, nexmark
 from swjoin.connectors.generator.bmodel import SLOT_US, drift_offset, payload_bytes, slot_count, slot_counts, slot_tuples
 from swjoin.connectors.generator.source import GeneratorSource
 
@@ -199,6 +199,17 @@ def test_generate_makes_nexmark_in_this_process(swjoin: Any, tmp_path: Path) -> 
     assert pq.read_table(tmp_path / "n.parquet")["n"].to_pylist() == [2_300]
 
 
+def test_generate_makes_lsbench_in_this_process(swjoin: Any, tmp_path: Path) -> None:
+    out = tmp_path / "network"
+    argv = ["generate", "--workload", "lsbench", "--engine", "local", "-o", str(out)]
+    done = swjoin(*argv, "--events", 2_000, "--users", 50, "--seed", 3)
+    assert done.code == 0
+    assert "600 rows of likedpoststream" in done.out
+    for name in (*lsbench.STREAMS, lsbench.GRAPH):
+        made = lsbench.made(name, 0, 50 if name == lsbench.GRAPH else 2_000, 50, 3)
+        assert pq.read_table(out / name) == made
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -208,6 +219,9 @@ def test_generate_makes_nexmark_in_this_process(swjoin: Any, tmp_path: Path) -> 
         (["--workload", "nexmark", "--events", "9", "--seed", str(1 << 60)], "takes one below 2^53"),
         (["--rate", "5", "--duration", "1s", "--events", "9"], "--events: is for --workload nexmark"),
         (["--rate", "5", "--duration", "1s", "--engine", "local"], "--engine local: is for --workload nexmark"),
+        (["--rate", "5", "--duration", "1s", "--users", "9"], "--users: is for --workload lsbench"),
+        (["--workload", "lsbench"], "--workload lsbench needs a number of events"),
+        (["--workload", "lsbench", "--events", "9", "--users", "0"], "--users 0: must be from 1 to"),
         (["--rate", "5"], "--duration: missing; --workload bmodel needs both"),
         ([], "--rate and --duration: missing"),
     ],

@@ -25,14 +25,14 @@ from swjoin.config.loader import load_config
 from swjoin.config.run import WorkloadConfig
 from swjoin.connectors.files.run_files import EventsFile
 from swjoin.connectors.files.verification import VerifyResult
-from swjoin.connectors.generator import nexmark
+from swjoin.connectors.generator import lsbench, nexmark
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import How
 from swjoin.duckdb.verify import verify as verify_by_duckdb
 from swjoin.expressions.parser import Kind, parse_where, to_sql
 from swjoin.runtime.in_process import run_local
-from swjoin.spark.generate import generate, generate_nexmark
+from swjoin.spark.generate import generate, generate_lsbench, generate_nexmark
 from swjoin.spark.session import open_session
 from swjoin.spark.verify import verify as verify_by_spark
 from swjoin.sweeps.aggregate import aggregate
@@ -97,6 +97,18 @@ def test_generate_nexmark_writes_the_rows_of_this_process(partitions: int, spark
     assert json.loads((tmp_path / "out" / "workload.json").read_text())["tuples"] == counts
     with pytest.raises(UserError, match="is not empty"):
         generate_nexmark(7_000, 4, tmp_path / "out", None)
+
+
+def test_generate_lsbench_writes_the_rows_of_this_process(spark: Any, tmp_path: Path) -> None:
+    counts = generate_lsbench((4_000, 100), 4, tmp_path / "out", None, 3)
+    for name in (*lsbench.STREAMS, lsbench.GRAPH):
+        table = lsbench.made(name, 0, 100 if name == lsbench.GRAPH else 4_000, 100, 4)
+        files = sorted((tmp_path / "out" / name).glob("*.parquet"))
+        assert len(files) == 3
+        written = pa.concat_tables(map(pq.read_table, files))
+        assert (counts[name], written.schema) == (table.num_rows, table.schema)
+        order = [(column, "ascending") for column in table.column_names]
+        assert written.sort_by(order) == table.sort_by(order)
 
 
 @pytest.fixture(scope="module")
