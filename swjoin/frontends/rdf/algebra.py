@@ -234,12 +234,17 @@ def _head(
     end = next((i for i in rest[2:] if tokens[i][1] == "]"), None)
     if end is None:
         raise UserError(f"STREAM <{iri}>: its window has no end", subject=where, remedy="write ] behind it")
-    words = " ".join(tokens[i][1] for i in rest[2:] if i < end)
     try:
-        window = window_named(re.sub(r"\s*\.\s*", ".", words))
+        window = window_of("".join(f"{tokens[i][1]} " for i in rest[2:] if i < end))
     except UserError as error:
         raise error.prefixed(where) from None
     return iri, window, end + 1
+
+
+def window_of(text: str) -> Window:
+    """Of the text between brackets, as queries spell it. UserError for what is none."""
+    words = " ".join(token for kind, token, _ in tokens_of(text) if kind != "comment" and token.strip())
+    return window_named(re.sub(r"\s*\.\s*", ".", words))
 
 
 def _position(text: str, at: int) -> str:

@@ -21,8 +21,9 @@ from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import AggregateOf, Call, Const, Expr, RdfQuery, Term, Var, variables_of
 from swjoin.frontends.rdf.expressions import Compiler, Form, Value, Variable, number, sql_text
-from swjoin.frontends.rdf.families import MEMBER, Parameters, blocks_of
+from swjoin.frontends.rdf.families import MEMBER, Parameters
 from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, matched, table_of, variable_of
+from swjoin.frontends.rdf.query_texts import blocks_of
 from swjoin.frontends.rdf.term_values import NUMERIC
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.plan.aggregates import AggregateCall

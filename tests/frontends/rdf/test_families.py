@@ -15,9 +15,10 @@ from hypothesis import given
 
 import swjoin
 from swjoin.core.batch import I64
-from swjoin.frontends.rdf import families
+from swjoin.frontends.rdf import query_texts
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var, parse_query
-from swjoin.frontends.rdf.families import Family, Parameters, blocks_of, parse_queries
+from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
+from swjoin.frontends.rdf.query_texts import blocks_of
 from tests.frontends.rdf.test_random_queries import KINDS, answer, table_of
 from tests.support.limits import LONG_S
 from tests.tools.random_rdf import Case, random_case
@@ -124,10 +125,15 @@ def test_texts_that_are_alike_are_parsed_once(monkeypatch: Monkey) -> None:
         parsed.append(text)
         return parse_query(text)
 
-    monkeypatch.setattr(families, "parse_query", noting)
+    monkeypatch.setattr(query_texts, "parse_query", noting)
     texts = {f"q{i}": f"{E}SELECT ?x {{ {BLOCK} {{ ?x e:likes e:post{i} ; e:of <http://e/g{i}> . }} }}" for i in range(50)}
     (family,) = parse_queries(texts, {})
     assert (len(parsed), len(family.constants)) == (1, 50)
+    text = f"{E}SELECT ?x {{ STREAM e:s [WINDOW] {{ ?x e:likes ?y }} STREAM e:t [RANGE 1s SLIDE 1s] {{ ?y e:p ?z }} }}"
+    spellings = ["NOW", "RANGE 1s", "RANGE 2 s", "range 1.5s", "RANGE # why\n 4s", *(f"RANGE {i}ms" for i in range(20))]
+    parsed.clear()
+    check([text.replace("WINDOW", spelling) for spelling in spellings])
+    assert len(parsed) == 1
 
 
 WORDS = [
@@ -149,16 +155,17 @@ WORDS = [
 PREFIXES = ["PREFIX e: <http://e/>", "PREFIX e: <http://f/>", "PREFIX e:<http://e/>", "PREFIX e: <http://e/> # e:a <x>"]
 MORE = ["", ".", " .", " ; e:q e:b", ", e:b", " FILTER(?x != e:a)", " FILTER(e:f(?x))", " BIND(e:a AS ?z)"]
 HEADS = ["SELECT ?x", "SELECT *", "CONSTRUCT { ?x e:of e:a }", "CONSTRUCT { ?x e:of e:b }"]
+WINDOWS = ["RANGE 1s", "RANGE 2 s", "NOW", "range 1.5s", "RANGE 2s SLIDE 1s", "TRIPLES 2", "RANGE", "RANGE # ]\n 1s"]
 PREDICATES = ["e:p", "e:q", "<http://e/p>", "f:p", "?p", "a"]
 
 
-@given(st.lists(st.tuples(*map(st.sampled_from, (PREFIXES, PREDICATES, WORDS, MORE, HEADS))), min_size=1, max_size=8))
-def test_texts_ask_what_they_say(drawn: list[tuple[str, str, str, str, str]]) -> None:
+@given(st.lists(st.tuples(*map(st.sampled_from, (PREFIXES, PREDICATES, WORDS, MORE, HEADS, WINDOWS))), min_size=1, max_size=8))
+def test_texts_ask_what_they_say(drawn: list[tuple[str, str, str, str, str, str]]) -> None:
     """Also those that are not parsed, as one before is alike; a text is refused with others as it is alone."""
     texts = []
-    for prefix, p, o, rest, head in drawn:
+    for prefix, p, o, rest, head, window in drawn:
         inner, outer = (rest, "") if "(" not in rest else ("", rest)
-        text = f"{prefix}\nPREFIX f: <http://e/f/>\n{head} WHERE {{ {BLOCK} {{ ?x {p} {o}{inner} }}{outer} }}"
+        text = f"{prefix}\nPREFIX f: <http://e/f/>\n{head} WHERE {{ STREAM e:s [{window}] {{ ?x {p} {o}{inner} }}{outer} }}"
         problem = refusal(text)
         if problem is None:
             texts.append(text)
