@@ -43,7 +43,7 @@ SOMETIMES = {
     "bench many --tiny": r"(?s)windows: 40 q.* at [\d.]+.*planned in.*memory: 10 q.* x .*rows: 4 q.* x .*added: .* x .* s ",
     "bench placement graphs --tiny": r"(?s)OpenGov \| ours, bound 1.03 \| [\d.]+ .*ours partitions: abs.*F4",
     "bench placement counting cpu drift --tiny": r"(?s)counting: two joins.*cpu: join, aggregate, policy.*drift: regret [\d.]+",
-    "bench rdf --tiny": r"(?s)parse.* x pyoxigraph.*slide.* x DuckDB.*pyoxigraph \d.*star of three: \d",
+    "bench rdf --tiny": r"(?s)parse.* x pyoxigraph.*slide.* x DuckDB.*star of three: \d.*many over few \d.*Q10, 10: \d",
     "bench routings --tiny": r"(?s)range over random \| \d.*hot: .*skew over hash \| \d.*contrand.*queue over epochs: \d",
     "bench sinks --tiny": r"\| 2 \| \d",
     "bench stages --tiny": r"(?s)\| 2 \| \d.*\| 4 \| \d",

@@ -226,8 +226,9 @@ def tables_of(answer: Answer, found: Sequence[Decoded]) -> list[pa.Table]:
     if answer.count > 1:
         by = np.argsort(members, kind="stable")
         table, members = table.take(pa.array(by)), members[by]
-    places = (answer.place_of(members, member) for member in range(answer.count))
-    return [table.slice(begin, end - begin) for begin, end in places]
+    ends = np.searchsorted(members, np.arange(answer.count + 1)).tolist()
+    begins = [0] * answer.count if answer.nested else ends
+    return [table.slice(begin, end - begin) for begin, end in zip(begins, ends[1:], strict=False)]
 
 
 def write_answers(answer: Answer, rows: Sequence[Path], files: Files) -> list[Total]:

@@ -6,16 +6,20 @@ overlap are bounds of time and a comparison. The rest is what any query has: joi
 Stays out: matching (`frontends.rdf.inputs`), expressions (`frontends.rdf.expressions`), running the plan, answers
 (`frontends.rdf.answers`).
 
-Patterns are joined two at a time, those that share a variable with what is joined first. The rows of a join are
+Patterns are joined two at a time, those that share a variable with what is joined first, and of these the one that has the
+fewest partners for a row. The rows of a join are
 born at the later birth and die at the earlier death of both; their time is the later one of the triples.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
@@ -162,8 +166,6 @@ class _Planner:
 
     def _constant(self, text: str) -> Value:
         """A constant as columns would have it."""
-        import numpy as np
-
         code = self.graphs.dictionary.code_of(text)
         assert code is not None, "constants have codes"
         codes = np.array([code])
@@ -411,18 +413,34 @@ def columns_of(value: Value) -> list[tuple[str, str]]:
 
 
 def _ordered(inputs: Sequence[Input]) -> list[Input]:
-    """The order of joins: from the first stream on, each that shares a variable with those before, streams first. In a family
-    that is the first stream in whose mappings its members differ, and these are told apart as soon as can be."""
+    """The order of joins: from the first stream on, each that shares a variable with those before, streams first, and of these
+    the one that has the fewest partners for a row. In a family the first stream is one in whose mappings its members differ,
+    and these are told apart as soon as can be."""
     waiting = list(inputs)
     order = [min((f for f in waiting if not f.static), key=lambda f: not any(name.startswith(":") for name in f.codes))]
     waiting.remove(order[0])
-    bound = set(order[0].codes)
+    home = dict.fromkeys(order[0].codes, order[0])
     while waiting:
-        ranked = [(not bound & set(f.codes), MEMBER not in f.codes, f.static, i) for i, f in enumerate(waiting)]
-        found = waiting.pop(min(ranked)[-1])
+        ranked = [(not home.keys() & f.codes.keys(), MEMBER not in f.codes, f.static) for f in waiting]
+        best = [f for f, rank in zip(waiting, ranked, strict=True) if rank == min(ranked)]
+        found = best[0] if len(best) == 1 else min(best, key=lambda f: _partners(home, f))
+        waiting.remove(found)
         order.append(found)
-        bound |= set(found.codes)
+        home |= {name: found for name in found.codes if name not in home}
     return order
+
+
+def _partners(home: Mapping[str, Input], found: Input) -> float:
+    """How many mappings of an input a row has on average, of all times, by the variable that leaves the fewest. home: the input
+    that binds a variable."""
+    fewest = math.inf
+    for name in home.keys() & found.codes.keys():
+        mine, theirs = home[name].codes[name], found.codes[name]
+        if not len(mine) or not len(theirs):
+            return 0
+        counts = np.bincount(theirs, minlength=int(mine.max()) + 1)
+        fewest = min(fewest, float(counts[mine].mean()))
+    return fewest
 
 
 def _template_variables(template: Sequence[tuple[Term, Term, Term]]) -> list[str]:

@@ -102,15 +102,17 @@ def _with_windows(query: RdfQuery, change: Callable[[Block], Window]) -> RdfQuer
 
 @dataclass(frozen=True)
 class _Skeleton:
-    """shape: of the texts. parts: their constants: the number of one that the text has, or one that all have."""
+    """shape: of the texts. parts: their constants: the number of one that the text has, or one that all have. blocks: numbers
+    of those that have patterns."""
 
     shape: RdfQuery
     parts: tuple[int | str, ...]
+    blocks: tuple[int, ...]
 
     def parsed(self, constants: Sequence[str], windows: Windows) -> Parsed:
         """windows: of all blocks, also those without patterns."""
         texts = tuple(part if isinstance(part, str) else constants[part] for part in self.parts)
-        return Parsed(self.shape, texts, tuple(windows[block.number] for block in blocks_of(self.shape)))
+        return Parsed(self.shape, texts, tuple(windows[number] for number in self.blocks))
 
 
 class _Spelled(NamedTuple):
@@ -287,4 +289,5 @@ def _understood(spelled: _Spelled) -> _Skeleton | None:
     parts = tuple(numbers.get(text, text) for text in parsed.constants)
     found = {part for part in parts if isinstance(part, int)}
     elsewhere = "urn:swjoin:parameter:" in repr(parsed.shape)
-    return None if elsewhere or len(found) < count else _Skeleton(parsed.shape, parts)
+    blocks = tuple(block.number for block in blocks_of(query))
+    return None if elsewhere or len(found) < count else _Skeleton(parsed.shape, parts, blocks)
