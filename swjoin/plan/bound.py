@@ -75,6 +75,8 @@ def type_of(text: str, columns: Sequence[tuple[str, str]], subject: str) -> str:
     from swjoin.expressions.tree import Column
 
     expr = bound(text, columns, subject)
+    if (alone := _alone(text, columns)) is not None:
+        return alone[1]
     if isinstance(expr, Column) and isinstance(parse_expression(text).unnest(), exp.Column):
         return dict(columns)[expr.name]
     return str(expr.type)  # also of a cast to the type in which expressions read a column
