@@ -3,12 +3,12 @@
 What: `made(name, first, count, users, seed)`, the triples of some events of a stream, or of some users of the graph, in one
 Arrow table; `STREAMS`, `GRAPH`, the names; `write_streams`, Parquet files made in this process.
 Why: as of Nexmark (`connectors.generator.nexmark`): any part can be made by itself, and is the same wherever it is made.
-Stays out: files made by Spark (`spark.generate`), queries (`benchmarks.lsbench`).
+Stays out: files made by Spark (`spark.generate`), queries (`benchmarks.rdf`).
 
 The constants are those of LSBench's generator as far as they are known: users have 5 to 50 friends, by a power law of exponent
 2; up to 10 tags of users in a photo; who likes something is with 7 in 10 a friend of whom it is by, otherwise anybody. Of 20
 events 4 are posts, 4 comments, 6 likes of posts, 1 a photo, 3 likes of photos, 2 places. Time goes on by 100 us from event to
-event, 10,000 a second and about 21,000 triples.
+event: 10,000 a second, and about 18,000 triples.
 """
 
 from __future__ import annotations
