@@ -92,7 +92,8 @@ def _texts(query: object) -> dict[str, str]:
     found: dict[str, str] = {}
     known: dict[str, str] = {}
     for name, text in query.items():
-        check_query_name(name, "query", [known[name.casefold()]] if str(name).casefold() in known else ())
+        check_query_name(name, "query", ())
+        check_query_name(name, "query", [known[name.casefold()]] if name.casefold() in known else ())
         known[name.casefold()] = name
         if not isinstance(text, str):
             raise UserError(f"query {name}: {text!r:.60} is no text")

@@ -30,7 +30,7 @@ from swjoin.config.run import QueryConfig, RunConfig, SinkConfig
 from swjoin.connectors.files.inputs import split_paths
 from swjoin.connectors.output_paths import check_outputs
 from swjoin.core.errors import UserError, one_line
-from swjoin.core.storage import writing
+from swjoin.core.storage import resolved, writing
 from swjoin.frontends.rdf.inputs import Paths
 from swjoin.frontends.rdf.prepared import Given, Prepared, prepared, refuse_other_file, results_named, write_malformed
 from swjoin.plan.sharing import check_query_name
@@ -59,7 +59,7 @@ def run_rdf(args: argparse.Namespace) -> int:
     if several and args.out == "-":
         raise UserError(f"-o -: {len(texts)} queries have as many results, standard output is one; name a folder with -o")
     report = None if args.report is None else Path(args.report)
-    _check(target, report, given, list(texts) if several else [])
+    _check(target, report, given, (list(texts) if several else [], list(subjects.values())))
     side = _side(target, report) if args.malformed == "side" else None
     with TemporaryDirectory(prefix="swjoin-rdf-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -162,13 +162,17 @@ def _side(target: Path | None, report: Path | None) -> Path:
     if beside is None:
         raise UserError("--malformed side needs a place: name a file with -o, or give --report")
     side = beside.with_name(f"{beside.name}.malformed.parquet")
+    if report is not None and resolved(report) == resolved(side):
+        raise UserError(f"--report {report}: is where malformed lines go; give another name")
     refuse_other_file(side)
     return side
 
 
-def _check(target: Path | None, report: Path | None, given: Given, names: list[str]) -> None:
-    """UserError for outputs that cannot be written, or would overwrite an input. names: of several queries."""
-    inputs = tuple(StreamConfig(paths, (), "ts") for paths in (*given.streams.values(), *given.static.values()))
+def _check(target: Path | None, report: Path | None, given: Given, queries: tuple[list[str], list[str]]) -> None:
+    """UserError for outputs that cannot be written, or would overwrite an input. queries: names of several, and files."""
+    names, files = queries
+    paths: list[Paths] = [*given.streams.values(), *given.static.values(), *files]
+    inputs = tuple(StreamConfig(path, (), "ts") for path in paths)
     config = RunConfig(queries=(QueryConfig(0, 0),), inputs=inputs)
     job = Job(config, target, bool(names), None, report, typed_command(), spelling="options", plan=results_named(names))
     check_outputs(job)

@@ -233,6 +233,16 @@ def test_several_that_cannot_run(swjoin: Any, folder: Path, argv: list[str], mes
     assert not (folder / "rows.parquet").exists()
 
 
+def test_queries_and_malformed_lines_are_not_overwritten(swjoin: Any, folder: Path) -> None:
+    (folder / "ann.rq").write_text(of_author("ann"))
+    for report in ("ann.rq", "rows.parquet.malformed.parquet"):
+        options = ("-o", "rows.parquet", "--malformed", "side", "--report", report)
+        for queries in (["ann.rq", "likes.rq"], ["ann.rq"]):
+            done = swjoin("rdf", *queries, *STREAMS, *GRAPH, *options)
+            assert (done.code, len(done.err), "--report" in done.err[0]) == (2, 1, True)
+    assert (folder / "ann.rq").read_text() == of_author("ann")
+
+
 def test_several_results_have_no_standard_output(swjoin: Any, folder: Path) -> None:
     (folder / "ann.rq").write_text(of_author("ann"))
     done = swjoin("rdf", "likes.rq", "ann.rq", *STREAMS, *GRAPH, "-o", "-")

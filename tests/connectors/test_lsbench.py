@@ -67,6 +67,8 @@ def test_things_are_there_before_they_are_liked() -> None:
         for ts, thing in zip(*(WHOLE[name][column].to_pylist() for column in ("ts", "o")), strict=True):
             made.setdefault(thing, ts)  # its author's triple comes first
     known = {pair for a, b in pairs(lsbench.GRAPH, f"{lsbench.FOAF}knows") for pair in ((a, b), (b, a))}
+    assert not any(a == b for a, b in known)
+    assert lsbench.made(lsbench.GRAPH, 0, 1, 1, SEED).num_rows == 0
     assert len(known) == len(set(pairs(lsbench.GRAPH, f"{lsbench.FOAF}knows"))), "each direction is there"
     for name, stream in (("likedpoststream", "poststream"), ("likedphotostream", "photostream")):
         likes = WHOLE[name]

@@ -45,8 +45,9 @@ def friends_of(users: I64, seed: int) -> I64:
 
 
 def _friend(users: I64, numbers: I64, seed: int, count: int) -> I64:
-    """The friend of each user that has this number."""
-    return random_numbers(users * (_MOST_FRIENDS + 1) + numbers, seed, 42, count)
+    """The friend of each user that has this number: anybody else, where there is somebody else."""
+    others = random_numbers(users * (_MOST_FRIENDS + 1) + numbers, seed, 42, max(1, count - 1))
+    return np.where((others >= users) & (count > 1), others + 1, others)
 
 
 def _user_of(things: I64, purpose: int, seed: int, users: int) -> I64:
@@ -139,9 +140,10 @@ def stream(name: str, first: int, count: int, users: int, seed: int = 1) -> pa.T
 
 
 def knows(first: int, count: int, users: int, seed: int = 1) -> pa.Table:
-    """s, p, o: the friends of some users. Who is a friend calls the other one a friend, too."""
+    """s, p, o: the friends of some users. Who is a friend calls the other one a friend, too; some are drawn twice, and a graph
+    is a set."""
     numbers = np.arange(first, first + count)
-    friends = friends_of(numbers, seed)
+    friends = friends_of(numbers, seed) * (users > 1)
     each = np.repeat(numbers, friends)
     number = np.arange(len(each)) - np.repeat(np.cumsum(friends) - friends, friends)
     others = _friend(each, number, seed, users)

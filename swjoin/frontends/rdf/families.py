@@ -54,6 +54,18 @@ class Family:
         codes = {name: dictionary.encode(pa.array(texts, pa.large_string())) for name, texts in self._columns()}
         return Parameters(codes)
 
+    def apart(self) -> list[Family]:
+        """Each member as a family."""
+        names: dict[int, dict[str, int]] = {}
+        for name, member in self.members.items():
+            names.setdefault(member, {})[name] = 0
+        found = []
+        for member, mine in names.items():
+            values = dict(zip(self.variables, map(Const, self.constants[member]), strict=True))
+            query = with_terms(self.query, lambda number, values=values: values[f":{number}"])  # type: ignore[misc]
+            found.append(Family(query, (), ((),), mine))
+        return found
+
     def _columns(self) -> Iterable[tuple[str, tuple[str, ...]]]:
         return zip(self.variables, zip(*self.constants, strict=True), strict=True)
 

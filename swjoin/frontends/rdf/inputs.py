@@ -126,17 +126,13 @@ class Input:
 def read_graphs(
     queries: Sequence[RdfQuery], streams: Mapping[str, Paths], static: Mapping[str, Paths], policy: MalformedPolicy
 ) -> Graphs:
-    """The triples of the streams and graphs that the queries read. UserError for one that is not given, and for files that
-    cannot be read."""
+    """The triples of the streams and graphs that the queries, which `check_inputs` knows, read. UserError for files that cannot
+    be read."""
     graphs = Graphs(TermDictionary())
     patterns = [pattern for query in queries for pattern in query.patterns]
     read = dict.fromkeys(p.block.iri for p in patterns if p.block is not None)
     named = {p.graph for p in patterns if p.block is None and p.graph is not None}
     everywhere = any(p.block is None and p.graph is None for p in patterns)
-    _check_known("stream", "STREAM", list(read), streams)
-    _check_known("static", "GRAPH", sorted(named), static)
-    if everywhere and not static:
-        raise UserError("the query has triples outside of STREAM, and no static graph", remedy="give --static IRI=PATH")
     no_query = "no query names it" if len(queries) > 1 else "the query does not name it"
     for number, iri in enumerate(streams):  # labels of blank nodes have the number, so it is that of what is given
         if iri in read:
@@ -149,6 +145,15 @@ def read_graphs(
         else:
             _LOG.warning("--static %s: %s", iri, no_query)
     return graphs
+
+
+def check_inputs(query: RdfQuery, streams: Mapping[str, Paths], static: Mapping[str, Paths]) -> None:
+    """UserError for a stream or graph that a query reads and that is not given."""
+    named = {p.graph for p in query.patterns if p.block is None and p.graph is not None}
+    _check_known("stream", "STREAM", query.streams, streams)
+    _check_known("static", "GRAPH", sorted(named), static)
+    if not static and any(p.block is None and p.graph is None for p in query.patterns):
+        raise UserError("the query has triples outside of STREAM, and no static graph", remedy="give --static IRI=PATH")
 
 
 def _check_known(option: str, clause: str, wanted: Sequence[str], given: Mapping[str, Paths]) -> None:
@@ -451,6 +456,27 @@ def _naive(codes: I64, values: TermValues) -> Bool:
     return found
 
 
+def _coarse(codes: I64, values: TermValues) -> Bool:
+    """Which numbers have more digits than a double keeps: integers, and decimals without a fraction."""
+    number, integer = values.number[codes], values.integer[codes]
+    whole = values.is_integer[codes] & (values.rank[codes] == 0)
+    decimal = (values.rank[codes] < 2) & ~whole & (np.abs(number) >= _EXACT) & (number == np.floor(number))
+    found: Bool = decimal | (whole & ((integer > _EXACT) | (integer < -_EXACT)))
+    return found
+
+
+def is_uniform(name: str, found: Input, values: TermValues) -> bool:
+    """Whether what expressions make of a variable is the same for any part of its mappings: all terms are of one kind, and
+    numbers all integers or none, no two of one value, none with more digits than are kept."""
+    known = variable_of(name, "", found, values)
+    if len(known.kinds) < 2 and NUMERIC not in known.kinds:
+        return True
+    codes = found.codes[name]
+    integers = values.is_integer[codes] & (values.rank[codes] == 0)
+    alike = bool(integers.all()) or not bool((integers | _coarse(codes, values)).any())
+    return len(known.kinds) == 1 and not known.clash and alike
+
+
 def _numbers(codes: I64, values: TermValues, name: str) -> pa.Array:
     """int64 where all numbers are integers, otherwise doubles. UserError for an integer among doubles that is none."""
     import pyarrow as pa
@@ -460,9 +486,9 @@ def _numbers(codes: I64, values: TermValues, name: str) -> pa.Array:
     if numeric.any() and whole[numeric].all():
         return pa.array(np.where(numeric, values.integer[codes], 0), mask=~numeric)
     numbers = values.number[codes]
-    coarse = np.flatnonzero(numeric & (values.rank[codes] < 2) & (np.abs(numbers) > _EXACT) & (numbers == np.floor(numbers)))
+    coarse = codes[numeric & _coarse(codes, values)]
     if len(coarse):
-        text = values.dictionary.text_of(int(codes[coarse[0]]))
+        text = values.dictionary.text_of(int(coarse[0]))
         problem = f"{text} has more digits than expressions keep: integers of 64 bits, beside decimals and doubles 53"
         raise UserError(problem, remedy="leave such values out of the variables that expressions read")
     return pa.array(np.where(numeric, numbers, 0.0), mask=~numeric)

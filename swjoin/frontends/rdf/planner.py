@@ -25,8 +25,8 @@ from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import AggregateOf, Call, Const, Expr, RdfQuery, Term, Var, variables_of
 from swjoin.frontends.rdf.expressions import Compiler, Form, Value, Variable, number, sql_text
-from swjoin.frontends.rdf.families import MEMBER, Parameters
-from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, matched, table_of, variable_of
+from swjoin.frontends.rdf.families import MEMBER, Family, Parameters
+from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, is_uniform, matched, table_of, variable_of
 from swjoin.frontends.rdf.query_texts import blocks_of
 from swjoin.frontends.rdf.term_values import NUMERIC
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -95,6 +95,16 @@ def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = No
     """parameters: of a family of queries. routed: of one with several windows, whose rows have the times of their triples. All
     constants are in the dictionary of the graphs (`add_constants`). UserError for what is not supported."""
     return _Planner(query, graphs, matched(query, graphs, parameters), routed).planned()
+
+
+def told_apart(family: Family, graphs: Graphs) -> list[Family]:
+    """The family, or its members one by one, where they have terms of which expressions would make other things together."""
+    read, parameters = _read_by_expressions(family.query), family.parameters(graphs.dictionary)
+    if parameters is None or not read:
+        return [family]
+    inputs = matched(family.query, graphs, parameters)
+    found = ((name, found) for found in inputs for name in found.codes if name in read)
+    return [family] if all(is_uniform(name, one, graphs.values) for name, one in found) else family.apart()
 
 
 def add_constants(query: RdfQuery, graphs: Graphs) -> None:

@@ -23,8 +23,8 @@ from swjoin.core.join_semantics import format_digest
 from swjoin.frontends.rdf.algebra import RdfQuery
 from swjoin.frontends.rdf.answers import Answer, Decoded, Files, Total, counted, tables_of, write_answers
 from swjoin.frontends.rdf.families import Family, parse_queries
-from swjoin.frontends.rdf.inputs import Graphs, Paths, read_graphs
-from swjoin.frontends.rdf.planner import Planned, add_constants, plan_rdf
+from swjoin.frontends.rdf.inputs import Graphs, Paths, check_inputs, read_graphs
+from swjoin.frontends.rdf.planner import Planned, add_constants, plan_rdf, told_apart
 from swjoin.frontends.rdf.triples import MalformedPolicy
 from swjoin.plan.logical import LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
@@ -177,21 +177,19 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
     for family in families:
         with _named(family, subjects):
             _check_bounded(family.query, given)
+            check_inputs(family.query, given.streams, given.static)
     graphs = read_graphs([family.query for family in families], given.streams, given.static, given.malformed)
     _tell(graphs)
-    parameters = []
     for family in families:
         add_constants(family.query, graphs)
-        parameters.append(family.parameters(graphs.dictionary))
-    asked = []
+        family.parameters(graphs.dictionary)
+    alone, asked = "" in texts, list[_Asked]()
     tables: dict[str, pa.Table] = {}
-    alone = "" in texts
-    for number, (family, constants) in enumerate(zip(families, parameters, strict=True)):
+    for family in (one for several in families for one in told_apart(several, graphs)):
         with _named(family, subjects):
-            planned = plan_rdf(family.query, graphs, constants, routed=bool(family.widths))
-        asked.append(
-            _Asked(family, planned if alone else _with_common_tables(planned, tables), "" if alone else f"family{number}")
-        )
+            planned = plan_rdf(family.query, graphs, family.parameters(graphs.dictionary), routed=bool(family.widths))
+        name = "" if alone else f"family{len(asked)}"
+        asked.append(_Asked(family, planned if alone else _with_common_tables(planned, tables), name))
     plan = asked[0].planned.plan if alone else shared({one.result: one.planned.plan for one in asked})
     tables |= asked[0].planned.tables if alone else {}
     sources = [node for node in plan.nodes if isinstance(node, Source)]
@@ -223,11 +221,11 @@ def _with_common_tables(planned: Planned, tables: dict[str, pa.Table]) -> Planne
         same = (other for other, known in tables.items() if known is table)
         names[name] = next(same, f"mappings{len(tables)}")
         tables.setdefault(names[name], table)
-    nodes: list[Node] = []
+    nodes: dict[str, Node] = {}  # a pattern that the query has twice is one source
     for node in planned.plan.nodes:
-        nodes.append(replace(node if isinstance(node, Source) else reading(node, names), name=names[node.name]))
+        nodes[names[node.name]] = replace(node if isinstance(node, Source) else reading(node, names), name=names[node.name])
     inputs = tuple(replace(found, name=names[found.name]) for found in planned.inputs)
-    return replace(planned, plan=LogicalPlan(tuple(nodes)), inputs=inputs, tables={})
+    return replace(planned, plan=LogicalPlan(tuple(nodes.values())), inputs=inputs, tables={})
 
 
 def _written(source: Source, table: pa.Table, folder: Path) -> StreamConfig:

@@ -128,9 +128,11 @@ class _Spelled(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """skeleton: of texts whose pieces are alike. prefixes, windows: of one of them, as `_Spelled` has them."""
+    """skeleton: of texts whose pieces are alike. kinds: the first characters of the pieces that may differ, letters as one: a
+    name instead of an IRI would end elsewhere. prefixes, windows: of one of the texts, as `_Spelled` has them."""
 
     skeleton: _Skeleton
+    kinds: str
     prefixes: dict[str, str]
     windows: Windows
 
@@ -177,6 +179,8 @@ class Texts:
         """What a text says that has these constants and windows; None where one of them is of another kind."""
         constants: list[str] = []
         ranges: list[Window] = []
+        if _kinds(pieces) != alike.kinds:
+            return None
         for piece in pieces:
             if piece[0] == "[":
                 if piece not in self._windows:
@@ -190,8 +194,6 @@ class Texts:
                     return None
                 constants.append(iri)
         own = iter(ranges)
-        if len(ranges) != sum(window is not None for window in alike.windows) or len(constants) != len(pieces) - len(ranges):
-            return None
         return alike.skeleton.parsed(constants, tuple(None if window is None else next(own) for window in alike.windows))
 
     def _remember(self, between: tuple[str, ...], inner: list[str], spelled: _Spelled, skeleton: _Skeleton) -> None:
@@ -202,7 +204,13 @@ class Texts:
             at += len(piece)
         places = [spans.get(span, -1) for span in spelled.spans]
         if -1 not in places and self._places.setdefault(between, places) == places:
-            self._alike[between, _others(inner, places)] = _Alike(skeleton, spelled.prefixes, tuple(spelled.windows))
+            kinds = _kinds([inner[i] for i in places])
+            alike = _Alike(skeleton, kinds, spelled.prefixes, tuple(spelled.windows))
+            self._alike[between, _others(inner, places)] = alike
+
+
+def _kinds(pieces: Sequence[str]) -> str:
+    return "".join(piece[0] if piece[0] in "<[" else "n" for piece in pieces)
 
 
 def _others(pieces: Sequence[str], places: Sequence[int]) -> tuple[str, ...]:
@@ -254,7 +262,9 @@ def _spelled(text: str) -> _Spelled | None:
 
 
 def _range_of(piece: str) -> Window | None:
-    """A window of RANGE in brackets; None for others."""
+    """A window of RANGE in brackets; None for others, and where a comment may hide the end."""
+    if "#" in piece:
+        return None
     try:
         window = window_of(piece[1:-1])
     except UserError:

@@ -3,6 +3,7 @@ run of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from dataclasses import replace
@@ -130,7 +131,7 @@ def test_texts_that_are_alike_are_parsed_once(monkeypatch: Monkey) -> None:
     (family,) = parse_queries(texts, {})
     assert (len(parsed), len(family.constants)) == (1, 50)
     text = f"{E}SELECT ?x {{ STREAM e:s [WINDOW] {{ ?x e:likes ?y }} STREAM e:t [RANGE 1s SLIDE 1s] {{ ?y e:p ?z }} }}"
-    spellings = ["NOW", "RANGE 1s", "RANGE 2 s", "range 1.5s", "RANGE # why\n 4s", *(f"RANGE {i}ms" for i in range(20))]
+    spellings = ["NOW", "RANGE 1s", "RANGE 2 s", "range 1.5s", *(f"RANGE {i}ms" for i in range(20))]
     parsed.clear()
     check([text.replace("WINDOW", spelling) for spelling in spellings])
     assert len(parsed) == 1
@@ -182,6 +183,26 @@ def refusal(text: str) -> str | None:
     except swjoin.UserError as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("SELECT * { STREAM e:s [NOW] { ?1<http://e/p> ?o } }", "SELECT * { STREAM e:s [NOW] { ?1e:p ?o } }"),
+        ("SELECT * { STREAM e:s [NOW] { ?s <http://e/p>-5 } }", "SELECT * { STREAM e:s [NOW] { ?s e:p-5 } }"),
+        ("SELECT * { STREAM e:s [NOW] { ?s <http://e/p> ?o } }", "SELECT * { STREAM e:s <http://e/p> { ?s [NOW] ?o } }"),
+        ("SELECT * { STREAM e:s [NOW] { ?s e:p ?o } }", "SELECT * { STREAM e:s [NOW # ] { ?s e:p ?o } }"),
+    ],
+)
+def test_texts_that_only_look_alike(first: str, second: str) -> None:
+    prefixes = f"{E}PREFIX : <http://d/>\n"
+    problem = refusal(prefixes + second)
+    if problem is None:
+        assert len(check([prefixes + first, prefixes + second])) == 2
+    else:
+        with pytest.raises(swjoin.UserError) as refused:
+            parse_queries({"a": prefixes + first, "b": prefixes + second}, {})
+        assert str(refused.value) == problem
 
 
 # ---------------------------------------------------------------- parameters
@@ -300,3 +321,74 @@ def test_more_answers_are_those_of_lone_runs(kind: str, start: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_ranks_they_are_the_same(kind: str) -> None:
     check_answers(range(2), kind, 6, ranks=4)
+
+
+# ---------------------------------------------------------------- what members have in common
+
+INTEGER, DOUBLE = "http://www.w3.org/2001/XMLSchema#integer", "http://www.w3.org/2001/XMLSchema#double"
+VALUES = {
+    "y": [f'"9007199254740991"^^<{INTEGER}>', f'"2"^^<{INTEGER}>', f'"9007199254740995"^^<{INTEGER}>'],
+    "z": [f'"0.5"^^<{DOUBLE}>'],
+    "w": [f'"2"^^<{INTEGER}>', f'"02"^^<{INTEGER}>', f'"3"^^<{INTEGER}>'],
+    "v": [f'"2"^^<{INTEGER}>', '"text"', "<http://e/a>"],
+    "u": [],
+}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "SELECT (SUM(?o) AS ?x) {{ {} }}",
+        "SELECT (?o * 3 AS ?x) {{ {} }}",
+        "SELECT ?o {{ {} FILTER(?o > 1) }}",
+        "SELECT ?o {{ {} FILTER(?o = 9007199254740992) }}",
+        "SELECT (SUM(DISTINCT ?o) AS ?x) {{ {} }}",
+        "SELECT (MAX(?o) + 1 AS ?x) {{ {} }}",
+        "SELECT DISTINCT (STR(?o) AS ?x) {{ {} }}",
+    ],
+)
+def test_terms_of_one_member_change_no_other(head: str) -> None:
+    """Also where the terms of all together would be of several kinds."""
+    rows = [(i, f"<http://e/{s}>", "<http://e/p>", o) for i, (s, o) in enumerate((s, o) for s in VALUES for o in VALUES[s])]
+    case = Case("", {"http://e/s": rows}, {})
+    texts = {s: E + head.format(f"STREAM e:s [RANGE 1s] {{ e:{s} e:p ?o }}") for s in VALUES}
+    alone = {}
+    for name, text in texts.items():
+        with contextlib.suppress(swjoin.UserError):
+            alone[name] = answer(replace(case, query=text))
+    assert len(alone) > 1
+    found = answered(case, {name: texts[name] for name in alone})
+    assert {name: swjoin.proof(rows).digest for name, rows in found.items()} == {
+        name: swjoin.proof(rows).digest for name, rows in alone.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "STREAM e:s [RANGE 1s] { ?x e:p ?y } STREAM e:s [RANGE 2s] { ?x e:p ?y }",
+        "STREAM e:s [NOW] { ?x e:p ?y . ?x e:p ?y }",
+        "STREAM e:s [NOW] { ?x e:p ?y } GRAPH e:g { ?y e:k ?z . ?y e:k ?z }",
+    ],
+)
+def test_a_pattern_that_is_there_twice(where: str) -> None:
+    ys = [f"<http://e/{i % 3}>" for i in range(9)]
+    rows = [(100_000 * i, f"<http://e/{i % 2}>", "<http://e/p>", y) for i, y in enumerate(ys)]
+    case = Case(f"{E}SELECT * {{ {where} }}", {"http://e/s": rows}, {"http://e/g": [(y, "<http://e/k>", y) for y in set(ys)]})
+    alone = answer(case)
+    assert alone.num_rows
+    found = answered(case, {"a": case.query, "b": case.query, "c": f"{E}SELECT ?x {{ STREAM e:s [NOW] {{ ?x e:p ?y }} }}"})
+    assert {swjoin.proof(found[name]).digest for name in "ab"} == {swjoin.proof(alone).digest}
+
+
+def test_names_that_are_none() -> None:
+    text = f"{E}SELECT ?x {{ STREAM e:s [NOW] {{ ?x e:p ?y }} }}"
+    for names, message in ((("5", 5), "5 is no name|'5' is no name"), (("a", "A"), "A is the name of another query")):
+        with pytest.raises(swjoin.UserError, match=message):
+            swjoin.rdf(dict.fromkeys(names, text), {"http://e/s": table_of([], times=True)})  # type: ignore[arg-type]
+
+
+def test_errors_name_the_query() -> None:
+    texts = {name: f"{E}SELECT ?x {{ STREAM e:{name} [NOW] {{ ?x e:p ?y }} }}" for name in "st"}
+    with pytest.raises(swjoin.UserError, match=r"^query t: STREAM <http://e/t>: no such"):
+        swjoin.rdf(texts, {"http://e/s": table_of([], times=True)})
