@@ -11,7 +11,7 @@ parts; a sender ends an epoch on all of its edges before it begins the next, so 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -495,10 +495,11 @@ class Outlet:
         """The last epoch that all receivers of an edge take."""
         return min(self._receivers[slave_role(slave)].until_epoch for slave in self._sendings[edge].receivers)
 
-    def rows_waiting(self, edge: int) -> int:
-        """Rows of an edge that wait for credit."""
-        parts = [part for receiver in self._receivers.values() for part in receiver.parts if part.edge == edge]
-        return sum(len(part.left) + len(part.right) + sum(map(len, part.null_keys)) for part in parts)
+    def count_waiting(self, rows: Counter[int]) -> None:
+        """Add the rows of each edge that wait for credit."""
+        for receiver in self._receivers.values():
+            for part in receiver.parts:
+                rows[part.edge] += len(part.left) + len(part.right) + sum(map(len, part.null_keys))
 
     def validate(self) -> None:
         for receiver in self._receivers.values():

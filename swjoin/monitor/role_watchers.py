@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -457,12 +458,13 @@ def _edges(gateway: Gateway) -> list[dict[str, Any]]:
     it is ahead of the receivers."""
     if gateway.feeds is None:
         return []
-    outlet, found = gateway.feeds.outlet, []
+    outlet, found, rows = gateway.feeds.outlet, [], Counter[int]()
+    outlet.count_waiting(rows)
     for edge in gateway.feeds.instances.stages.edges:
         if isinstance(edge.receiver, Stage):
             waiting = ahead = None
             if isinstance(edge.sender, PlanSource):
-                waiting = outlet.rows_waiting(edge.id)
+                waiting = rows[edge.id]
                 ahead = int(gateway.epoch) - (outlet.granted_epoch(edge.id) - EPOCHS_AHEAD)
             names = {"from": edge.sender.name, "to": edge.receiver.name, "port": STREAM_NAMES[edge.port], "key": list(edge.key)}
             found.append({"edge": int(edge.id), **names, "waiting_rows": waiting, "epochs_ahead": ahead})

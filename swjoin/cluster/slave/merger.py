@@ -152,10 +152,11 @@ class Merger:
     def _least(self, port: int) -> int:
         return min((feed.next_watermark_us for feed in self.feeds.values() if feed.port == port), default=END_OF_TIME_US)
 
-    def waiting_rows(self, edge: int) -> int:
-        """Rows of an edge that have come and are not taken."""
-        parts = [delivery for _, delivery in [*self._parts, *(part for later in self._later.values() for part in later)]]
-        return sum(len(p.left) + len(p.right) + sum(map(len, p.null_keys)) for p in parts if p.edge == edge)
+    def count_waiting(self, rows: Counter[int]) -> None:
+        """Add the rows of each edge that have come and are not taken."""
+        for parts in (self._parts, *self._later.values()):
+            for _, part in parts:
+                rows[part.edge] += len(part.left) + len(part.right) + sum(map(len, part.null_keys))
 
     @property
     def waiting_bytes(self) -> int:

@@ -58,15 +58,19 @@ def check_stages(
     feeds = [gateway.feeds.outlet for gateway in gateways if gateway.feeds is not None]
     senders: list[Outlet] = [*feeds, *(stage.outlet for stage in stages)]
     taken: Counter[tuple[int, int]] = Counter()  # by stage and port
+    waiting = Counter(in_flight)
+    for sender in senders:
+        sender.count_waiting(waiting)
+    for stage in stages:
+        stage.merger.count_waiting(waiting)
     for edge in instances.stages.edges:
         if not isinstance(edge.receiver, Stage):
             continue
         label = f"edge {edge.id}"
         sent = sum(sender.ledger.sent[edge.id][0] for sender in senders)
-        waiting = sum(sender.rows_waiting(edge.id) for sender in senders) + in_flight.get(edge.id, 0)
-        waiting += sum(stage.merger.waiting_rows(edge.id) for stage in stages)
         received = sum(stage.ledger.received[edge.id][0] for stage in stages)
-        assert sent == received + waiting, f"{label}: {sent} rows were sent, {received} were taken, {waiting} are on their way"
+        away = waiting[edge.id]
+        assert sent == received + away, f"{label}: {sent} rows were sent, {received} were taken, {away} are on their way"
         taken[edge.receiver.id, edge.port] += received
         if isinstance(edge.sender, Source):
             index = instances.stages.sources.index(edge.sender)
@@ -75,13 +79,13 @@ def check_stages(
             if before is not None:
                 fed += sum(before.edges[side].get(str(edge.id), [0])[0] for side in ("sent", "null_keys", "filtered"))
             assert fed == good, f"{label}: {good} rows of {edge.sender.name} have left the buffers, {fed} were sent"
-    for stage in instances.stages.stages:
-        mine = [slaves[slave] for slave in instances.slaves_of(stage)]
+    for of_plan in instances.stages.stages:
+        mine = [slaves[slave] for slave in instances.slaves_of(of_plan)]
         for port, name in enumerate(STREAM_NAMES):
             there = sum(s.joined[port] + s.buffered_tuples(port) for s in mine)
             there += sum(s.stage.null_key_rows[port] + s.stage.waiting_tuples(port) for s in mine if s.stage is not None)
-            assert there == taken[stage.id, port], (
-                f"stage {stage.id}, {name}: {taken[stage.id, port]} rows came, {there} are there"
+            assert there == taken[of_plan.id, port], (
+                f"stage {of_plan.id}, {name}: {taken[of_plan.id, port]} rows came, {there} are there"
             )
 
 
