@@ -97,7 +97,7 @@ def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = No
     return _Planner(query, graphs, matched(query, graphs, parameters), routed).planned()
 
 
-def told_apart(family: Family, graphs: Graphs) -> list[Family]:
+def divided(family: Family, graphs: Graphs) -> list[Family]:
     """The family, or its members one by one, where they have terms of which expressions would make other things together."""
     read, parameters = _read_by_expressions(family.query), family.parameters(graphs.dictionary)
     if parameters is None or not read:

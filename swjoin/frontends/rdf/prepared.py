@@ -24,7 +24,7 @@ from swjoin.frontends.rdf.algebra import RdfQuery
 from swjoin.frontends.rdf.answers import Answer, Decoded, Files, Total, counted, tables_of, write_answers
 from swjoin.frontends.rdf.families import Family, parse_queries
 from swjoin.frontends.rdf.inputs import Graphs, Paths, check_inputs, read_graphs
-from swjoin.frontends.rdf.planner import Planned, add_constants, plan_rdf, told_apart
+from swjoin.frontends.rdf.planner import Planned, add_constants, plan_rdf, divided
 from swjoin.frontends.rdf.triples import MalformedPolicy
 from swjoin.plan.logical import LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
@@ -185,7 +185,7 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
         family.parameters(graphs.dictionary)
     alone, asked = "" in texts, list[_Asked]()
     tables: dict[str, pa.Table] = {}
-    for family in (one for several in families for one in told_apart(several, graphs)):
+    for family in (one for several in families for one in divided(several, graphs)):
         with _named(family, subjects):
             planned = plan_rdf(family.query, graphs, family.parameters(graphs.dictionary), routed=bool(family.widths))
         name = "" if alone else f"family{len(asked)}"
