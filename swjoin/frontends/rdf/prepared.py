@@ -24,7 +24,7 @@ from swjoin.frontends.rdf.algebra import RdfQuery
 from swjoin.frontends.rdf.answers import Answer, Decoded, Files, Total, counted, tables_of, write_answers
 from swjoin.frontends.rdf.families import Family, parse_queries
 from swjoin.frontends.rdf.inputs import Graphs, Paths, check_inputs, read_graphs
-from swjoin.frontends.rdf.planner import Planned, add_constants, plan_rdf, divided
+from swjoin.frontends.rdf.planner import Planned, add_constants, divided, plan_rdf
 from swjoin.frontends.rdf.triples import MalformedPolicy
 from swjoin.plan.logical import LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
