@@ -24,11 +24,12 @@ from swjoin.config.arguments import check_workers, one_of
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.options import SqlOptions, TimeUnit, complete, takes_options
 from swjoin.core.errors import UserError, spelled
+from swjoin.core.ledger import Proof
 from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import QueryText, plan_queries
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
-from swjoin.plan.sharing import check_query_name
+from swjoin.plan.sharing import check_query_names
 from swjoin.runtime.plausibility import warn
 from swjoin.runtime.progress import check_progress
 
@@ -85,6 +86,11 @@ def answer(
                 answers = {"": answered(planned, options, written, Path(name))}
             else:
                 answers = answered_queries(planned, options, written, Path(name))
+    return given_back(answers, convert)
+
+
+def given_back(answers: Mapping[str, tuple[pa.Table | None, Proof]], convert: Callable[[pa.Table], Any]) -> Any:
+    """What the caller gets for rows and proofs by query, or those of a single query, "", after its warnings."""
     warn(next(iter(answers.values()))[1].warnings, 3)
     for rows, found in answers.values():
         if rows is not None:
@@ -93,19 +99,24 @@ def answer(
     return shown.get("", shown)
 
 
-def _texts(query: object, functions: Mapping[str, Function]) -> dict[str, QueryText]:
+def texts_of(query: object) -> dict[str, str]:
     """By the names of the queries; a single one has none. UserError for what is no query."""
     if isinstance(query, str):
-        return {"": QueryText(query, functions)}
+        return {"": query}
     if not isinstance(query, Mapping) or not query:
         raise UserError(f"query: {query!r:.60} is no text", remedy="give the query, or {name: query, ...}")
-    found: dict[str, QueryText] = {}
+    check_query_names((name, "query") for name in query)
     for name, text in query.items():
-        check_query_name(name, "query", found)
         if not isinstance(text, str):
             raise UserError(f"query {name}: {text!r:.60} is no text")
-        found[name] = QueryText(text, functions, f"query {name}")
-    return found
+    return dict(query)
+
+
+def _texts(query: object, functions: Mapping[str, Function]) -> dict[str, QueryText]:
+    texts = texts_of(query)
+    if "" in texts:
+        return {"": QueryText(texts[""], functions)}
+    return {name: QueryText(text, functions, f"query {name}") for name, text in texts.items()}
 
 
 def _known(of_process: Mapping[str, Callable[[Any], Any]]) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from swjoin.api.inputs import are_paths, to_table
 from swjoin.api.planned_runs import Planned, Written, report_of, settings_of
-from swjoin.api.proofs import remember
+from swjoin.api.queries import given_back, texts_of
 from swjoin.api.result_files import result_file
 from swjoin.api.result_frames import converter
 from swjoin.config.arguments import check_workers, one_of
@@ -30,8 +30,6 @@ from swjoin.core.ledger import Proof
 from swjoin.frontends.rdf.inputs import Paths
 from swjoin.frontends.rdf.prepared import Given, prepared, results_named
 from swjoin.frontends.rdf.triples import MalformedPolicy
-from swjoin.plan.sharing import check_query_name
-from swjoin.runtime.plausibility import warn
 from swjoin.runtime.progress import check_progress
 from swjoin.runtime.run_report import ledger_of, proof_of
 
@@ -58,7 +56,7 @@ def rdf(query: str | Mapping[str, str], /, streams: Mapping[str, Any], **given: 
         check_workers(options["threads"], options["ranks"])
         check_progress(options["progress"])
         folder = Path(name)
-        texts = _texts(query)
+        texts = texts_of(query)
         malformed: MalformedPolicy = options["malformed"]
         one_of(malformed, ("error", "drop"), "malformed")
         sources = _paths(streams, "streams", folder), _paths(options["static"] or {}, "static", folder)
@@ -75,30 +73,7 @@ def rdf(query: str | Mapping[str, str], /, streams: Mapping[str, Any], **given: 
         answers = _answers(
             texts, Given(*sources, malformed=malformed, bounded=options["memory"] is not None), options, written, folder
         )
-    warn(next(iter(answers.values()))[1].warnings, 3)
-    for rows, proof in answers.values():
-        if rows is not None:
-            remember(rows, proof)
-    shown = {name: proof if rows is None else convert(rows) for name, (rows, proof) in answers.items()}
-    return shown.get("", shown)
-
-
-def _texts(query: object) -> dict[str, str]:
-    """By the names of the queries; a single one has none. UserError for what is no query."""
-    if isinstance(query, str):
-        return {"": query}
-    if not isinstance(query, Mapping) or not query:
-        raise UserError(f"query: {query!r:.60} is no text", remedy="give the query, or {name: query, ...}")
-    found: dict[str, str] = {}
-    known: dict[str, str] = {}
-    for name, text in query.items():
-        check_query_name(name, "query", ())
-        check_query_name(name, "query", [known[name.casefold()]] if name.casefold() in known else ())
-        known[name.casefold()] = name
-        if not isinstance(text, str):
-            raise UserError(f"query {name}: {text!r:.60} is no text")
-        found[name] = text
-    return found
+    return given_back(answers, convert)
 
 
 def _answers(

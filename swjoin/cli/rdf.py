@@ -33,7 +33,7 @@ from swjoin.core.errors import UserError, one_line
 from swjoin.core.storage import resolved, writing
 from swjoin.frontends.rdf.inputs import Paths
 from swjoin.frontends.rdf.prepared import Given, Prepared, prepared, refuse_other_file, results_named, write_malformed
-from swjoin.plan.sharing import check_query_name
+from swjoin.plan.sharing import check_query_names
 from swjoin.runtime.preflight import launcher_size
 from swjoin.runtime.run_report import proof_of
 
@@ -92,21 +92,12 @@ def _queries(given: list[str]) -> tuple[dict[str, str], dict[str, str]]:
         if "{" in path:
             shown = one_line(path, 60)
             raise UserError(f"{shown}: one of {len(given)} queries; write each into a file, whose name is the query's")
-        matched = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
-        if not matched:
-            raise UserError(f"{path}: no file is named so")
-        paths += matched
+        paths += _named(path, path)
     if len(paths) == 1:
         return {"": content_of(paths[0])}, {"": paths[0]}
-    texts: dict[str, str] = {}
-    subjects: dict[str, str] = {}
-    known: dict[str, str] = {}
-    for path in paths:
-        name = Path(path).stem
-        check_query_name(name, path, () if name.casefold() not in known else [known[name.casefold()]])
-        known[name.casefold()] = name
-        texts[name], subjects[name] = content_of(path), path
-    return texts, subjects
+    check_query_names((Path(path).stem, path) for path in paths)
+    subjects = {Path(path).stem: path for path in paths}
+    return {name: content_of(path) for name, path in subjects.items()}, subjects
 
 
 def _finish(
@@ -195,11 +186,16 @@ def _files(paths: Paths, where: str) -> Paths:
     for path in (paths,) if isinstance(paths, str) else paths:
         if os.path.isdir(path):
             raise UserError(f"{where}: a folder; name its files, such as '{path.rstrip('/')}/*.parquet'")
-        matched = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
-        if not matched:
-            raise UserError(f"{where}: no file is named so")
-        found += matched
+        found += _named(path, where)
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _named(path: str, where: str) -> list[str]:
+    """The files of a pattern; a path that is none is one. UserError for a pattern without a file."""
+    matched = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+    if not matched:
+        raise UserError(f"{where}: no file is named so")
+    return matched
 
 
 def _split(text: str, option: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Many queries as one plan: what is equal in them is read, joined and aggregated once.
 
 What: `shared(plans) -> LogicalPlan`, with a result for every query; `alone(plan, result)`, the plan of one of them;
-`check_query_name`.
+`check_query_name`, `check_query_names`.
 Why: a run of many queries costs what is different in them. A node that two queries have has the same rows, times and ids in
 both, so a query's count and digest are those of a run of its own.
 Joins that are equal but for their windows are one, too (CQELS Cloud, shared multiple join).
@@ -40,6 +40,16 @@ def check_query_name(name: object, where: str, others: Iterable[str]) -> None:
         raise UserError(problem, remedy="write letters, digits, _, - and dots, 100 at most, and no dot or - in front")
     if name.casefold() in map(str.casefold, others):
         raise UserError(f"{where}: {name} is the name of another query", remedy="name each once, in upper or lower case")
+
+
+def check_query_names(names: Iterable[tuple[object, str]]) -> None:
+    """As `check_query_name`, of (name, where) of each, beside those before it."""
+    known: dict[str, str] = {}
+    for name, where in names:
+        check_query_name(name, where, ())
+        folded = str(name).casefold()
+        check_query_name(name, where, [known[folded]] if folded in known else ())
+        known[folded] = str(name)
 
 
 def shared(plans: Mapping[str, LogicalPlan]) -> LogicalPlan:

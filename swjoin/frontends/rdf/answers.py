@@ -66,13 +66,12 @@ class Decoded(NamedTuple):
 
 
 class Answer:
-    """planned: what the rows are. graphs: their terms. family: of queries; None: of one. Where its members differ in windows, a
+    """planned: what the rows are. graphs: their terms. family: of queries, or of one. Where its members differ in windows, a
     row is of the narrowest one that holds it, and so of all wider ones (CQELS Cloud, the router of the shared join)."""
 
-    def __init__(self, planned: Planned, graphs: Graphs, family: Family | None = None) -> None:
+    def __init__(self, planned: Planned, graphs: Graphs, family: Family) -> None:
         self.planned, self.graphs, self.family = planned, graphs, family
-        self.count = 1 if family is None else family.count
-        self.nested = family is not None and bool(family.widths)
+        self.count, self.nested = family.count, bool(family.widths)
         self._solutions = np.zeros(self.count, np.int64)  # so far, of each member
 
     @property
@@ -89,7 +88,7 @@ class Answer:
         return pa.schema([(name, pa.int64() if name == _BORN else pa.string()) for name in self.names])
 
     def decoded(self, rows: pa.RecordBatch) -> Decoded:
-        """The answer's rows of a batch of the plan's."""
+        """The answer's rows of a batch of the plan's, in the order of members."""
         import pyarrow as pa
 
         members = self.members_of(rows)
@@ -109,7 +108,6 @@ class Answer:
         if not self.nested:
             found: I64 = rows.column(_MEMBER).to_numpy(zero_copy_only=False)
             return found
-        assert self.family is not None, "windows of no family"
         widths = np.array(self.family.widths)
         times = [rows.column(name).to_numpy(zero_copy_only=False) for name, _ in self.planned.times]
         latest = np.maximum.reduce(times)
@@ -170,7 +168,11 @@ class Answer:
             fits = pc.and_(pc.and_(pc.invert(pc.starts_with(s, '"')), pc.starts_with(p, "<")), o.is_valid()).fill_null(False)
             parts.append(pa.RecordBatch.from_arrays([s, p, o, born], schema=self.schema).filter(fits))
             kept.append(members[booleans_of(fits)])
-        return Decoded(pa.concat_batches(parts), np.concatenate(kept))
+        rows, members = pa.concat_batches(parts), np.concatenate(kept)
+        if self.count == 1:
+            return Decoded(rows, members)
+        by = np.argsort(members, kind="stable")
+        return Decoded(rows.take(pa.array(by)), members[by])
 
 
 class _Writer:
@@ -280,6 +282,4 @@ def _decoded(answer: Answer, paths: Sequence[Path], members: I64 | None) -> Iter
             for batch in file.iter_batches():
                 if members is not None and not answer.nested:
                     batch = batch.filter(pa.array(np.isin(answer.members_of(batch), members)))
-                found = answer.decoded(batch)
-                by = np.argsort(found.members, kind="stable")
-                yield found if answer.count == 1 else Decoded(found.rows.take(pa.array(by)), found.members[by])
+                yield answer.decoded(batch)

@@ -25,7 +25,7 @@ from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import AggregateOf, Call, Const, Expr, RdfQuery, Term, Var, variables_of
 from swjoin.frontends.rdf.expressions import Compiler, Form, Value, Variable, number, sql_text
-from swjoin.frontends.rdf.families import MEMBER, Family, Parameters
+from swjoin.frontends.rdf.families import MEMBER, Parameters
 from swjoin.frontends.rdf.inputs import Graphs, Input, facet_of, is_uniform, matched, table_of, variable_of
 from swjoin.frontends.rdf.query_texts import blocks_of
 from swjoin.frontends.rdf.term_values import NUMERIC
@@ -97,14 +97,13 @@ def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = No
     return _Planner(query, graphs, matched(query, graphs, parameters), routed).planned()
 
 
-def divided(family: Family, graphs: Graphs) -> list[Family]:
-    """The family, or its members one by one, where they have terms of which expressions would make other things together."""
-    read, parameters = _read_by_expressions(family.query), family.parameters(graphs.dictionary)
+def is_one_plan(query: RdfQuery, graphs: Graphs, parameters: Parameters | None) -> bool:
+    """Whether expressions make of the terms of all members of a family what they make of those of each."""
+    read = _read_by_expressions(query)
     if parameters is None or not read:
-        return [family]
-    inputs = matched(family.query, graphs, parameters)
-    found = ((name, found) for found in inputs for name in found.codes if name in read)
-    return [family] if all(is_uniform(name, one, graphs.values) for name, one in found) else family.apart()
+        return True
+    inputs = matched(query, graphs, parameters)
+    return all(is_uniform(name, found, graphs.values) for found in inputs for name in found.codes if name in read)
 
 
 def add_constants(query: RdfQuery, graphs: Graphs) -> None:

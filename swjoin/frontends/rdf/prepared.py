@@ -22,9 +22,9 @@ from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import format_digest
 from swjoin.frontends.rdf.algebra import RdfQuery
 from swjoin.frontends.rdf.answers import Answer, Decoded, Files, Total, counted, tables_of, write_answers
-from swjoin.frontends.rdf.families import Family, parse_queries
+from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
 from swjoin.frontends.rdf.inputs import Graphs, Paths, check_inputs, read_graphs
-from swjoin.frontends.rdf.planner import Planned, add_constants, divided, plan_rdf
+from swjoin.frontends.rdf.planner import Planned, add_constants, is_one_plan, plan_rdf
 from swjoin.frontends.rdf.triples import MalformedPolicy
 from swjoin.plan.logical import LogicalPlan, Node, Source
 from swjoin.plan.plain import plan_to_plain
@@ -180,14 +180,19 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
             check_inputs(family.query, given.streams, given.static)
     graphs = read_graphs([family.query for family in families], given.streams, given.static, given.malformed)
     _tell(graphs)
+    constants = []
     for family in families:
         add_constants(family.query, graphs)
-        family.parameters(graphs.dictionary)
+        constants.append(family.parameters(graphs.dictionary))
     alone, asked = "" in texts, list[_Asked]()
     tables: dict[str, pa.Table] = {}
-    for family in (one for several in families for one in divided(several, graphs)):
+    planning: list[tuple[Family, Parameters | None]] = []
+    for family, parameters in zip(families, constants, strict=True):
+        one_plan = is_one_plan(family.query, graphs, parameters)
+        planning += [(family, parameters)] if one_plan else [(member, None) for member in family.apart()]
+    for family, parameters in planning:
         with _named(family, subjects):
-            planned = plan_rdf(family.query, graphs, family.parameters(graphs.dictionary), routed=bool(family.widths))
+            planned = plan_rdf(family.query, graphs, parameters, routed=bool(family.widths))
         name = "" if alone else f"family{len(asked)}"
         asked.append(_Asked(family, planned if alone else _with_common_tables(planned, tables), name))
     plan = asked[0].planned.plan if alone else shared({one.result: one.planned.plan for one in asked})
