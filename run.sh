@@ -5,6 +5,7 @@ called_from=$PWD
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=$root/.venv
 python=$venv/bin/python
+unset PYTHONDONTWRITEBYTECODE  # every rank imports 200 modules; compiled anew each time, they take 0.8 s more
 
 fail() { printf 'run.sh: %s\n' "$1" >&2; exit "${2:-2}"; }
 

@@ -33,7 +33,7 @@ class Outcome:
 
 
 FREE = (  # their tests share nothing
-    *("test_mpi.py", "test_join_kinds.py", "test_simulator.py", "test_planted_bugs.py"),
+    *("test_join_kinds.py", "test_simulator.py", "test_planted_bugs.py"),
     *("test_plans.py", "test_planted_plan_bugs.py", "test_planted_plan_moves.py", "test_planted_gateways.py"),
     *("test_planted_sinks.py", "test_planted_kept_rows.py", "test_planted_aggregates.py", "test_frozen_roles.py"),
     *("test_simulated_live.py", "test_interrupted.py", "test_configured.py", "test_plans_on_files.py"),

@@ -415,7 +415,12 @@ def test_views_of_matches(match: Match, tmp_path: Path, swjoin: Any) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "match", ["last", pytest.param("first", marks=pytest.mark.long), pytest.param("nearest", marks=pytest.mark.long)]
+    "match",
+    [
+        pytest.param("last", marks=pytest.mark.drawn),
+        pytest.param("first", marks=pytest.mark.long),
+        pytest.param("nearest", marks=pytest.mark.long),
+    ],
 )
 def test_a_killed_run_goes_on(match: Match, tmp_path: Path, swjoin: Any) -> None:
     """A rank is killed, and the others go on; or all are, and the run is resumed on fewer. Two gateways."""

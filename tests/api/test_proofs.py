@@ -201,7 +201,10 @@ def test_ranks_write_the_proof_too(tmp_path: Path) -> None:
     assert swjoin.proof(tmp_path / "pairs.parquet") == swjoin.count(LEFT, RIGHT, **ON)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param((), id="local"), pytest.param(("-n", "3"), id="mpi", marks=pytest.mark.mpi)])
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param((), id="local"), pytest.param(("-n", "3"), id="mpi", marks=[pytest.mark.mpi, pytest.mark.drawn])],
+)
 def test_a_file_carries_its_warnings(ranks: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pq.write_table(LEFT.set_column(0, "key", pc.add(LEFT["key"], 1000)), tmp_path / "left.parquet")
     join_to(tmp_path / "pairs.parquet", "--report", str(tmp_path / "report.json"), *ranks)

@@ -67,7 +67,7 @@ def _caught(enough: int, count: int = 120) -> int:
 
 
 def test_runs_with_crashes_are_right() -> None:
-    assert _caught(1, 12) == 0  # hundreds more in test_simulator.py
+    assert _caught(1, 5) == 0  # hundreds more in test_simulator.py
 
 
 @pytest.mark.drawn

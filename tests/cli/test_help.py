@@ -140,7 +140,7 @@ def folder(prepared: Path, tmp_path: Path) -> Path:
 
 def marked(example: str) -> Any:
     long = [pytest.mark.long] if example.startswith(LONG) else []
-    mpi = [pytest.mark.mpi] if any(part in example for part in MPI) and " -n 6" not in example else []
+    mpi = [pytest.mark.mpi, pytest.mark.drawn] if any(part in example for part in MPI) and " -n 6" not in example else []
     spark = [pytest.mark.spark] if example.split()[1] in SPARK else []
     return pytest.param(example, marks=[*long, *mpi, *spark], id=" ".join(example.split()))
 

@@ -96,7 +96,7 @@ def test_splits_are_the_local_ones(stored: tuple[Path, str]) -> None:
         source.close()
 
 
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_a_run_is_verified(ranks: int | None, stored: tuple[Path, str], tmp_path: Path) -> None:
     folder, options = stored
     sides = {"key": ["key"], "time": "ts", "time_unit": "us"}

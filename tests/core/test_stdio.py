@@ -123,7 +123,7 @@ def running(folder: Path) -> Iterator[Any]:
             run.process.wait()
 
 
-@pytest.mark.parametrize("words", [("--threads", "1"), pytest.param(("-n", "3"), marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("words", [("--threads", "1"), pytest.param(("-n", "3"), marks=[pytest.mark.mpi, pytest.mark.drawn])])
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_sighup_stops_a_run(words: tuple[str, ...], checkpoints: bool, running: Any, folder: Path) -> None:
     settings = ("--set", "checkpoint.interval=200ms") if checkpoints else ()
@@ -147,7 +147,7 @@ def test_nohup_is_heeded(running: Any) -> None:
     assert run.process.stderr.read() == "swjoin: stopped by SIGTERM\n"
 
 
-@pytest.mark.parametrize("words", [("--threads", "1"), pytest.param(("-n", "3"), marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("words", [("--threads", "1"), pytest.param(("-n", "3"), marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_a_closed_terminal_ends_its_run_in_order(words: tuple[str, ...], running: Any, folder: Path) -> None:
     """The last words cannot be written; what is left is the same."""
     master, slave = pty.openpty()

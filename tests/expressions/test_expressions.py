@@ -506,7 +506,7 @@ def expressions(draw: st.DrawFn, kind: str, depth: int) -> str:
 WITH_NAN = TABLE.set_column(TABLE.column_names.index("y"), "y", pa.array([*REALS[6:], math.nan, *REALS[:5], math.nan][:12]))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from("ixsbt").flatmap(lambda kind: expressions(kind, 3)))
 @example("(case when (i <> 0) then 7 // i end + j)")
 @example("nullif(x, y)")

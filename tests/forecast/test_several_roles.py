@@ -143,12 +143,14 @@ def test_capacity_grows_with_gateways_where_they_are_the_bottleneck() -> None:
     assert 3.2 * one < four < 4.1 * one
 
 
+@pytest.mark.drawn
 def test_capacity_does_not_grow_with_gateways_where_slaves_are_the_bottleneck() -> None:
     (one, first), (four, then) = (capacity(model(DEAR_JOINING, gateways)) for gateways in (1, 4))
     assert (first, then) == ("slaves", "slaves")
     assert four == pytest.approx(one, rel=0.15)
 
 
+@pytest.mark.drawn
 def test_capacity_grows_with_sinks_where_they_are_the_bottleneck() -> None:
     (one, first), (four, then) = (capacity(model(DEAR_WRITING, 1, sinks, **ROWS)) for sinks in (1, 4))
     assert (first, then) == ("collector", "sinks")

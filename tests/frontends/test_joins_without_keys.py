@@ -256,6 +256,7 @@ def test_the_command(files: tuple[Path, Path], tables: tuple[pa.Table, pa.Table]
     assert len(done.out.splitlines()) == 1 + len(api.join(*tables, where=other, how="anti", **TIMES))
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_on_ranks(files: tuple[Path, Path], tables: tuple[pa.Table, pa.Table], swjoin: Any, tmp_path: Path) -> None:
     for where, routing in (("abs(left_v - right_v) <= 2", ()), ("left_v < right_v - 90", ("--routing", "matrix:2,2"))):

@@ -156,6 +156,7 @@ def test_the_document_has_an_example_of_every_clause() -> None:
         assert any(word in text or word in text.replace("JOIN (SELECT", "FROM (SELECT") for text in EXAMPLES), word
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.timeout(4 * PROCESS_S)
 def test_ranks_have_the_same_rows_and_digests(trips: Inputs, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def _of_group(work_on: Delivery, group: int) -> tuple[Delivery, Delivery]:
     return found[0], found[1]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_any_input_in_any_epochs(seed: int) -> None:
     case, run = Case.of(seed), Run()
@@ -185,7 +185,7 @@ def test_rows_that_are_only_counted(seed: int) -> None:
             assert one.digests.tolist() == other.digests.tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_a_residual_predicate_restricts_the_candidates(seed: int) -> None:
     case, rng = Case.of(seed), Random(seed)
@@ -225,7 +225,7 @@ def test_a_residual_predicate_restricts_the_candidates(seed: int) -> None:
     assert found == Counter(row for row in rows if case.how == "left" or row[1] is not None)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_partition_groups_move(seed: int) -> None:
     """Between two slaves, one of which may be some epochs ahead, with delivered tuples, while others arrive."""

@@ -75,7 +75,7 @@ def test_the_definition_by_hand() -> None:
 _STREAM = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=14)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(_STREAM, _STREAM, st.tuples(st.integers(1, 6), st.integers(1, 6)))
 def test_the_oracle_agrees(left: Rows, right: Rows, last: tuple[int, int]) -> None:
     i, j = brute_force(_batch(left), _batch(right), Bounds.last(*last))

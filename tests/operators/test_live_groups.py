@@ -209,13 +209,13 @@ def check(case: Case) -> None:
     same_rows(run(case), expected(case))
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_whatever_the_epochs_are(case: Case) -> None:
     check(case)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(wide=True))
 def test_sums_that_do_not_fit(case: Case) -> None:
     if too_large(case):
@@ -227,7 +227,7 @@ def test_sums_that_do_not_fit(case: Case) -> None:
         check(case)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.data())
 def test_moves_and_restores(case: Case, data: st.DataObject) -> None:
     """Two instances; between epochs partition-groups move, and one of them fails and is restored from what the checkpoint must

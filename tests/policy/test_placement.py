@@ -101,7 +101,7 @@ def test_a_slow_machine_is_full_with_less() -> None:
 # ---------------------------------------------------------------- the least cut
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(graphs(8, 3), st.sampled_from(["1", "1.03", "1.25", "2"]))
 def test_small_graphs_have_the_least_cut_within_the_bound(graph: TaskGraph, imbalance: str) -> None:
     _, found = placed(graph, 3, PlacementConfig("network", "tuples", float(imbalance)))
@@ -128,7 +128,7 @@ def test_tasks_without_work_and_machines_of_other_speeds(speeds: list[int]) -> N
         assert found.network_tuples == least
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.data(), st.integers(0, 2))
 def test_small_graphs_have_the_least_cut_within_the_memory(data: st.DataObject, seed: int) -> None:
     """Where no placement has enough, the one that is found is told by its ratio. Unequal machines, pinned tasks."""

@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "count"])
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_a_finished_run_is_left_as_it_is(
     kind: str, ranks: int | None, finished: dict[str, Path], swjoin: Any, tmp_path: Path
 ) -> None:
@@ -78,7 +78,7 @@ def test_ranks_that_a_user_launched_refuse_a_finished_run(finished: dict[str, Pa
     assert state(run) == before
 
 
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_a_wrong_configuration_writes_nothing(ranks: int | None, swjoin: Any, tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": [1], "ts": [1]}), tmp_path / "in.parquet")
     side = {"path": str(tmp_path / "in.parquet"), "key": "key", "time": "ts", "time_unit": "us"}
@@ -173,7 +173,7 @@ NAMES: dict[str, Callable[[Path, Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_join_writes_over_no_input(name: str, ranks: int | None, swjoin: Any, tmp_path: Path) -> None:
     left, right = rows(tmp_path / "a.csv"), rows(tmp_path / "b.csv")
     out = NAMES[name](right, tmp_path)
@@ -217,7 +217,7 @@ def test_side_files_count_too(swjoin: Any, tmp_path: Path) -> None:
         assert state(tmp_path) == before
 
 
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_a_run_writes_over_no_input(ranks: int | None, swjoin: Any, tmp_path: Path) -> None:
     """The metrics of one run are joined by another that would put its own there."""
     (tmp_path / "run" / "metrics").mkdir(parents=True)
@@ -245,7 +245,7 @@ def test_results_are_not_written_into_a_watched_directory(swjoin: Any, tmp_path:
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_a_failing_join_leaves_earlier_results(ranks: int | None, swjoin: Any, tmp_path: Path) -> None:
     good, out, report = rows(tmp_path / "good.csv"), tmp_path / "o.parquet", tmp_path / "r.json"
     argv = [

@@ -127,6 +127,7 @@ def test_resumptions_take_any_numbers_of_gateways(
     assert _identity(report) == expected
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize("how", ["inner", pytest.param("full", marks=pytest.mark.long)])
 def test_codes_of_keys_go_on_at_several_gateways_on_ranks(

@@ -87,18 +87,13 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return of
 
 
-def _together(ranks: int, value: object, name: str) -> Any:
-    """A test's parameter; those of so many ranks run in one process, which has started them once."""
-    return pytest.param(value, marks=pytest.mark.xdist_group(f"{ranks} ranks"), id=name)
-
-
-@pytest.mark.parametrize("index", [_together(_ranks_for(i), i, by_name(c)) for i, c in enumerate(CASES)])
+@pytest.mark.parametrize("index", range(len(CASES)), ids=map(by_name, CASES))
 def test_known_cases(index: int, played: Played) -> None:
     _check(index, played, 1)
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("index", [_together(_ranks_for(i), i, by_name(c)) for i, c in enumerate(CASES)])
+@pytest.mark.parametrize("index", range(len(CASES)), ids=map(by_name, CASES))
 def test_known_cases_with_two_gateways_and_sinks(index: int, played: Played) -> None:
     _check(index, played, 2)
 
@@ -113,7 +108,7 @@ def _check(index: int, played: Played, gateways: int) -> None:
     assert sum(sink["count"] for sink in report["sinks"]) == report["results"]["count"]
 
 
-@pytest.mark.parametrize("ranks", [_together(n, n, str(n)) for n in RANKS])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_any_number_of_slaves_and_realtime(ranks: int, played: Played) -> None:
     report = played(ranks, "realtime", 1)
     assert (report["results"]["count"], report["results"]["digest"]) == CASES[0].answer()

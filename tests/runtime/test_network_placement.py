@@ -101,9 +101,9 @@ def _moves(monkeypatch: Monkey) -> Iterator[Counter[str]]:
 def test_random_runs_with_moves_by_traffic(calm: bool, monkeypatch: Monkey) -> None:
     """Their rows are the oracle's, also through crashes if not calm."""
     with _moves(monkeypatch) as seen:
-        for seed in range(6):
+        for seed in range(3):
             _run(_draw(seed, calm=calm))
-    assert seen["moves"] > 20
+    assert seen["moves"] > 10
 
 
 @pytest.mark.drawn
@@ -360,9 +360,9 @@ def test_with_fewer_slaves_partition_groups_are_placed_by_what_was_measured(monk
         return found
 
     monkeypatch.setattr(checkpointers, "placed_again", placed)
-    for seed in range(3):
+    for seed in range(2):
         _run(replace(_draw(seed, calm=False), width=4, crashes=((2_500, 2), (4_000, 3))))
-    assert len(shares) >= 4
+    assert len(shares) >= 3
     assert all(ours <= by_number for ours, by_number in shares)
     assert sum(ours for ours, _ in shares) < 0.9 * sum(by_number for _, by_number in shares)
 
@@ -465,6 +465,7 @@ def test_a_run_starts_where_an_earlier_ones_traffic_wants_it(swjoin: Any, inputs
     assert json.loads(placed.out)["total_tuples"] == sum(edge["sent"]["rows"] for edge in first["edges"])
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_a_run_moves_by_its_own_traffic(swjoin: Any, inputs: Path, tmp_path: Path) -> None:
     network = ("reorganization.policy=network", "reorganization.epoch=1s", "placement.horizon=1000")

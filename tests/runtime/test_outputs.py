@@ -31,7 +31,7 @@ from tests.support.limits import PROCESS_S
 from tests.support.small_files import PLAIN, TIMES, config, rows, state
 
 UNWRITABLE = ["folder", "n" * 254, "no/r.json", "a.csv/r.json", ""]
-IN_PROCESS_AND_ON_RANKS = pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+IN_PROCESS_AND_ON_RANKS = pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 COUNT = {"sink": {"kind": "count"}}
 
 
@@ -230,7 +230,7 @@ def test_late_rows_replace_late_rows_alone(swjoin: Any, tmp_path: Path) -> None:
     ("report", "ranks"),
     [
         *((report, None) for report in UNWRITABLE),
-        pytest.param(UNWRITABLE[0], 3, marks=pytest.mark.mpi),
+        pytest.param(UNWRITABLE[0], 3, marks=[pytest.mark.mpi, pytest.mark.drawn]),
         *(pytest.param(report, 3, marks=[pytest.mark.mpi, pytest.mark.long]) for report in UNWRITABLE[1:]),
     ],
 )

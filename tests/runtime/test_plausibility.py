@@ -474,7 +474,7 @@ def folder_with_others(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.drawn])])
 def test_entries_of_a_directory_that_are_not_read(ranks: int | None, tmp_path: Path) -> None:
     left = folder_with_others(tmp_path / "left")
     pq.write_table(table([1, 2]), tmp_path / "right.parquet")

@@ -396,6 +396,7 @@ def test_no_pairs_at_all(tmp_path: Path) -> None:
     assert codes["plot"] == codes["report"] == 0
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 def test_a_folder_of_ranks(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"

@@ -4,11 +4,15 @@ What: `run_jobs(ranks, jobs, folder)`, and `mpirun -n RANKS python -m tests.supp
 these files; `run_mpirun(line)` for tests that start mpirun themselves.
 Why: every case of SPEC section 7 runs on a real cluster, and the suite is run often. Now and then mpirun's own server fails to
 start before any rank does, which is no finding about swjoin: `runtime.launch` starts mpirun once more, and so do these tests.
+Ranks that hang show where: what their stacks were is the message of the test that waited for them.
 Stays out: jobs whose ranks die or fail; these need an mpirun of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import signal
 import subprocess
 import sys
 import time
@@ -16,22 +20,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from swjoin.config.job import Job
 from swjoin.runtime.launch import FAILED_TO_START, mpirun_options
 from swjoin.runtime.mpi.main import run_rank
 from swjoin.runtime.preflight import find_mpirun
-from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
 
 
 def run_mpirun(line: Sequence[str | Path], timeout_s: float = PROCESS_S, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run this mpirun to its end, capturing its output. options: of `subprocess.run`."""
-    options = {"cwd": ROOT} | options
+    options = {"cwd": Path(__file__).parents[2]} | options
     for _ in range(2):
-        done = subprocess.run(line, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
+        done = _ended(line, timeout_s, options)
         if FAILED_TO_START not in done.stderr:
             break
     return done
+
+
+def _ended(line: Sequence[str | Path], timeout_s: float, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as mpirun:
+        try:
+            out, err = mpirun.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            ranks = [p for p in psutil.Process(mpirun.pid).children(recursive=True) if "python" in p.name()]
+            for rank in ranks:
+                rank.send_signal(signal.SIGUSR2)  # prints its stack, where `runtime.mpi.main` or `main` below has said so
+            psutil.wait_procs(ranks, timeout=5)
+            for process in [*ranks, psutil.Process(mpirun.pid)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            out, err = mpirun.communicate()
+            raise AssertionError(f"{len(ranks)} ranks still ran after {timeout_s:g} s\n{out}\n{err}") from None
+        except BaseException:
+            mpirun.kill()
+            raise
+    return subprocess.CompletedProcess(line, mpirun.returncode, out, err)
 
 
 def run_jobs(ranks: int, jobs: list[Job], folder: Path, timeout_s: float = 2 * PROCESS_S) -> None:
@@ -46,6 +71,7 @@ def run_jobs(ranks: int, jobs: list[Job], folder: Path, timeout_s: float = 2 * P
 
 
 def main(files: list[str]) -> None:
+    faulthandler.register(signal.SIGUSR2)
     comm = None
     for file in files:
         run_rank(Job.from_json(Path(file).read_text()), False, comm=comm)
