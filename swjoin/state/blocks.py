@@ -1,6 +1,6 @@
 """Blocks and their chains, as kernels: taking, giving back, appending, expiry (SPEC section 4).
 
-What: `take_block`, `give_block`, `append_row`, `append_columns`, `drain_runs`, `expire`, counts.
+What: `take_block`, `give_block`, `append_row`, `append_columns`, `drain_runs`, `expire`, counts, `chain_fault`, a check.
 Why: joining, tuning and state movement all build chains; they must do it the same way.
 Stays out: joining (`state.join_kernel`), splitting and merging (`state.extendible_hash`).
 
@@ -281,6 +281,56 @@ def expire(pool: Pool, minis: Minis, dead_below_left: int, dead_below_right: int
             if block == NONE:
                 counters[counter + HEAD + s] = before
     return dropped
+
+
+FAULTS = (  # what `chain_fault` finds, by number
+    "",
+    "a block without tuples, or with more than it holds",
+    "out of time order",
+    "has a key of another mini-partition-group",
+    "a tag is not its key's",
+    "a block's header has other times than its tuples",
+    "a block twice in a chain",
+    "the counter has another number of tuples",
+    "head block is not the newest",
+)
+
+
+@kernel
+def chain_fault(pool: Pool, minis: Minis, mini: int, stream: int, in_order: bool) -> tuple[int, int]:
+    """The first broken invariant of a mini-partition's chain, as an index of FAULTS (0: none), and the blocks of the chain."""
+    rows, tags, header = pool.rows, pool.tags, pool.header
+    block_tuples, stride, cell_bits, unit_bits = pool.shape[0], pool.shape[1], pool.shape[CELL_BITS], pool.shape[UNIT_BITS]
+    pattern, mask = np.uint64(minis.pattern[mini]), np.uint64((1 << minis.depth[mini]) - 1)
+    counter = mini * COUNTERS
+    block, newest, blocks, tuples = minis.counters[counter + FIRST + stream], NONE, 0, 0
+    previous = np.iinfo(np.int64).min
+    while block != NONE:
+        blocks += 1
+        if blocks > pool.control[NEVER_USED]:
+            return 6, blocks
+        fill = header[block * HEADER + FILL]
+        if not 0 < fill <= block_tuples:
+            return 1, blocks
+        for i in range(fill):
+            row = (block * block_tuples + i) * ROW
+            if in_order and rows[row + TS] < previous:
+                return 2, blocks
+            previous = rows[row + TS]
+            hashed = hash_cell(rows[row + KEY], cell_bits)
+            if hashed & mask != pattern:
+                return 3, blocks
+            if tags[block * stride + i] != tag_in_cell(rows[row + KEY], hashed, cell_bits, unit_bits):
+                return 4, blocks
+        first, last = time_range(rows, block * block_tuples, block * block_tuples + fill)
+        low, high = header[block * HEADER + FIRST_TS], header[block * HEADER + LAST_TS]
+        if low > first or high < last or (in_order and (low < first or high > last)):
+            return 5, blocks
+        tuples += fill
+        newest, block = block, header[block * HEADER + NEXT]
+    if tuples != minis.counters[counter + TUPLES + stream]:
+        return 7, blocks
+    return 0 if newest == minis.counters[counter + HEAD + stream] else 8, blocks
 
 
 @kernel

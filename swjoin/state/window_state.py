@@ -16,7 +16,6 @@ from swjoin.core.band_keys import BandKeys
 from swjoin.core.batch import I64, U8, U64, check_indexes
 from swjoin.core.data_messages import Directory
 from swjoin.core.errors import MORE_SLAVES, WINDOW_MEMORY, RunFailed
-from swjoin.core.hashing import hash_cell, tag_in_cell
 from swjoin.core.ids import GroupId
 from swjoin.core.record_layout import (
     ID,
@@ -27,30 +26,35 @@ from swjoin.core.record_layout import (
 )
 from swjoin.state.arrays import (
     BLOCK_LIMIT,
-    CELL_BITS,
     COUNTERS,
     DUE,
     FILL,
     FIRST,
-    FIRST_TS,
-    HEAD,
     HEADER,
     IN_USE,
-    LAST_TS,
     MINI_BYTES,
     NEVER_USED,
     NEXT,
     RECYCLED,
     SLOT_BYTES,
     TUPLES,
-    UNIT_BITS,
     block_bytes,
     grown_minis,
     new_directories,
     new_minis,
     new_pool,
 )
-from swjoin.state.blocks import NONE, append_runs, drain_runs, expire, free_blocks, live_tuples, tuples_by_group
+from swjoin.state.blocks import (
+    FAULTS,
+    NONE,
+    append_runs,
+    chain_fault,
+    drain_runs,
+    expire,
+    free_blocks,
+    live_tuples,
+    tuples_by_group,
+)
 from swjoin.state.extendible_hash import NEED_MINIS, TUNED, compact, give_mini, live_slots, merge_small, split_due, take_mini
 
 Columns = tuple[I64, I64, U64, I64]  # key, time, id, payload reference
@@ -359,7 +363,9 @@ class WindowState:
                 assert len(entries) == 1 << (depth - local), f"{where}: {len(entries)} entries at depths {local} of {depth}"
                 assert (entries & ((1 << local) - 1) == pattern).all(), f"{where}: entries {entries} do not share {pattern:b}"
                 for stream in (0, 1):
-                    used += self._validate_chain(where, mini, stream, local, pattern)
+                    fault, blocks = chain_fault(self.pool, self.minis, mini, stream, self.in_order)
+                    assert fault == 0, f"{where}: {FAULTS[fault]}"
+                    used += blocks
         for group, hidden in self.hidden.items():
             live += len(hidden.minis)
             assert not self.is_open(group), f"partition-group {group}: hidden, and in the directories"
@@ -371,32 +377,3 @@ class WindowState:
         control = self.pool.control
         assert control[RECYCLED] + used == control[NEVER_USED], "a block is neither free nor in use"
         assert self.minis.control[DUE] == 0 or self.theta_tuples > 0, "mini-partition-groups due without fine tuning"
-
-    def _validate_chain(self, where: str, mini: int, stream: int, local: int, pattern: int) -> int:
-        at = self.positions(mini, stream)
-        count = self.tuples_of(mini)[stream]
-        assert len(at) == count, f"{where}: {len(at)} tuples, the counter says {count}"
-        key, ts, _, _ = self.columns(at)
-        assert not self.in_order or (np.diff(ts) >= 0).all(), f"{where}: out of time order"
-        cell_bits, unit_bits = (int(bits) for bits in self.pool.shape[[CELL_BITS, UNIT_BITS]])
-        hashes = [hash_cell(k, cell_bits) for k in key]
-        low = np.array([int(h) & ((1 << local) - 1) for h in hashes], np.int64)
-        assert (low == pattern).all(), f"{where}: has a key of another mini-partition-group"
-        stride = int(self.pool.shape[1])
-        tags = self.pool.tags[at // self.block_tuples * stride + at % self.block_tuples]
-        expected = [int(tag_in_cell(k, np.uint64(h), cell_bits, unit_bits)) for k, h in zip(key, hashes, strict=True)]
-        assert tags.tolist() == expected, f"{where}: a tag is not its key's"
-        chain = self._chain(mini, stream)
-        assert len(set(chain)) == len(chain), f"{where}: a block twice in a chain"
-        for block in chain:
-            header = self.pool.header[block * HEADER : (block + 1) * HEADER]
-            assert header[FILL] > 0, f"{where}: empty block"
-            times = self.columns(np.arange(int(header[FILL])) + block * self.block_tuples)[1]
-            low, high = header[[FIRST_TS, LAST_TS]].tolist()
-            exact = (times.min(), times.max()) == (low, high)
-            assert exact or (not self.in_order and low <= times.min() and times.max() <= high), (
-                f"{where}: a block's header has other times than its tuples"
-            )
-        head = int(self.minis.counters[mini * COUNTERS + HEAD + stream])
-        assert head == (chain[-1] if chain else NONE), f"{where}: head block is not the newest"
-        return len(chain)

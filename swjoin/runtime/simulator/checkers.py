@@ -1,6 +1,6 @@
 """Invariants over all roles, checked after every step of a simulated run and at its end.
 
-What: `check_ledger`, `check_stages`, `check_owners`, `check_results`, `check_commits`, `check_shown`; AssertionError names the
+What: `check_ledger`, `StageLedger`, `check_owners`, `check_results`, `check_commits`, `check_shown`; AssertionError names the
 broken invariant.
 Why: each role validates itself; only a check over all roles detects losses between them.
 Stays out: stepping (`runtime.simulator.simulator`), the oracle (`tests.tools.random_runs`).
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from swjoin.checkpoint.store import Manifest, PlanState
 from swjoin.cluster.collector import Collector
@@ -18,12 +18,15 @@ from swjoin.cluster.exchange import Outlet
 from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.controller import Controller
+from swjoin.cluster.role import Role, RoleId
 from swjoin.cluster.slave.slave import Slave
-from swjoin.core.batch import STREAM_NAMES
+from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.ids import GroupId, SlaveId
 from swjoin.plan.logical import Source
 from swjoin.plan.stages import Stage
 from swjoin.runtime.simulator.storage import MemorySink
+
+_Count: TypeAlias = tuple[str, int, int]  # what, of which edge, stage or source, and at which port of a stage
 
 
 def _good(gateways: Sequence[Gateway], stream: int) -> int:
@@ -44,49 +47,88 @@ def check_ledger(
         assert somewhere == good, f"{name}: {good} good tuples were read, {somewhere} are somewhere"
 
 
-def check_stages(
-    instances: Instances,
-    gateways: Sequence[Gateway],
-    slaves: Sequence[Slave],
-    in_flight: Mapping[int, int],
-    before: PlanState | None,
-) -> None:
+class StageLedger:
     """The ledger of a plan during the run: every row that was read is sent over each edge of its source; what was sent over an
-    edge was taken, waits, or is in flight; what a stage has taken is joined. in_flight: by edge. before: at the restored
-    checkpoint."""
-    stages = [slave.stage for slave in slaves if slave.stage is not None]
-    feeds = [gateway.feeds.outlet for gateway in gateways if gateway.feeds is not None]
-    senders: list[Outlet] = [*feeds, *(stage.outlet for stage in stages)]
-    taken: Counter[tuple[int, int]] = Counter()  # by stage and port
-    waiting = Counter(in_flight)
-    for sender in senders:
-        sender.count_waiting(waiting)
-    for stage in stages:
-        stage.merger.count_waiting(waiting)
-    for edge in instances.stages.edges:
-        if not isinstance(edge.receiver, Stage):
-            continue
-        label = f"edge {edge.id}"
-        sent = sum(sender.ledger.sent[edge.id][0] for sender in senders)
-        received = sum(stage.ledger.received[edge.id][0] for stage in stages)
-        away = waiting[edge.id]
-        assert sent == received + away, f"{label}: {sent} rows were sent, {received} were taken, {away} are on their way"
-        taken[edge.receiver.id, edge.port] += received
-        if isinstance(edge.sender, Source):
-            index = instances.stages.sources.index(edge.sender)
-            good = _good(gateways, index) - sum(gateway.waiting_tuples(index) for gateway in gateways)
-            fed = sent + sum(outlet.ledger.null_keys[edge.id] + outlet.ledger.filtered[edge.id] for outlet in feeds)
-            if before is not None:
-                fed += sum(before.edges[side].get(str(edge.id), [0])[0] for side in ("sent", "null_keys", "filtered"))
-            assert fed == good, f"{label}: {good} rows of {edge.sender.name} have left the buffers, {fed} were sent"
-    for of_plan in instances.stages.stages:
-        mine = [slaves[slave] for slave in instances.slaves_of(of_plan)]
-        for port, name in enumerate(STREAM_NAMES):
-            there = sum(s.joined[port] + s.buffered_tuples(port) for s in mine)
-            there += sum(s.stage.null_key_rows[port] + s.stage.waiting_tuples(port) for s in mine if s.stage is not None)
-            assert there == taken[of_plan.id, port], (
-                f"stage {of_plan.id}, {name}: {taken[of_plan.id, port]} rows came, {there} are there"
-            )
+    edge was taken, waits, or is in flight; what a stage has taken is joined.
+
+    What each role has counted is kept, as most of them have done nothing since the check before.
+    """
+
+    def __init__(self, instances: Instances) -> None:
+        self._instances = instances
+        self._stage_of = {slave: stage.id for stage in instances.stages.stages for slave in instances.slaves_of(stage)}
+        self._of: dict[RoleId, Counter[_Count]] = {}
+        self._total: Counter[_Count] = Counter()
+
+    def count(self, changed: Mapping[RoleId, Role]) -> None:
+        """Count anew what these roles have done."""
+        for name, role in changed.items():
+            if isinstance(role, Gateway):
+                found = self._of_gateway(role)
+            elif isinstance(role, Slave):
+                found = self._of_slave(role)
+            else:
+                continue
+            self._total.update(found)
+            self._total.subtract(self._of.get(name, Counter()))
+            self._of[name] = found
+
+    def _of_gateway(self, gateway: Gateway) -> Counter[_Count]:
+        assert gateway.feeds is not None, "a gateway of a plan without its edges"
+        outlet, found = gateway.feeds.outlet, _sent(gateway.feeds.outlet)
+        for dropped in (outlet.ledger.null_keys, outlet.ledger.filtered):
+            for edge, rows in dropped.items():
+                found["dropped", edge, 0] += rows
+        for index in range(len(self._instances.stages.sources)):
+            found["good", index, 0] = _good([gateway], index) - gateway.waiting_tuples(index)
+        return found
+
+    def _of_slave(self, slave: Slave) -> Counter[_Count]:
+        assert slave.stage is not None, "a slave of no stage"
+        found, waiting = _sent(slave.stage.outlet), Counter[int]()
+        slave.stage.merger.count_waiting(waiting)
+        for edge, rows in waiting.items():
+            found["waiting", edge, 0] += rows
+        for edge, entry in slave.stage.ledger.received.items():
+            found["received", edge, 0] += entry[0]
+        for port in (LEFT, RIGHT):
+            joined = slave.joined[port] + slave.buffered_tuples(port)
+            there = joined + slave.stage.null_key_rows[port] + slave.stage.waiting_tuples(port)
+            found["there", self._stage_of[slave.id], port] = there
+        return found
+
+    def check(self, in_flight: Mapping[int, int], before: PlanState | None) -> None:
+        """in_flight: by edge. before: at the restored checkpoint."""
+        total, taken = self._total, Counter[tuple[int, int]]()  # by stage and port
+        for edge in self._instances.stages.edges:
+            if not isinstance(edge.receiver, Stage):
+                continue
+            label = f"edge {edge.id}"
+            sent, received = total["sent", edge.id, 0], total["received", edge.id, 0]
+            away = total["waiting", edge.id, 0] + in_flight[edge.id]
+            assert sent == received + away, f"{label}: {sent} rows were sent, {received} were taken, {away} are on their way"
+            taken[edge.receiver.id, edge.port] += received
+            if isinstance(edge.sender, Source):
+                good = total["good", self._instances.stages.sources.index(edge.sender), 0]
+                fed = sent + total["dropped", edge.id, 0]
+                if before is not None:
+                    fed += sum(before.edges[side].get(str(edge.id), [0])[0] for side in ("sent", "null_keys", "filtered"))
+                assert fed == good, f"{label}: {good} rows of {edge.sender.name} have left the buffers, {fed} were sent"
+        for stage in self._instances.stages.stages:
+            for port, name in enumerate(STREAM_NAMES):
+                there, came = total["there", stage.id, port], taken[stage.id, port]
+                assert there == came, f"stage {stage.id}, {name}: {came} rows came, {there} are there"
+
+
+def _sent(outlet: Outlet) -> Counter[_Count]:
+    """What was sent over each edge, and what waits for credit."""
+    found, waiting = Counter[_Count](), Counter[int]()
+    outlet.count_waiting(waiting)
+    for edge, rows in waiting.items():
+        found["waiting", edge, 0] += rows
+    for edge, entry in outlet.ledger.sent.items():
+        found["sent", edge, 0] += entry[0]
+    return found
 
 
 def check_owners(controller: Controller, slaves: Sequence[Slave], first: int = 0) -> None:

@@ -28,7 +28,7 @@ from swjoin.plan.columns import StaticTables
 from swjoin.plan.logical import LogicalPlan, spread_over
 from swjoin.plan.stages import Stage, cut
 from swjoin.runtime.open import open_spill
-from swjoin.runtime.simulator.checkers import check_owners, check_stages
+from swjoin.runtime.simulator.checkers import StageLedger, check_owners
 from swjoin.runtime.simulator.result import SimulationResult
 from swjoin.runtime.simulator.simulator import ACTORS, Simulation
 from swjoin.runtime.simulator.storage import BatchSource
@@ -75,6 +75,7 @@ class PlanSimulation(Simulation):
         ]
         self.slaves = [Slave.of_plan(instances, SlaveId(i)) for i in range(count)]
         self._make_sinks(count, of_rows=instances.of_rows, named=instances.named_queries)
+        self._ledger = StageLedger(instances)
 
     def _check_owners(self) -> None:
         for stage, controller in zip(self.instances.stages.stages, self.master.controllers, strict=True):
@@ -87,7 +88,8 @@ class PlanSimulation(Simulation):
             self._in_flight[message.edge] += sign * rows
 
     def _check_ledger(self) -> None:
-        check_stages(self.instances, self.gateways, self.slaves, self._in_flight, self._plan_before)
+        self._ledger.count(self._changed)
+        self._ledger.check(self._in_flight, self._plan_before)
 
     @property
     def _plan_before(self) -> PlanState | None:

@@ -174,7 +174,7 @@ class Simulation:
         self._side_rows = SideRows()
         self._events: list[RunEvent] = []
         self._moved = False  # moves were in flight after the previous step
-        self._changed: set[SlaveId] = set()  # slaves that handled an event in this step
+        self._changed: dict[RoleId, Role] = {}  # those that did something in this step
         self._master_checkpointer: MasterCheckpointer | None = None
         self._sink_checkpointers: list[CollectorCheckpointer] = []
         if folder is not None:
@@ -272,6 +272,7 @@ class Simulation:
         newest = None if self._master_checkpointer is None else self._master_checkpointer.folder.newest()
         self._side_rows.begin(len(self.gateways), None if newest is None else newest.generation)
         self._make_hosts()
+        self._changed = {name: host.role for name, host in self._hosts.items()}
         self._before: Manifest | None = None  # the checkpoint from which the roles were restored
         master = self._master_checkpointer
         if master is None:
@@ -371,7 +372,6 @@ class Simulation:
     def _recover(self, slave_count: int) -> None:
         """The next attempt, from the newest checkpoint."""
         self._in_flight, self._moved = Counter(), False
-        self._changed.clear()
         self._attempt.close_logs()
         self.recoveries += 1
         if self._shared:
@@ -463,11 +463,18 @@ class Simulation:
                 raise self._error(str(error)) from error
         if not self._over:
             raise self._error("every role waits for another")
+        self._changed = {name: host.role for name, host in self._hosts.items()}
+        try:
+            self._check()
+        except AssertionError as error:
+            raise self._error(f"at the end: {error}") from error
         return self._result(steps)
 
     def _take(self, step: Step) -> None:
         """Do what is due. An excluded role goes on for some time, and fails alone."""
         host = step.host
+        if host.attempt is self._attempt:
+            self._changed[host.name] = host.role
         if not host.excluded:
             step.action()
         elif host.steps_left:
@@ -545,9 +552,9 @@ class Simulation:
 
     def _handle(self, host: SimulatedHost, event: Event) -> None:
         host.deliver(event)
+        if host.attempt is self._attempt:  # it may have been the last event of an attempt
+            self._changed[host.name] = host.role
         if isinstance(host.role, Slave):
-            if not host.excluded:
-                self._changed.add(host.role.id)
             self._keep_working(host, host.role)
         elif is_sink(host.name) and not host.excluded and all(sink.stopped for sink in self.sinks):
             self._crash(self._width)
@@ -717,16 +724,11 @@ class Simulation:
     # ------------------------------------------------------------ checkers
 
     def _check(self) -> None:
-        """Every role's own invariants, and those over all roles (`runtime.simulator.checkers`)."""
-        self.master.validate()
-        for gateway in self.gateways:
-            gateway.validate()
-        for sink in self.sinks:
-            sink.validate()
-        for slave in self._changed:
-            self.slaves[slave].validate()
-        self._changed.clear()
+        """The invariants of every role that did something, and those over all roles (`runtime.simulator.checkers`)."""
+        for role in self._changed.values():
+            role.validate()
         self._check_ledger()
+        self._changed.clear()
         moving = any(controller.moves for controller in self.master.controllers)
         if moving or self._moved:
             self._check_owners()
