@@ -164,6 +164,8 @@ def check_outputs(job: Job) -> None:
     outputs: list[tuple[str, Path, str]] = []
     if job.target is not None:
         outputs.append((words, job.target, "the file of the results (-o)"))
+        if job.directory and job.target.name.lower().endswith(".csv.gz"):
+            raise UserError(f"{words} {job.target}: files in a folder are not packed; end it in .parquet or .csv")
         if not job.directory:
             refuse_special(job.target, words)
             outputs.append((words, _beside(job.target), "where results go that are not whole"))

@@ -354,11 +354,12 @@ def test_files_of_queries(lone: dict[str, Any], swjoin: Any, tmp_path: Path) -> 
     again = swjoin("query", *words, "-o", tmp_path / "rows.parquet")
     assert (again.code, again.err) == (
         2,
-        [f"swjoin: {tmp_path}/rows.parquet/near: is not empty; choose another --out or remove it"],
+        [f"swjoin: {tmp_path}/rows.parquet/near: is not empty; choose another folder or remove it"],
     )
     (tmp_path / "mine.parquet").mkdir()
     (tmp_path / "mine.parquet" / "notes.txt").write_text("mine")
-    for name, problem in (("mine.parquet", "holds something else"), ("report.json/x.parquet", "")):
+    refusals = {"mine.parquet": "holds something else", "report.json/x.parquet": "", "a.csv.gz": "end it in .parquet or .csv"}
+    for name, problem in refusals.items():
         refused = swjoin("query", *words, "-o", tmp_path / name)
         assert (refused.code, len(refused.err)) == (2, 1)
         assert problem in refused.err[0]

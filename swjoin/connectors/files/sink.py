@@ -139,7 +139,7 @@ def refuse_results(target: Path, *, staged: bool, resumes: bool) -> None:
         raise UserError(f"{target}: cannot be made (File exists)")
     left_behind = set(target.glob(".part-*.tmp")) if staged else set()  # of a run that ended before its first checkpoint
     if not resumes and any(path not in left_behind for path in target.iterdir()):
-        raise UserError(f"{target}: is not empty; choose another --out or remove it")
+        raise UserError(f"{target}: is not empty; choose another folder or remove it")
     if not os.access(target, os.W_OK):
         raise UserError(f"{target}: cannot be written (Permission denied)")
 
