@@ -8,6 +8,8 @@ Stays out: the dataclasses' values (`config.loader`), what a plan must fulfil (`
 from __future__ import annotations
 
 import difflib
+import json
+from collections import deque
 from typing import Any
 
 from swjoin.config.loader import shown, value_from_plain, word
@@ -55,6 +57,7 @@ _KINDS: dict[str, type[Node]] = {
     "result": Result,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_LAST: deque[tuple[tuple[str, ...], LogicalPlan]] = deque(maxlen=3)  # texts of the nodes, and the plan
 
 
 def plan_to_plain(plan: LogicalPlan) -> dict[str, Any]:
@@ -63,10 +66,26 @@ def plan_to_plain(plan: LogicalPlan) -> dict[str, Any]:
 
 
 def plan_from_plain(plain: dict[str, Any]) -> LogicalPlan:
-    """The plan of which `plan_to_plain` made this. UserError names the node and the key of what is wrong."""
+    """The plan of which `plan_to_plain` made this. UserError names the node and the key of what is wrong.
+
+    Every role asks for the run's plan, and a change of queries for one that has nearly the same nodes: the nodes of the last
+    plans are kept.
+    """
     if not isinstance(plain, dict) or plain.keys() != {"nodes"} or not isinstance(plain["nodes"], (list, tuple)):
         raise UserError(f"expected a mapping with a list of nodes, got {shown(plain)}", subject="plan")
-    return LogicalPlan(tuple(_node(node, index) for index, node in enumerate(plain["nodes"])))
+    try:
+        texts = tuple(map(json.dumps, plain["nodes"]))
+    except (TypeError, ValueError, RecursionError):  # `_node` says what is wrong
+        return LogicalPlan(tuple(_node(node, index) for index, node in enumerate(plain["nodes"])))
+    known: dict[str, Node] = {}
+    for before, plan in _LAST:
+        if before == texts:
+            return plan
+        known.update(zip(before, plan.nodes, strict=True))
+    nodes = (known[text] if text in known else _node(plain["nodes"][i], i) for i, text in enumerate(texts))
+    plan = LogicalPlan(tuple(nodes))
+    _LAST.appendleft((texts, plan))
+    return plan
 
 
 def _node(plain: object, index: int) -> Node:

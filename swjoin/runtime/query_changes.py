@@ -85,6 +85,7 @@ class QueryChanges:
         self.job, self.width = job, width
         self._folder = job.run_dir / "queries"
         self._accepted: list[_Request] = []
+        self._trial = job, width  # with the accepted changes at no time, and for so many ranks
         self._answered = set[Path]()  # requests, also where they cannot be removed
         self._planned: list[tuple[object, int, Instances]] = []
         self._next_poll_s = 0.0
@@ -154,6 +155,7 @@ class QueryChanges:
                 self._answer(path, {"error": error.text("keys")})
                 continue
             self._accepted.append(request)
+        self._trial = job, self.width
         self._pause_began_s = now
         return bool(self._accepted)
 
@@ -167,6 +169,12 @@ class QueryChanges:
         except UserError as error:
             raise error.prefixed(", ".join([*request.added, *request.dropped])) from None
         return found
+
+    def _with_accepted(self, time_us: int, ended_sources: Collection[str]) -> Job:
+        job = self.job
+        for request in self._accepted:
+            job = self._changed(job, request, time_us, ended_sources)
+        return job
 
     def _instances(self, job: Job) -> Instances:
         """Of a job's plan; those asked for last are kept, as planning thousands of queries takes seconds."""
@@ -186,13 +194,11 @@ class QueryChanges:
         manifest = CheckpointStore(path, {}).newest()
         assert manifest is not None, "stopped without a checkpoint"
         before = self._instances(self.job)
-        trial = self.job
-        for request in self._accepted:
-            trial = self._changed(trial, request)
+        trial, width = self._trial
+        if width != self.width:  # ranks have gone since
+            trial = self._with_accepted(0, ())
         time_us = time_of_change(manifest, before, self._instances(trial))
-        job, ended = self.job, ended_sources(manifest, before)
-        for request in self._accepted:
-            job = self._changed(job, request, time_us, ended)
+        job = self._with_accepted(time_us, ended_sources(manifest, before))
         made = {request.path.name: {"time_us": time_us, "events": request.events} for request in self._accepted}
         change_plan(manifest, before, self._instances(job), job.plan or {}, made)
         observe = job.config.observe if port is None else replace(job.config.observe, port=port)

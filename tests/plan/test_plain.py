@@ -31,6 +31,23 @@ def test_round_trip_of_random_plans(found: LogicalPlan) -> None:
     assert again(found) == found
 
 
+def test_plans_that_were_known_and_have_changed() -> None:
+    """What is kept of earlier plans is never taken for another's."""
+    plain = plan_to_plain(plan("one join"))
+    first = plan_from_plain(plain)
+    assert plan_from_plain(copy.deepcopy(plain)) is first
+    (node,) = [node for node in plain["nodes"] if node["kind"] == "interval_join"]
+    node["query"]["upper_us"] += 1
+    changed = plan_from_plain(plain)
+    same = [one is other for one, other in zip(first.nodes, changed.nodes, strict=True)]
+    assert same.count(False) == 1
+    joins = [one for one in (*first.nodes, *changed.nodes) if isinstance(one, IntervalJoin)]
+    assert joins[1].query.upper_us == joins[0].query.upper_us + 1
+    node["query"]["upper_us"] = "a"
+    with pytest.raises(UserError, match="upper"):
+        plan_from_plain(plain)
+
+
 QUERIES = st.builds(
     QueryConfig,
     st.integers(-(10**15), 0),
