@@ -21,6 +21,7 @@ from swjoin.cluster.master.network_placement import Teams
 from swjoin.cluster.master.unit_scaling import ScaledJoin
 from swjoin.cluster.role import RoleId, gateway_role, slave_role
 from swjoin.cluster.traffic import MOST_GROUPS
+from swjoin.config.connectors import QUERY_IN_TOPIC
 from swjoin.config.run import RunConfig
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.errors import UserError, setting
@@ -227,11 +228,14 @@ def _check_sinks(stages: StagePlan, config: RunConfig) -> None:
         for name, given in apart.items():
             if given:
                 raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
-    if len(stages.results) > 1 and (where or config.serve.listen is not None):
+    several, kafka = len(stages.results) > 1, config.sink.kafka
+    if several and (config.sink.kind == "flight" or config.serve.listen is not None):
         raise UserError(
-            f"{len(stages.results)} queries with {where or 'serve.listen'}",
-            remedy="write files, or count, or run them one by one",
+            f"{len(stages.results)} queries with serve.listen", remedy="write files, or count, or run them one by one"
         )
+    if several and kafka is not None and QUERY_IN_TOPIC not in kafka.topic:
+        problem = f"{len(stages.results)} queries have a topic each"
+        raise UserError(problem, subject="sink.kafka.topic", remedy=f"write {QUERY_IN_TOPIC} where a query's name belongs")
 
 
 def _may_be_spread(stages: StagePlan, stage: Stage) -> bool:

@@ -15,6 +15,7 @@ from typing import Literal
 from swjoin.config.sections import check, check_key
 from swjoin.core.units import check_time_zone
 
+QUERY_IN_TOPIC = "{query}"
 LIVE_SOURCES = ("flight", "kafka", "watch")
 
 
@@ -140,7 +141,8 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class KafkaSinkConfig:
-    """A topic that results go to. servers, topic, format, properties: as of a stream (`KafkaConfig`)."""
+    """A topic that results go to. servers, topic, format, properties: as of a stream (`KafkaConfig`). Several queries have a
+    topic each, in whose name `{query}` stands for that of the query."""
 
     servers: str
     topic: str
@@ -149,6 +151,10 @@ class KafkaSinkConfig:
 
     def __post_init__(self) -> None:
         KafkaConfig(self.servers, self.topic, self.format, properties=self.properties)
+
+    def topic_of(self, query: str) -> str:
+        """That of a query, by its name."""
+        return self.topic.replace(QUERY_IN_TOPIC, query)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from swjoin.config.connectors import QUERY_IN_TOPIC
 from swjoin.config.job import Job, late_target
 from swjoin.connectors.files.inputs import file_format, local_paths
 from swjoin.connectors.files.late_rows import refuse_other_file
@@ -161,6 +162,10 @@ def check_outputs(job: Job) -> None:
     started = job.resumes
     if job.run_dir is not None and not job.resumes:
         started = refuse_run(job.run_dir, words)
+    if (kafka := job.config.sink.kafka) is not None and QUERY_IN_TOPIC in kafka.topic and not job.queries:
+        raise UserError(
+            f"{QUERY_IN_TOPIC} stands for the name of a query, and this run has none with a name", subject="sink.kafka.topic"
+        )
     outputs: list[tuple[str, Path, str]] = []
     if job.target is not None:
         outputs.append((words, job.target, "the file of the results (-o)"))

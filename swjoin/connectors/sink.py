@@ -20,7 +20,7 @@ from swjoin.core.errors import RunFailed, UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from swjoin.config.run import KafkaSinkConfig
+    from swjoin.connectors.kafka.sink import KafkaTopic
     from swjoin.connectors.output_columns import AnyColumns, QueryColumns, ResultColumns
 
 _OTHER_FILES: Final = 256  # inputs, logs, sockets
@@ -192,6 +192,10 @@ def open_sinks(kind: str, target: Path, plan: AnyColumns, **more: Any) -> Sink:
     `open_sink`."""
     from swjoin.connectors.output_columns import QueryColumns
 
+    if (kafka := more.pop("kafka", None)) is not None:
+        from swjoin.connectors.kafka.sink import KafkaBroker, KafkaTopic
+
+        topic = more["topic"] = KafkaTopic(KafkaBroker(kafka))
     if not isinstance(plan, QueryColumns):
         return open_sink(kind, target, plan, **more)
     opened: dict[str, RowSink] = {}
@@ -199,6 +203,8 @@ def open_sinks(kind: str, target: Path, plan: AnyColumns, **more: Any) -> Sink:
         if kind != "count":
             _allow_files(len(plan.queries))
         for name, columns in plan.queries:
+            if kafka is not None:
+                more["topic"] = topic._replace(query=name)
             opened[name] = cast("RowSink", open_sink(kind, target / name, columns, **more))
     except BaseException:
         for sink in reversed(opened.values()):
@@ -230,7 +236,7 @@ def open_sink(
     *,
     staged: bool = False,
     resumes: bool = False,
-    kafka: KafkaSinkConfig | None = None,
+    topic: KafkaTopic | None = None,
     run_id: str | None = None,
     share: tuple[int, int] | None = None,
 ) -> Sink:
@@ -242,10 +248,10 @@ def open_sink(
     """
     if kind in ("count", "flight"):
         return CountSink()
-    if kafka is not None:
+    if topic is not None:
         from swjoin.connectors.kafka.sink import KafkaSink
 
-        return KafkaSink(kafka, plan, target, staged=staged, resumes=resumes, share=share)
+        return KafkaSink(topic, plan, target, staged=staged, resumes=resumes, share=share)
     from swjoin.connectors.files.sink import FileSink
 
     if kind == "csv":

@@ -19,9 +19,9 @@ from swjoin.config.run import KafkaSinkConfig
 from swjoin.connectors.kafka import client
 from swjoin.connectors.kafka import sink as sink_module
 from swjoin.connectors.kafka.decoder import MessageDecoder
-from swjoin.connectors.kafka.sink import KafkaSink, arrow_messages, json_messages
+from swjoin.connectors.kafka.sink import KafkaBroker, KafkaSink, KafkaTopic, arrow_messages, json_messages
 from swjoin.connectors.output_columns import OutputColumns
-from swjoin.connectors.sink import open_sink
+from swjoin.connectors.sink import open_sinks
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.row_codec import StreamCodec
 from tests.support.kafka_cluster import MockCluster
@@ -67,7 +67,7 @@ def sink_of(
     share: tuple[int, int] | None = None,
 ) -> KafkaSink:
     config = KafkaSinkConfig(cluster.servers, topic, form)
-    sink = open_sink("kafka", folder, PLAN, staged=staged, resumes=resumes, kafka=config, share=share)
+    sink = open_sinks("kafka", folder, PLAN, staged=staged, resumes=resumes, kafka=config, share=share)
     assert isinstance(sink, KafkaSink)
     return sink
 
@@ -327,16 +327,16 @@ def test_results_that_a_checkpoint_holds_must_be_there(cluster: MockCluster, top
 def test_no_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SETUP_S", 0.5)
     with pytest.raises(UserError, match=r"sink kafka: no broker answers at 127\.0\.0\.1:1 within 0\.5 s"):
-        KafkaSink(KafkaSinkConfig("127.0.0.1:1", "t"), PLAN, tmp_path)
+        KafkaSink(KafkaTopic(KafkaBroker(KafkaSinkConfig("127.0.0.1:1", "t"))), PLAN, tmp_path)
 
 
 def test_a_broker_that_goes_away_ends_the_run(tmp_path: Path) -> None:
     mine = MockCluster(1)
     mine.make("t")
     settings = ("message.timeout.ms=300", "queue.buffering.max.messages=20", "enable.idempotence=false")
-    sink = KafkaSink(KafkaSinkConfig(mine.servers, "t", properties=settings), PLAN, tmp_path)
+    sink = KafkaSink(KafkaTopic(KafkaBroker(KafkaSinkConfig(mine.servers, "t", properties=settings))), PLAN, tmp_path)
     sink.write_rows(rows_of(0, 10), 0)
-    sink._flush()
+    sink._broker.flush()
     mine.close()
     with pytest.raises(RunFailed, match="sink kafka: topic t: results cannot be delivered"):
         sink.write_rows(rows_of(10, 100), 0)  # more than the client's queue takes
@@ -347,7 +347,7 @@ def test_a_broker_that_goes_away_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_row_that_is_too_large(cluster: MockCluster, topic: str, tmp_path: Path) -> None:
     settings = ("message.max.bytes=1000",)
-    sink = KafkaSink(KafkaSinkConfig(cluster.servers, topic, "arrow", settings), PLAN, tmp_path)
+    sink = KafkaSink(KafkaTopic(KafkaBroker(KafkaSinkConfig(cluster.servers, topic, "arrow", settings))), PLAN, tmp_path)
     with pytest.raises(RunFailed, match=r"a message of \d+ bytes cannot be sent: .*[Mm]essage size too large"):
         sink.write_rows(rows_of(0, 500), 0)
     sink.abort()

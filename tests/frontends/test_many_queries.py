@@ -459,7 +459,7 @@ def test_command_lines_that_are_refused(swjoin: Any, tmp_path: Path) -> None:
         ({"queries": [{"name": "..", "sql": "SELECT k FROM a"}]}, "queries.0.name: '..' is no name of a query"),
         (
             {"sink": {"kind": "kafka", "kafka": {"servers": "localhost:1", "topic": "t"}}},
-            "10 queries with sink kafka; write files, or count",
+            "sink.kafka.topic: 10 queries have a topic each; write {query} where a query's name belongs",
         ),
         ({"serve": {"listen": "127.0.0.1:0"}}, "10 queries with serve.listen; write files, or count"),
     ],

@@ -1,6 +1,7 @@
 """Kafka sink: results as messages of a topic.
 
-What: `KafkaSink`; `json_messages` and `arrow_messages`, which encode rows.
+What: `KafkaSink`; `KafkaBroker`, the client that the sinks of several queries share; `json_messages` and `arrow_messages`,
+which encode rows.
 Why: consumers of the topic must be able to process each row exactly once, although broker retries and recoveries send messages
 twice: every message has its position in a header, and a repeated message has the same position.
 Stays out: columns of a row (`connectors.output_columns`), the client's settings (`connectors.kafka.client`).
@@ -22,7 +23,7 @@ import secrets
 from binascii import crc32
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swjoin.config.run import KafkaSinkConfig
 from swjoin.connectors.files.sink import only_hidden, sink_of_file
@@ -126,15 +127,92 @@ class _GenerationFile:
         self.path.unlink(missing_ok=True)
 
 
+class KafkaBroker:
+    """The client of one sink, or of those of several queries, each of which has a topic. UserError without a broker or the
+    library."""
+
+    def __init__(self, config: KafkaSinkConfig) -> None:
+        self.config = config
+        self._trouble = KafkaConnectionError()
+        self._failure: str | None = None  # of a message that could not be delivered
+        self._closed = False
+        kafka = client_library()
+        ours = {"delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": self._trouble}
+        defaults: dict[str, Any] = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 60_000}
+        defaults |= {"queue.buffering.max.kbytes": 32_768, "compression.type": "lz4"}
+        settings = client_settings("sink kafka", config.servers, config.properties, ours, defaults)
+        try:
+            self._producer: Producer = kafka.Producer(settings)
+        except (kafka.KafkaException, ValueError, TypeError) as error:
+            raise UserError(f"sink kafka: {one_line(error)}") from None
+
+    def partitions_of(self, topic: str) -> list[int]:
+        """UserError without the topic."""
+        return find_topic(self._producer, topic, "sink kafka", self.config.servers, self._trouble)
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is not None and self._failure is None:
+            self._failure = f"sink kafka: topic {message.topic()}: results cannot be delivered: {one_line(error.str())}"
+
+    def check(self) -> None:
+        """RunFailed when a message could not be delivered."""
+        if self._failure is not None:
+            raise RunFailed(self._failure)
+
+    def send(self, topic: str, message: Message, partition: int, position: bytes) -> None:
+        """Waits while the client's queue is full."""
+        key, value, _ = message
+        headers: list[tuple[str, str | bytes | None]] = [("position", position)]
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, headers=headers)
+                return
+            except BufferError:
+                self._producer.poll(_POLL_S)
+                self.check()
+            except client_library().KafkaException as error:
+                text = one_line(error.args[0].str())
+                raise RunFailed(f"sink kafka: topic {topic}: a message of {len(value)} bytes cannot be sent: {text}") from None
+
+    def poll(self) -> None:
+        self._producer.poll(0)
+        self.check()
+
+    def flush(self) -> None:
+        """Wait until the broker has all messages; each message has its time limit."""
+        while self._producer.flush(_POLL_S):
+            self.check()
+        self.check()
+
+    def abort(self) -> None:
+        """Messages that were not sent are dropped."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(Exception):
+                self._producer.flush(1.0)
+            self._producer.purge()
+
+
+class KafkaTopic(NamedTuple):
+    """What a sink sends to: the topic of a query, by its name."""
+
+    broker: KafkaBroker
+    query: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.broker.config.topic_of(self.query)
+
+
 class KafkaSink:
-    """folder: of rows that wait for a checkpoint. UserError without a broker, the topic or the library.
+    """Rows as messages of a topic. folder: of rows that wait for a checkpoint. UserError without the topic.
 
     staged, resumes: see `open_sink`. share: number of this sink, and how many write to the topic.
     """
 
     def __init__(
         self,
-        config: KafkaSinkConfig,
+        topic: KafkaTopic,
         plan: ResultColumns,
         folder: Path,
         *,
@@ -142,32 +220,16 @@ class KafkaSink:
         resumes: bool = False,
         share: tuple[int, int] | None = None,
     ) -> None:
-        self._config, self._plan, self._folder = config, plan, folder
+        self._broker, self._topic, self._plan, self._folder = topic.broker, topic.name, plan, folder
         self._share = share or (0, 1)
         self._staged = staged
         self._keys = [name for name in plan.schema.names if name in plan.key_names]
-        self._where = f"sink kafka: topic {config.topic}"
-        self._trouble = KafkaConnectionError()
-        self._failure: str | None = None  # of a message that could not be delivered
         self._writer = secrets.token_hex(4)
         self._rows_sent = 0  # by a run without checkpoints
         self._kept: dict[int, _GenerationFile] = {}
-        self._producer = self._open()
+        self._partitions = self._broker.partitions_of(self._topic)
         if staged:
             self._prepare(resumes)
-
-    def _open(self) -> Producer:
-        kafka = client_library()
-        ours = {"delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": self._trouble}
-        defaults: dict[str, Any] = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 60_000}
-        defaults |= {"queue.buffering.max.kbytes": 32_768, "compression.type": "lz4"}
-        settings = client_settings("sink kafka", self._config.servers, self._config.properties, ours, defaults)
-        try:
-            producer: Producer = kafka.Producer(settings)
-        except (kafka.KafkaException, ValueError, TypeError) as error:
-            raise UserError(f"sink kafka: {one_line(error)}") from None
-        self._partitions = find_topic(producer, self._config.topic, "sink kafka", self._config.servers, self._trouble)
-        return producer
 
     def _prepare(self, resumes: bool) -> None:
         try:
@@ -188,42 +250,17 @@ class KafkaSink:
 
     # ------------------------------------------------------------ to the broker
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None and self._failure is None:
-            self._failure = one_line(error.str())
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise RunFailed(f"{self._where}: results cannot be delivered: {self._failure}")
-
     def _send(self, rows: pa.RecordBatch, start: str, first: int) -> None:
-        """Send rows. start: of their positions. first: number of the first row. Waits while the client's queue is full."""
-        kafka = client_library()
-        messages = json_messages(rows, self._keys) if self._config.format == "json" else arrow_messages(rows)
-        for key, value, number in messages:
+        """Send rows. start: of their positions. first: number of the first row."""
+        messages = json_messages(rows, self._keys) if self._broker.config.format == "json" else arrow_messages(rows)
+        for message in messages:
+            key, _, number = message
             position = f"{start}.{first + number}".encode()
-            headers: list[tuple[str, str | bytes | None]] = [("position", position)]
             partition = _BY_KEY
             if key is None:  # the client would choose any partition, and another one when the message is sent again
                 partition = self._partitions[crc32(position) % len(self._partitions)]
-            while True:
-                try:
-                    self._producer.produce(self._config.topic, value, key, partition, headers=headers)
-                    break
-                except BufferError:
-                    self._producer.poll(_POLL_S)
-                    self._check()
-                except kafka.KafkaException as error:
-                    text = one_line(error.args[0].str())
-                    raise RunFailed(f"{self._where}: a message of {len(value)} bytes cannot be sent: {text}") from None
-        self._producer.poll(0)
-        self._check()
-
-    def _flush(self) -> None:
-        """Wait until the broker has all messages; each message has its time limit."""
-        while self._producer.flush(_POLL_S):
-            self._check()
-        self._check()
+            self._broker.send(self._topic, message, partition, position)
+        self._broker.poll()
 
     # ------------------------------------------------------------ rows
 
@@ -300,7 +337,7 @@ class KafkaSink:
                         first += rows.num_rows
             except (OSError, pa.ArrowException) as error:
                 raise RunFailed(f"{path}: results that a checkpoint holds cannot be read: {one_line(error)}") from None
-        self._flush()
+        self._broker.flush()
         for writer, generations in done.items():
             write_whole(self._sent_file(writer), json.dumps({"generations": max(generations, generation + 1)}).encode())
         for name in names:
@@ -324,13 +361,11 @@ class KafkaSink:
         for generation in sorted(self._kept):
             names = [self.name_of(path) for path in self.seal(generation)]
             self.publish(names, generation)
-        self._flush()
+        self._broker.flush()
 
     def abort(self, *, started: bool = True) -> None:
         """Rows that have been sent stay; with checkpoints a resumed run produces the others again."""
         for kept in self._kept.values():
             kept.drop()
         self._kept.clear()
-        with contextlib.suppress(Exception):
-            self._producer.flush(1.0)
-        self._producer.purge()
+        self._broker.abort()
