@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import keyword
 import re
 import sys
@@ -57,11 +58,14 @@ class Names:
     def members(self, name: str) -> set[str]:
         return self.classes.get(name, set()).union(*(self.members(base) for base in self.bases.get(name, ())))
 
+    @functools.cached_property
     def public(self) -> set[str]:
-        """Names that need no owner: modules and what they define, keys of the configuration, options, commands, values."""
+        """Names that need no owner, once all modules have been added: modules and what they define, keys of the configuration,
+        options, commands, values."""
         parts = {part for module in self.modules for part in module.split(".")}
-        return self.words.union(parts, LANGUAGE, self.keys(), *self.modules.values())
+        return self.words.union(parts, LANGUAGE, self.keys, *self.modules.values())
 
+    @functools.cached_property
     def keys(self) -> set[str]:
         """Keys of the configuration: fields of its sections, which carry their unit in the code only."""
         sections = [name for module, top in self.modules.items() if module.startswith("swjoin.config") for name in top]
@@ -70,11 +74,13 @@ class Names:
 
     def resolves(self, span: str, path: Path | None = None) -> bool:
         """Whether every name in a back-ticked span exists; with a path, also names that only this file uses."""
-        known = self.public() | self.files.get(path or PACKAGE, set())
-        return span in self.words or all(name in EXCEPTIONS or self._exists(name, known, path) for name in names_in(span))
+        return span in self.words or all(name in EXCEPTIONS or self._exists(name, path) for name in names_in(span))
 
-    def _exists(self, name: str, known: set[str], path: Path | None) -> bool:
-        if name in known:
+    def _known(self, name: str, path: Path | None) -> bool:
+        return name in self.public or name in self.files.get(path or PACKAGE, ())
+
+    def _exists(self, name: str, path: Path | None) -> bool:
+        if self._known(name, path):
             return True
         if "/" in name or re.search(r"\.(py|sh|md|yaml|json|html|cfg|toml)$", name):
             return any((folder / name).exists() for folder in (ROOT, PACKAGE, (path or ROOT).parent))
@@ -87,8 +93,8 @@ class Names:
         if parts[0] in self.classes:
             return parts[1] in self.members(parts[0])
         if parts[0] in self.members("RunConfig"):
-            return all(part in self.keys() for part in parts)
-        return f"swjoin.{parts[0]}" not in self.modules and all(part in known for part in parts)
+            return all(part in self.keys for part in parts)
+        return f"swjoin.{parts[0]}" not in self.modules and all(self._known(part, path) for part in parts)
 
     def _in_module(self, parts: list[str]) -> bool:
         """Whether a dotted path is a module, or a name in one, or a member of a class in one."""
@@ -147,14 +153,13 @@ def names_in(span: str) -> list[str]:
     return [head[1]] if head and not head[1].endswith(("...", "_", "/")) else []
 
 
+@functools.cache
 def package_names() -> Names:
+    """Made when a test asks for them: every process of a session of tests imports this module."""
     names = Names()
     for path in sorted(PACKAGE.rglob("*.py")):
         names.add(path, path.read_text())
     return names
-
-
-NAMES = package_names()
 
 
 def unresolved(path: Path, text: str, names: Names) -> list[str]:
@@ -164,7 +169,7 @@ def unresolved(path: Path, text: str, names: Names) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_names_in_docstrings_exist(path: Path) -> None:
-    assert unresolved(path, path.read_text(), NAMES) == []
+    assert unresolved(path, path.read_text(), package_names()) == []
 
 
 @pytest.mark.parametrize(
@@ -188,8 +193,8 @@ def test_names_in_docstrings_exist(path: Path) -> None:
 )
 def test_wrong_names_are_found(span: str) -> None:
     path = PACKAGE / "core" / "hashing.py"
-    assert unresolved(path, f'"""A header: `{span}`."""\n', NAMES) == [span]
-    assert unresolved(path, f'class A:\n    def f(self):\n        """`{span}`"""\n', NAMES) == [span]
+    assert unresolved(path, f'"""A header: `{span}`."""\n', package_names()) == [span]
+    assert unresolved(path, f'class A:\n    def f(self):\n        """`{span}`"""\n', package_names()) == [span]
 
 
 def test_right_names_are_found() -> None:
@@ -202,7 +207,7 @@ def test_right_names_are_found() -> None:
         "6h",
     ]
     text = "".join(f"`{span}` " for span in [*spans, "swjoin/core/hashing.py", "--set", "pair_hash(left, right)"])
-    assert unresolved(PACKAGE / "core" / "hashing.py", f'"""{text}"""\n', NAMES) == []
+    assert unresolved(PACKAGE / "core" / "hashing.py", f'"""{text}"""\n', package_names()) == []
 
 
 def test_exceptions_are_needed() -> None:
@@ -237,10 +242,10 @@ def names_of_code(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_names_in_documents_exist(path: Path) -> None:
     names = names_of_code(path.read_text())
-    assert [name for name in names if name not in FOREIGN and not NAMES.resolves(name)] == []
+    assert [name for name in names if name not in FOREIGN and not package_names().resolves(name)] == []
 
 
 def test_wrong_names_in_documents_are_found() -> None:
     names = names_of_code("a `CountedJoin`, `Delivery.nobody`, `swjoin.foretell`, `runtime.planner`, `Delivery`, `x_y`\n")
-    assert [name for name in names if not NAMES.resolves(name)] == names
+    assert [name for name in names if not package_names().resolves(name)] == names
     assert names == ["CountedJoin", "Delivery.nobody", "swjoin.foretell", "runtime.planner"]
