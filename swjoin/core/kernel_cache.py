@@ -4,7 +4,8 @@ What: `kernel`, the decorator of every kernel; `cache_folders()`, `stored_kernel
 processors for which a wheel may bring compiled kernels (`precompiled_folder`).
 Why: numba's own cache lies beside the sources: `pip uninstall` leaves it there, other users cannot write it, an edit of a
 function that a kernel of another file calls is not noticed, and processes that compile at once can exchange their entries. Here
-a file holds one compiled kernel, is named by everything that the machine code depends on, and appears as a whole.
+a file holds one compiled kernel, is named by everything that the machine code depends on, and appears as a whole; of processes
+that need it at once one compiles it.
 Stays out: functions of other packages, whose cache stays numba's; compiling in advance (`cli.kernels`).
 
 Folders, the first that can be written: NUMBA_CACHE_DIR, if the user has set it, else the user's cache folder
@@ -38,6 +39,11 @@ from numba.core.serialize import dumps
 
 from swjoin.core.version import __version__
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 SUFFIX = ".kernel"
 CPU_LEVELS = {
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx2 bmi bmi2 f16c fma lzcnt movbe popcnt xsave",
@@ -45,6 +51,8 @@ CPU_LEVELS = {
 }
 _KEPT_S = 30 * 86400.0  # a kernel that no process has loaded for so long is deleted
 _DAY_S = 86400.0
+_COMPILED_S = 120.0  # the largest kernels take half a minute on a busy machine
+_COMPILING: dict[str, int] = {}  # kernels that this process compiles, and descriptors of their lock files
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IMPORT = re.compile(r"^from (swjoin[\w.]*) import (\(?[\w, ]*)", re.MULTILINE)
 
@@ -79,15 +87,22 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         key = self._index_key(sig, target_context.codegen())
         found = _read(cache_folders(), self._file(key), key)
         for level in () if found is not None else _own_levels():
-            key = (key[0], (key[1][0], level, ""), key[2])  # what numba writes under NUMBA_CPU_NAME=level
-            found = found or _read([precompiled_folder() / level], self._file(key), key)
+            of_level = (key[0], (key[1][0], level, ""), key[2])  # what numba writes under NUMBA_CPU_NAME=level
+            found = found or _read([precompiled_folder() / level], self._file(of_level), of_level)
+        if found is None and _wait_for(self._file(key)):
+            found = _read(cache_folders(), self._file(key), key)
+            if found is not None:
+                _compiled(self._file(key))
         return None if found is None else CompileResult._rebuild(target_context, *found)
 
     def _save_overload(self, sig: Any, data: Any) -> None:
         impl: Any = CompileResultCacheImpl
-        if self._enabled and impl.check_cachable(self, data):
-            key = self._index_key(sig, data.codegen)
+        if not self._enabled:
+            return
+        key = self._index_key(sig, data.codegen)
+        if impl.check_cachable(self, data):
             _write(self._file(key), dumps((key, impl.reduce(self, data))))
+        _compiled(self._file(key))
 
     def _file(self, key: tuple[Any, ...]) -> str:
         module, name = self._py_func.__module__, self._py_func.__qualname__
@@ -212,6 +227,43 @@ def _write(name: str, data: bytes) -> None:
             return
         except OSError:
             continue
+
+
+def _wait_for(name: str) -> bool:
+    """Whether this process is the one that compiles a kernel, or has waited for the one that did: all ranks of a run come to
+    their first kernels at once, and would compile each as many times. Not where a folder cannot be locked, nor for longer than
+    a kernel takes: whoever compiles may have been stopped."""
+    if fcntl is None or name in _COMPILING:
+        return False
+    try:
+        folder = cache_folders()[0]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _trusted(folder):
+            return False
+        lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
+    until_s = time.monotonic() + _COMPILED_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _COMPILING[name] = lock
+            return True
+        except BlockingIOError:
+            if time.monotonic() < until_s:
+                time.sleep(0.02)
+                continue
+        except OSError:
+            pass
+        os.close(lock)
+        return False
+
+
+def _compiled(name: str) -> None:
+    """Let others go on that wait for a kernel."""
+    if (lock := _COMPILING.pop(name, None)) is not None:
+        _delete([cache_folders()[0] / f"{name}.lock"])
+        os.close(lock)
 
 
 def _checksum(data: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -48,9 +49,10 @@ def kernels_below(folder: Path) -> list[Path]:
 
 
 def test_a_kernel_is_compiled_once_per_user(tmp_path: Path) -> None:
-    at_once = [started(tmp_path) for _ in range(3)]
-    digests = {ended(process)[0] for process in at_once}
+    at_once = [ended(process) for process in [started(tmp_path) for _ in range(3)]]
+    digests = {digest for digest, _, _ in at_once}
     assert len(digests) == 1
+    assert sum(compiled for _, _, compiled in at_once) == 1, "the others wait for it"
     (file,) = kernels_below(tmp_path)
     assert file.parent == tmp_path / ".cache" / "swjoin" / "kernels"
     assert file.parent.stat().st_mode & 0o777 == 0o700
@@ -58,6 +60,17 @@ def test_a_kernel_is_compiled_once_per_user(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     assert ended(started(tmp_path)) == [*digests, 0, 1], "damaged"
     assert ended(started(tmp_path)) == [*digests, 1, 0]
+
+
+def test_nobody_waits_for_ever_for_another_to_compile(tmp_path: Path) -> None:
+    digest = ended(started(tmp_path))[0]
+    (file,) = kernels_below(tmp_path)
+    file.unlink()
+    impatient = DIGEST.replace("import sys", "import sys; kernel_cache._COMPILED_S = 0.2")
+    with file.with_name(f"{file.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ended(started(tmp_path, impatient)) == [digest, 0, 1]
+        assert file.exists()
 
 
 def test_the_users_own_cache_folder_wins(tmp_path: Path) -> None:
