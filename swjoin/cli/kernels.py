@@ -1,7 +1,7 @@
 """The command `kernels`: where compiled kernels are kept, how large they are; compile all of them, delete them.
 
-What: `run_kernels`. Compiling is done by tiny joins through every kernel and type that real joins use, one of generated streams
-whose partition-groups move, split and merge, and plans.
+What: `run_kernels`. Compiling is done by tiny joins and queries through every kernel and type that real ones use, one of
+generated streams whose partition-groups move, split and merge, and plans.
 Why: a kernel is compiled at its first call; after `--compile` no run waits for the compiler.
 Stays out: the cache (`core.kernel_cache`), loading it at the start of a run (`runtime.kernel_preload`).
 """
@@ -15,11 +15,15 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 from swjoin.config.run import QueryConfig, RunConfig, WorkloadConfig
 from swjoin.core.kernel_cache import cache_folders, clear_kernels, host_levels, precompiled_folder, stored_kernels
+from swjoin.core.platforms import core_count
 from swjoin.forecast.costs import PRESETS
 from swjoin.forecast.input_profile import workload_profile
 from swjoin.forecast.memory import plan_memory
@@ -38,6 +42,10 @@ MANY_PARTNERS = {
     "cluster": {"distribution_epoch": "100ms", "partition_count": 4},
     "module": {"window": "64MB"},
 }
+_GROUPS = """SELECT number, window_end, count(*) AS n, sum(value) AS s, min(value) AS l, max(value) AS m, avg(value) AS a,
+    count(DISTINCT name) AS d FROM TUMBLE(a, t, INTERVAL 1 MINUTE) GROUP BY number, window_end"""
+_NEAR = "SELECT a.name, b.value FROM a JOIN b ON a.number = b.number AND b.t BETWEEN a.t - INTERVAL {0} SECOND AND a.t"
+_THIRD = " JOIN c ON c.name = a.name AND c.t BETWEEN a.t AND a.t + INTERVAL 5 SECOND"
 
 
 def run_kernels(args: argparse.Namespace) -> int:
@@ -46,8 +54,7 @@ def run_kernels(args: argparse.Namespace) -> int:
         print(f"deleted {clear_kernels() / 1e6:.1f} MB of compiled kernels")
     if args.compile:
         start = time.monotonic()
-        with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-            compile_all()
+        compile_all()
         print(f"kernels ready ({time.monotonic() - start:.0f} s)")
     if not args.clear and not args.compile:
         print(kernels_text())
@@ -76,63 +83,83 @@ def _write(path: Path, rows: int) -> None:
 
 
 def compile_all() -> None:
-    """Joins with integer and string keys, with rows and with counts, with and without order, of all kinds, with many partners;
-    state movements."""
+    """Joins with integer and string keys, with rows and with counts, with and without order, of all kinds, with many partners,
+    by bands and by conditions alone, as-of joins; queries with groups, and several at once; state movements; RDF; placement.
+    Some at a time: of processes that need the same kernel one compiles it."""
+    with tempfile.TemporaryDirectory(prefix="swjoin-warmup-") as name:
+        commands = _commands(Path(name))
+        with ProcessPoolExecutor(min(4, core_count()), get_context("spawn")) as pool:
+            plan = pool.submit(_plan)
+            codes = [pool.submit(_run, words) for words in commands]
+            plan.result()
+            for code in codes:
+                if code.result():
+                    raise SystemExit(code.result())
+
+
+def _run(words: list[str]) -> int:
+    """Exit code of a command."""
     from swjoin.cli.main import main  # which imports this module
 
-    with tempfile.TemporaryDirectory(prefix="swjoin-warmup-") as folder:
-        left, right = Path(folder) / "left.csv", Path(folder) / "right.csv"
-        _write(left, 2000)
-        _write(right, 1500)
-        common = ["--left-time", "t", "--right-time", "t", "--time-unit", "s", "--within", "10s"]
-        joins = []
-        for i, key in enumerate((["number"], ["name"], ["number", "name"])):
-            joins += [[*key, "--max-out-of-order", "2s", "-o", out] for out in ("count", f"{folder}/{i}.parquet")]
-        joins.append(["number", "--how", "full", "-o", "count"])
-        joins.append(["number", "--where", "left_value <= right_value", "-o", f"{folder}/where.parquet"])
-        for words in joins:
-            code = main(["join", str(left), str(right), *common, "--on", *words])
-            if code:
-                raise SystemExit(code)
-        for name, plain in (("moving", MOVING), ("many", MANY_PARTNERS)):
-            config = Path(folder) / f"{name}.yaml"
-            config.write_text(json.dumps(plain))  # JSON is YAML
-            code = main(["run", str(config), "--threads", "2", "--out", f"{folder}/{name}"])
-            if code:
-                raise SystemExit(code)
-        _rdf(Path(folder))
-        _place(Path(folder))
-    _plan()
+    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+        return main(words)
 
 
-def _rdf(folder: Path) -> None:
+def _commands(folder: Path) -> list[list[str]]:
+    """Their files are in this folder."""
+    left, right = folder / "left.csv", folder / "right.csv"
+    _write(left, 2000)
+    _write(right, 1500)
+    times = ["--left-time", "t", "--right-time", "t", "--time-unit", "s"]
+    found = []
+    for i, words in enumerate(_joins()):
+        rows = [] if "-o" in words else ["-o", f"{folder}/{i}.parquet"]
+        found.append(["join", str(left), str(right), *times, "--within", "10s", *words, *rows])
+    for name, plain in (("moving", MOVING), ("many", MANY_PARTNERS)):
+        config = folder / f"{name}.yaml"
+        config.write_text(json.dumps(plain))  # JSON is YAML
+        found.append(["run", str(config), "--threads", "2", "--out", f"{folder}/{name}"])
+    tables = ["--table", f"a={left}:t:s", "--table", f"b={right}:t:s", "--table", f"c={left}:t:s"]
+    found.append(["query", _GROUPS, *tables, "-o", f"{folder}/groups.parquet"])
+    for i, seconds in enumerate((5, 9)):
+        (folder / f"q{i}.sql").write_text(_NEAR.format(seconds))
+    found.append(["query", f"{folder}/q0.sql", f"{folder}/q1.sql", *tables, "-o", f"{folder}/near.parquet"])
+    found.append(["query", _NEAR.format(5) + _THIRD, *tables, "-o", f"{folder}/three.parquet"])
+    return [*found, *_rdf(folder), _place(folder)]
+
+
+def _joins() -> Iterator[list[str]]:
+    for key in (["number"], ["name"], ["number", "name"]):
+        yield ["--on", *key, "--max-out-of-order", "2s", "-o", "count"]
+        yield ["--on", *key, "--max-out-of-order", "2s"]
+    yield ["--on", "number", "--how", "full", "-o", "count"]
+    yield ["--on", "number", "--where", "left_value <= right_value"]
+    yield ["--where", "abs(left_value - right_value) <= 1.5"]
+    yield ["--where", "left_value < right_value"]
+    yield ["--on", "number", "--match", "last"]
+    yield ["--on", "number", "--match", "nearest", "--how", "left"]
+
+
+def _rdf(folder: Path) -> list[list[str]]:
     """Triples as lines and as columns, matched, joined, and grouped by what is alive. Nothing without rdflib."""
-    from swjoin.cli.main import main
-
     if find_spec("rdflib") is None:
-        return
+        return []
     lines = "".join(f'{i} <x:s{i % 7}> <x:p> "{i}"^^<http://www.w3.org/2001/XMLSchema#integer> .\n' for i in range(100))
     (folder / "triples.txt").write_text(lines)
     (folder / "triples.csv").write_text("ts,s,p,o\n" + "".join(f"{i},<x:s{i % 7}>,<x:q>,<x:o{i}>\n" for i in range(100)))
     block = "STREAM <x:a> [RANGE 1s] { ?s <x:p> ?v } STREAM <x:b> [RANGE 1s] { ?s <x:q> ?o }"
     aggregates = "(COUNT(?o) AS ?n) (SUM(?v) AS ?t) (AVG(?v * 0.5) AS ?m) (MAX(?v) AS ?x)"
-    for query in (f"SELECT ?s ?v {{ {block} }}", f"SELECT ?s {aggregates} {{ {block} }} GROUP BY ?s"):
-        streams = ["--stream", f"x:a={folder}/triples.txt", "--stream", f"x:b={folder}/triples.csv"]
-        code = main(["rdf", query, *streams, "-o", f"{folder}/rdf.parquet"])
-        if code:
-            raise SystemExit(code)
+    streams = ["--stream", f"x:a={folder}/triples.txt", "--stream", f"x:b={folder}/triples.csv"]
+    queries = f"SELECT ?s ?v {{ {block} }}", f"SELECT ?s {aggregates} {{ {block} }} GROUP BY ?s"
+    return [["rdf", query, *streams, "-o", f"{folder}/rdf{i}.parquet"] for i, query in enumerate(queries)]
 
 
-def _place(folder: Path) -> None:
+def _place(folder: Path) -> list[str]:
     """More tasks than are placed by trying all ways."""
-    from swjoin.cli.main import main
-
     tasks = [{"id": i, "operator": "a", "work": 1 + i % 5, "state_bytes": 0, "pinned": None} for i in range(60)]
     edges = [[i, (7 * i + j) % 60, 1 + i * j, 64] for i in range(60) for j in range(3)]
     (folder / "graph.json").write_text(json.dumps({"tasks": tasks, "edges": edges}))
-    code = main(["place", f"{folder}/graph.json", "-k", "4"])
-    if code:
-        raise SystemExit(code)
+    return ["place", f"{folder}/graph.json", "-k", "4"]
 
 
 def _plan() -> None:
