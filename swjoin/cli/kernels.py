@@ -16,12 +16,14 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from swjoin.config.run import QueryConfig, RunConfig, WorkloadConfig
+from swjoin.core.errors import RunFailed
 from swjoin.core.kernel_cache import cache_folders, clear_kernels, host_levels, precompiled_folder, stored_kernels
 from swjoin.core.platforms import core_count
 from swjoin.forecast.costs import PRESETS
@@ -49,7 +51,7 @@ _THIRD = " JOIN c ON c.name = a.name AND c.t BETWEEN a.t AND a.t + INTERVAL 5 SE
 
 
 def run_kernels(args: argparse.Namespace) -> int:
-    """Exit code 0; of `--compile`, that of the join that failed."""
+    """Exit code 0; of `--compile`, that of the command that failed."""
     if args.clear:
         print(f"deleted {clear_kernels() / 1e6:.1f} MB of compiled kernels")
     if args.compile:
@@ -88,13 +90,21 @@ def compile_all() -> None:
     Some at a time: of processes that need the same kernel one compiles it."""
     with tempfile.TemporaryDirectory(prefix="swjoin-warmup-") as name:
         commands = _commands(Path(name))
-        with ProcessPoolExecutor(min(4, core_count()), get_context("spawn")) as pool:
-            plan = pool.submit(_plan)
-            codes = [pool.submit(_run, words) for words in commands]
+        pool = ProcessPoolExecutor(min(4, core_count()), get_context("spawn"))
+        try:
+            plan, codes = pool.submit(_plan), [pool.submit(_run, words) for words in commands]
             plan.result()
-            for code in codes:
+            for code in as_completed(codes):
                 if code.result():
                     raise SystemExit(code.result())
+        except BaseException as error:
+            for process in active_children():
+                process.kill()
+            if isinstance(error, BrokenProcessPool):
+                raise RunFailed("a process that compiled kernels was killed, perhaps for lack of memory") from None
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _run(words: list[str]) -> int:

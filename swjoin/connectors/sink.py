@@ -199,13 +199,14 @@ def open_sinks(kind: str, target: Path, plan: AnyColumns, **more: Any) -> Sink:
     if not isinstance(plan, QueryColumns):
         return open_sink(kind, target, plan, **more)
     opened: dict[str, RowSink] = {}
+    topics = {} if kafka is None else {name: topic._replace(query=name) for name, _ in plan.queries}
+    for each in topics.values():  # before a sink makes its folder
+        topic.broker.partitions_of(each.name)
     try:
         if kind != "count":
             _allow_files(len(plan.queries))
         for name, columns in plan.queries:
-            if kafka is not None:
-                more["topic"] = topic._replace(query=name)
-            opened[name] = cast("RowSink", open_sink(kind, target / name, columns, **more))
+            opened[name] = cast("RowSink", open_sink(kind, target / name, columns, **more | {"topic": topics.get(name)}))
     except BaseException:
         for sink in reversed(opened.values()):
             sink.abort(started=False)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import pickle
 import platform
@@ -35,6 +36,7 @@ import numba
 from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.compiler import CompileResult
+from numba.core.event import Event, Listener, register
 from numba.core.serialize import dumps
 
 from swjoin.core.version import __version__
@@ -52,7 +54,9 @@ CPU_LEVELS = {
 _KEPT_S = 30 * 86400.0  # a kernel that no process has loaded for so long is deleted
 _DAY_S = 86400.0
 _COMPILED_S = 120.0  # the largest kernels take half a minute on a busy machine
-_COMPILING: dict[str, int] = {}  # kernels that this process compiles, and descriptors of their lock files
+_PATIENCE_S = 2.0
+_COMPILING: dict[str, tuple[int, Path]] = {}  # kernels that this process compiles; descriptors and paths of lock files
+_LOG = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IMPORT = re.compile(r"^from (swjoin[\w.]*) import (\(?[\w, ]*)", re.MULTILINE)
 
@@ -65,6 +69,10 @@ def kernel(function: Any = None, *, inline: Literal["never", "always"] = "never"
     if compiled is not function:  # NUMBA_DISABLE_JIT=1
         compiled._cache = _KernelCache(function)
     return compiled
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return f"{function.__module__.removeprefix('swjoin.')}.{function.__qualname__}"
 
 
 class _KernelCache(FunctionCache):  # type: ignore[misc]
@@ -89,10 +97,8 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         for level in () if found is not None else _own_levels():
             of_level = (key[0], (key[1][0], level, ""), key[2])  # what numba writes under NUMBA_CPU_NAME=level
             found = found or _read([precompiled_folder() / level], self._file(of_level), of_level)
-        if found is None and _wait_for(self._file(key)):
+        if found is None and _compiled_meanwhile(self._file(key)):
             found = _read(cache_folders(), self._file(key), key)
-            if found is not None:
-                _compiled(self._file(key))
         return None if found is None else CompileResult._rebuild(target_context, *found)
 
     def _save_overload(self, sig: Any, data: Any) -> None:
@@ -100,14 +106,15 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         if not self._enabled:
             return
         key = self._index_key(sig, data.codegen)
-        if impl.check_cachable(self, data):
-            _write(self._file(key), dumps((key, impl.reduce(self, data))))
-        _compiled(self._file(key))
+        try:
+            if impl.check_cachable(self, data):
+                _write(self._file(key), dumps((key, impl.reduce(self, data))))
+        finally:
+            _unlock(self._file(key))
 
     def _file(self, key: tuple[Any, ...]) -> str:
-        module, name = self._py_func.__module__, self._py_func.__qualname__
-        code = hashlib.blake2b(f"{_source_digest(module)} {key}".encode(), digest_size=12).hexdigest()
-        return f"{module.removeprefix('swjoin.')}.{name}-{code}{SUFFIX}"
+        code = hashlib.blake2b(f"{_source_digest(self._py_func.__module__)} {key}".encode(), digest_size=12).hexdigest()
+        return f"{_name_of(self._py_func)}-{code}{SUFFIX}"
 
 
 # ---------------------------------------------------------------- folders
@@ -229,43 +236,6 @@ def _write(name: str, data: bytes) -> None:
             continue
 
 
-def _wait_for(name: str) -> bool:
-    """Whether this process is the one that compiles a kernel, or has waited for the one that did: all ranks of a run come to
-    their first kernels at once, and would compile each as many times. Not where a folder cannot be locked, nor for longer than
-    a kernel takes: whoever compiles may have been stopped."""
-    if fcntl is None or name in _COMPILING:
-        return False
-    try:
-        folder = cache_folders()[0]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _trusted(folder):
-            return False
-        lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return False
-    until_s = time.monotonic() + _COMPILED_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _COMPILING[name] = lock
-            return True
-        except BlockingIOError:
-            if time.monotonic() < until_s:
-                time.sleep(0.02)
-                continue
-        except OSError:
-            pass
-        os.close(lock)
-        return False
-
-
-def _compiled(name: str) -> None:
-    """Let others go on that wait for a kernel."""
-    if (lock := _COMPILING.pop(name, None)) is not None:
-        _delete([cache_folders()[0] / f"{name}.lock"])
-        os.close(lock)
-
-
 def _checksum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
@@ -275,6 +245,80 @@ def _prune(folder: Path) -> None:
     """Once per process: delete kernels that are out of use, of old versions and sources, and the files of killed writers."""
     old = time.time() - _KEPT_S
     _delete([path for path in folder.glob(f"*{SUFFIX}*") if path.stat().st_mtime < old])
+
+
+# ---------------------------------------------------------------- who compiles
+
+
+def _compiled_meanwhile(name: str) -> bool:
+    """Whether another process has stored a kernel since. All ranks of a run come to their first kernels at once: one of them
+    locks a kernel's name and compiles it, the others wait for it. Without a folder that can be locked each compiles it."""
+    for folder in () if fcntl is None or name in _COMPILING else cache_folders():
+        path = folder / f"{name}.lock"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _trusted(folder):
+                continue
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            continue
+        mine = False
+        try:
+            mine = _locked(lock, folder / name)
+        finally:
+            if mine:
+                _COMPILING[name] = lock, path
+            else:
+                os.close(lock)
+        return not mine and (folder / name).exists()
+    return False
+
+
+def _locked(lock: int, stored: Path) -> bool:
+    """Lock the name of a kernel, waiting for another process that has. False: it has stored the kernel; or it could not, or
+    takes longer than a kernel does and may have been stopped, so that each compiles it."""
+    start_s, told = time.monotonic(), False
+    while not stored.exists():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.fstat(lock).st_nlink > 0 and not stored.exists()
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        waited_s = time.monotonic() - start_s
+        if waited_s > _COMPILED_S:
+            return False
+        if waited_s > _PATIENCE_S and not told:
+            told = True
+            _LOG.info("another process compiles kernels for this machine; waiting for it")
+        time.sleep(0.02)
+    return False
+
+
+def _unlock(name: str) -> None:
+    """Let others go on that wait for a kernel."""
+    if name in _COMPILING:
+        lock, path = _COMPILING.pop(name)
+        _delete([path])
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also where a child process has the descriptor
+        os.close(lock)
+
+
+class _Failures(Listener):  # type: ignore[misc]
+    """A compilation that fails, or is interrupted, stores nothing."""
+
+    def on_start(self, event: Event) -> None:
+        """Nothing to do."""
+
+    def on_end(self, event: Event) -> None:
+        if event._exc_details is not None:  # `is_failed` says the opposite (numba 0.68)
+            start = f"{_name_of(event.data['dispatcher'].py_func)}-"
+            for name in [name for name in _COMPILING if name.startswith(start)]:
+                _unlock(name)
+
+
+register("numba:compile", _Failures())
 
 
 # ---------------------------------------------------------------- sources

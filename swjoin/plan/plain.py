@@ -78,7 +78,7 @@ def plan_from_plain(plain: dict[str, Any]) -> LogicalPlan:
     except (TypeError, ValueError, RecursionError):  # `_node` says what is wrong
         return LogicalPlan(tuple(_node(node, index) for index, node in enumerate(plain["nodes"])))
     known: dict[str, Node] = {}
-    for before, plan in _LAST:
+    for before, plan in tuple(_LAST):  # other threads may add to it
         if before == texts:
             return plan
         known.update(zip(before, plan.nodes, strict=True))

@@ -293,6 +293,7 @@ FAULTS = (  # what `chain_fault` finds, by number
     "a block twice in a chain",
     "the counter has another number of tuples",
     "head block is not the newest",
+    "a chain leads to a block that is not in use",
 )
 
 
@@ -306,6 +307,8 @@ def chain_fault(pool: Pool, minis: Minis, mini: int, stream: int, in_order: bool
     block, newest, blocks, tuples = minis.counters[counter + FIRST + stream], NONE, 0, 0
     previous = np.iinfo(np.int64).min
     while block != NONE:
+        if not 0 <= block < pool.control[NEVER_USED]:
+            return 9, blocks
         blocks += 1
         if blocks > pool.control[NEVER_USED]:
             return 6, blocks

@@ -73,6 +73,25 @@ def test_nobody_waits_for_ever_for_another_to_compile(tmp_path: Path) -> None:
         assert file.exists()
 
 
+def test_a_kernel_that_cannot_be_compiled_is_let_go(tmp_path: Path) -> None:
+    """Others would wait for it."""
+    program = """
+from swjoin.core import kernel_cache
+@kernel_cache.kernel
+def wrong(x):
+    return x.nothing
+taken = []
+locked = kernel_cache._locked
+kernel_cache._locked = lambda lock, stored: taken.append(stored) or locked(lock, stored)
+try:
+    wrong(1)
+except Exception:
+    print(len(taken), len(kernel_cache._COMPILING))
+"""
+    assert ended(started(tmp_path, program)) == [1, 0]
+    assert not kernels_below(tmp_path)
+
+
 def test_the_users_own_cache_folder_wins(tmp_path: Path) -> None:
     ended(started(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "own")))
     (file,) = kernels_below(tmp_path)

@@ -44,19 +44,30 @@ def _ended(line: Sequence[str | Path], timeout_s: float, options: dict[str, Any]
         try:
             out, err = mpirun.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            ranks = [p for p in psutil.Process(mpirun.pid).children(recursive=True) if "python" in p.name()]
+            ranks = _of_python(mpirun.pid)
             for rank in ranks:
-                rank.send_signal(signal.SIGUSR2)  # prints its stack, where `runtime.mpi.main` or `main` below has said so
+                with contextlib.suppress(psutil.Error):
+                    rank.send_signal(signal.SIGUSR2)  # prints its stack: of `main` below, and of ranks with --debug
             psutil.wait_procs(ranks, timeout=5)
-            for process in [*ranks, psutil.Process(mpirun.pid)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            out, err = mpirun.communicate()
+            for rank in ranks:
+                with contextlib.suppress(psutil.Error):
+                    rank.kill()
+            mpirun.kill()
+            out, err = mpirun.communicate(timeout=timeout_s)
             raise AssertionError(f"{len(ranks)} ranks still ran after {timeout_s:g} s\n{out}\n{err}") from None
         except BaseException:
             mpirun.kill()
             raise
     return subprocess.CompletedProcess(line, mpirun.returncode, out, err)
+
+
+def _of_python(pid: int) -> list[psutil.Process]:
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found += [process] if "python" in process.name() else []
+    return found
 
 
 def run_jobs(ranks: int, jobs: list[Job], folder: Path, timeout_s: float = 2 * PROCESS_S) -> None:

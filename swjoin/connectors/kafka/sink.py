@@ -136,6 +136,7 @@ class KafkaBroker:
         self._trouble = KafkaConnectionError()
         self._failure: str | None = None  # of a message that could not be delivered
         self._closed = False
+        self._partitions: dict[str, list[int]] = {}
         kafka = client_library()
         ours = {"delivery.report.only.error": True, "on_delivery": self._delivered, "error_cb": self._trouble}
         defaults: dict[str, Any] = {"enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 60_000}
@@ -148,7 +149,9 @@ class KafkaBroker:
 
     def partitions_of(self, topic: str) -> list[int]:
         """UserError without the topic."""
-        return find_topic(self._producer, topic, "sink kafka", self.config.servers, self._trouble)
+        if topic not in self._partitions:
+            self._partitions[topic] = find_topic(self._producer, topic, "sink kafka", self.config.servers, self._trouble)
+        return self._partitions[topic]
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None and self._failure is None:
@@ -188,9 +191,11 @@ class KafkaBroker:
         """Messages that were not sent are dropped."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(Exception):
-                self._producer.flush(1.0)
-            self._producer.purge()
+            try:
+                with contextlib.suppress(Exception):
+                    self._producer.flush(1.0)
+            finally:
+                self._producer.purge()
 
 
 class KafkaTopic(NamedTuple):
@@ -318,6 +323,8 @@ class KafkaSink:
     def publish(self, names: Sequence[str], generation: int) -> None:
         import pyarrow as pa
 
+        if not names and self._sent_file(self._share[0]).exists():
+            return
         done = {self._share[0]: self._sent_generations(self._share[0])}
         for name in names:
             found = _FILE.fullmatch(name)
