@@ -46,6 +46,8 @@ MANY_PARTNERS = {
 }
 _GROUPS = """SELECT number, window_end, count(*) AS n, sum(value) AS s, min(value) AS l, max(value) AS m, avg(value) AS a,
     count(DISTINCT name) AS d FROM TUMBLE(a, t, INTERVAL 1 MINUTE) GROUP BY number, window_end"""
+_ROWS = """SELECT number, value * 0.62 AS m, upper(name) AS u, CASE WHEN value < 9 THEN 'few' ELSE 'many' END AS c FROM a
+    WHERE value > 2 AND name LIKE 'n%' AND (number <> 3 OR value IS NOT NULL)"""
 _NEAR = "SELECT a.name, b.value FROM a JOIN b ON a.number = b.number AND b.t BETWEEN a.t - INTERVAL {0} SECOND AND a.t"
 _THIRD = " JOIN c ON c.name = a.name AND c.t BETWEEN a.t AND a.t + INTERVAL 5 SECOND"
 
@@ -131,6 +133,7 @@ def _commands(folder: Path) -> list[list[str]]:
         found.append(["run", str(config), "--threads", "2", "--out", f"{folder}/{name}"])
     tables = ["--table", f"a={left}:t:s", "--table", f"b={right}:t:s", "--table", f"c={left}:t:s"]
     found.append(["query", _GROUPS, *tables, "-o", f"{folder}/groups.parquet"])
+    found.append(["query", _ROWS, *tables, "-o", f"{folder}/rows.parquet"])
     for i, seconds in enumerate((5, 9)):
         (folder / f"q{i}.sql").write_text(_NEAR.format(seconds))
     found.append(["query", f"{folder}/q0.sql", f"{folder}/q1.sql", *tables, "-o", f"{folder}/near.parquet"])
@@ -143,10 +146,11 @@ def _joins() -> Iterator[list[str]]:
         yield ["--on", *key, "--max-out-of-order", "2s", "-o", "count"]
         yield ["--on", *key, "--max-out-of-order", "2s"]
     yield ["--on", "number", "--how", "full", "-o", "count"]
-    yield ["--on", "number", "--where", "left_value <= right_value"]
-    yield ["--where", "abs(left_value - right_value) <= 1.5"]
+    for order in ([], ["--max-out-of-order", "2s"]):
+        yield ["--on", "number", "--how", "left", "--where", "left_value <= right_value", *order]
+        yield ["--where", "abs(left_value - right_value) <= 1.5", *order]
     yield ["--where", "left_value < right_value"]
-    yield ["--on", "number", "--match", "last"]
+    yield ["--on", "number", "--match", "last", "--where", "left_value > right_value"]
     yield ["--on", "number", "--match", "nearest", "--how", "left"]
 
 
