@@ -277,7 +277,7 @@ def _compiled_meanwhile(name: str) -> bool:
 def _locked(lock: int, stored: Path) -> bool:
     """Lock the name of a kernel, waiting for another process that has. False: it has stored the kernel; or it could not, or
     takes longer than a kernel does and may have been stopped, so that each compiles it."""
-    start_s, told = time.monotonic(), False
+    start_s, logged = time.monotonic(), False
     while not stored.exists():
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -289,8 +289,8 @@ def _locked(lock: int, stored: Path) -> bool:
         waited_s = time.monotonic() - start_s
         if waited_s > _COMPILED_S:
             return False
-        if waited_s > _PATIENCE_S and not told:
-            told = True
+        if waited_s > _PATIENCE_S and not logged:
+            logged = True
             _LOG.info("another process compiles kernels for this machine; waiting for it")
         time.sleep(0.02)
     return False

@@ -323,7 +323,7 @@ class KafkaSink:
     def publish(self, names: Sequence[str], generation: int) -> None:
         import pyarrow as pa
 
-        if not names and self._sent_file(self._share[0]).exists():
+        if not names and self._sent_generations(self._share[0]):
             return
         done = {self._share[0]: self._sent_generations(self._share[0])}
         for name in names:
