@@ -229,7 +229,7 @@ def _check_sinks(stages: StagePlan, config: RunConfig) -> None:
             if given:
                 raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
     several, kafka = len(stages.results) > 1, config.sink.kafka
-    if several and (config.sink.kind == "flight" or config.serve.listen is not None):
+    if several and config.serve.listen is not None:
         raise UserError(
             f"{len(stages.results)} queries with serve.listen", remedy="write files, or count, or run them one by one"
         )

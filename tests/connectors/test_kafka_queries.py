@@ -20,9 +20,9 @@ from tests.support.kafka_content import content_of, position_of, without_repeats
 
 pytest.importorskip("confluent_kafka")
 _JOIN = (
-    "SELECT a.k, a.v + b.v AS s FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts - INTERVAL '{0}' SECOND AND a.ts + INTERVAL "
+    "SELECT a.k, a.v + b.v AS s FROM a JOIN b ON a.k = b.k "
+    "AND b.ts BETWEEN a.ts - INTERVAL '{0}' SECOND AND a.ts + INTERVAL '{0}' SECOND"
 )
-_JOIN += "'{0}' SECOND"
 QUERIES = {
     **{f"near.{width}": _JOIN.format(width) for width in (1, 2, 5)},  # one family
     "few": "SELECT k, v, ts FROM a WHERE v < 10",

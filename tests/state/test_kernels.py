@@ -12,10 +12,13 @@ from swjoin.core.batch import PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Route
 from swjoin.core.errors import RunFailed
 from swjoin.core.hashing import hash_key, tag_of
-from swjoin.core.ids import END_OF_TIME_US
+from swjoin.core.ids import END_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import Bounds, pair_digest
+from swjoin.core.record_layout import KEY, ROW, TS
 from swjoin.core.simd import LANES, count_ones, leading_zeros, match_mask, trailing_zeros
 from swjoin.policy.epochs import EpochSize
+from swjoin.state.arrays import COUNTERS, FILL, FIRST_TS, HEAD, HEADER, LAST_TS, NEXT, TUPLES
+from swjoin.state.blocks import FAULTS
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
 from tests.support.join_module import delivery, drive, make, stream
 from tests.tools.oracle import brute_force
@@ -54,6 +57,50 @@ def test_equal_tags_of_different_keys_are_no_pairs(materialise: bool, block_tupl
     i, j = brute_force(left, right, bounds)
     assert count == len(i) > 1000
     assert digest % 2**64 == pair_digest(left.id[i], right.id[j])
+
+
+@pytest.mark.parametrize(
+    ("fault", "field", "wrong"),
+    [
+        (1, "fill", 0),
+        (1, "fill", 5),
+        (2, "time", -9),
+        (3, "key", None),
+        (4, "tag", None),
+        (5, "first", -9),
+        (5, "last", 99),
+        (6, "next", None),
+        (7, "tuples", 1),
+        (8, "head", None),
+        (9, "next", 10**6),
+        (9, "next", -7),
+    ],
+)
+def test_a_broken_chain_is_noticed(fault: int, field: str, wrong: int | None) -> None:
+    """wrong None: what is right elsewhere, as the key and the tag of another, or an earlier block."""
+    join = make(Bounds(-100, 100), block_tuples=4, theta_tuples=6, materialise=False)
+    batch = stream(np.repeat(np.arange(8), 5).tolist(), [5] * 40, None)
+    drive(join, delivery(0, batch, batch, (5, 5), 1, (Route.BOTH, Route.BOTH)))
+    join.validate()
+    state = join.state
+    mini = next(m for m in state.minis_of(GroupId(0)).tolist() if len(state._chain(m, 0)) > 1)
+    first, last = (state._chain(mini, 0)[i] for i in (0, -1))
+    counter, row, stride = mini * COUNTERS, (first * 4 + 1) * ROW, int(state.pool.shape[1])
+    other = next(k for k in range(8) if hash_key(k) % 2 != hash_key(int(state.pool.rows[row + KEY])) % 2)
+    array, at, there = {
+        "fill": (state.pool.header, first * HEADER + FILL, 0),
+        "time": (state.pool.rows, row + TS, 0),
+        "key": (state.pool.rows, row + KEY, other),
+        "tag": (state.pool.tags, first * stride + 1, int(state.pool.tags[first * stride + 1]) ^ 1),
+        "first": (state.pool.header, first * HEADER + FIRST_TS, 0),
+        "last": (state.pool.header, first * HEADER + LAST_TS, 0),
+        "next": (state.pool.header, last * HEADER + NEXT, first),
+        "tuples": (state.minis.counters, counter + TUPLES, 0),
+        "head": (state.minis.counters, counter + HEAD, first),
+    }[field]
+    array[at] = there if wrong is None else wrong
+    with pytest.raises(AssertionError, match=FAULTS[fault]):
+        join.validate()
 
 
 def test_arrivals_of_candidates_give_the_delays() -> None:

@@ -19,6 +19,7 @@ from swjoin.cluster.gateway.gateway import Gateway
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.controller import Controller
 from swjoin.cluster.role import Role, RoleId
+from swjoin.cluster.slave.merger import Merger
 from swjoin.cluster.slave.slave import Slave
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.ids import GroupId, SlaveId
@@ -85,10 +86,8 @@ class StageLedger:
 
     def _of_slave(self, slave: Slave) -> Counter[_Count]:
         assert slave.stage is not None, "a slave of no stage"
-        found, waiting = _sent(slave.stage.outlet), Counter[int]()
-        slave.stage.merger.count_waiting(waiting)
-        for edge, rows in waiting.items():
-            found["waiting", edge, 0] += rows
+        found = _sent(slave.stage.outlet)
+        _add_waiting(found, slave.stage.merger)
         for edge, entry in slave.stage.ledger.received.items():
             found["received", edge, 0] += entry[0]
         for port in (LEFT, RIGHT):
@@ -122,13 +121,18 @@ class StageLedger:
 
 def _sent(outlet: Outlet) -> Counter[_Count]:
     """What was sent over each edge, and what waits for credit."""
-    found, waiting = Counter[_Count](), Counter[int]()
-    outlet.count_waiting(waiting)
-    for edge, rows in waiting.items():
-        found["waiting", edge, 0] += rows
+    found = Counter[_Count]()
+    _add_waiting(found, outlet)
     for edge, entry in outlet.ledger.sent.items():
         found["sent", edge, 0] += entry[0]
     return found
+
+
+def _add_waiting(found: Counter[_Count], of: Outlet | Merger) -> None:
+    waiting = Counter[int]()
+    of.count_waiting(waiting)
+    for edge, rows in waiting.items():
+        found["waiting", edge, 0] += rows
 
 
 def check_owners(controller: Controller, slaves: Sequence[Slave], first: int = 0) -> None:
