@@ -32,7 +32,7 @@ PRELUDE = """
 import builtins, ctypes, enum, io, json, os, select, shutil, signal, subprocess, sys, tempfile, types
 import multiprocessing, duckdb, llvmlite, numba, numpy as np, pandas, platformdirs, psutil, pyarrow as pa, rich.progress, yaml
 import pyarrow.compute, pyarrow.csv, pyarrow.dataset, pyarrow.fs, pyarrow.json, pyarrow.orc, pyarrow.parquet as pq
-import logging, numba.core.caching, numba.np.ufunc, uuid, zoneinfo
+import concurrent.futures.process, logging, numba.core.caching, numba.np.ufunc, uuid, zoneinfo
 psutil.Process().memory_info(), psutil.cpu_times(), psutil.virtual_memory()
 modules, names = json.loads(sys.argv[1])
 for name in modules:
