@@ -37,6 +37,7 @@ from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.compiler import CompileResult
 from numba.core.event import Event, Listener, register
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from swjoin.core.version import __version__
@@ -88,6 +89,13 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 
     def flush(self) -> None:
         """Versions of other sources have other names; nothing is stale."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """As numba's, which first imports and registers all that it can compile, 0.4 s that machine code does not need.
+        Where no version is stored the compiler does so itself."""
+        rtsys.initialize(target_context)  # symbols of the memory that kernels allocate
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
 
     def _load_overload(self, sig: Any, target_context: Any) -> Any:
         if not self._enabled:

@@ -29,6 +29,33 @@ print(digest, sum(hashing._digest.stats.cache_hits.values()), sum(hashing._diges
 """
 
 
+ALL = """
+import importlib, pickle, pkgutil, sys
+import swjoin
+from numba.core.imputils import builtin_registry
+from swjoin.core.kernel_cache import _KernelCache, _name_of, stored_kernels
+
+kernels = {}
+for module in {name for _, name, _ in pkgutil.walk_packages(swjoin.__path__, "swjoin.")} - {"swjoin.__main__"}:
+    try:
+        found = vars(importlib.import_module(module)).values()
+    except ImportError:
+        continue
+    kernels |= {_name_of(k.py_func): k for k in found if isinstance(getattr(k, "_cache", None), _KernelCache)}
+loaded = 0
+for path in stored_kernels():
+    kernel = kernels.get(path.name.rpartition("-")[0])
+    try:
+        key = pickle.loads(path.read_bytes()[16:])[0]
+    except (ImportError, AttributeError):  # of another version of numba
+        continue
+    if kernel is not None and kernel._cache._file(key) == path.name:
+        loaded += kernel._cache.load_overload(key[0], kernel.targetctx) is not None
+        assert builtin_registry not in kernel.targetctx._registries, path
+print(len(kernels), loaded)
+"""
+
+
 def started(home: Path, program: str = DIGEST, *arguments: object, **more: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))}
     environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp"), **more}
@@ -60,6 +87,16 @@ def test_a_kernel_is_compiled_once_per_user(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     assert ended(started(tmp_path)) == [*digests, 0, 1], "damaged"
     assert ended(started(tmp_path)) == [*digests, 1, 0]
+
+
+def test_stored_kernels_need_no_compiler() -> None:
+    """Their machine code finds every symbol that it names, though nothing is registered that numba could compile."""
+    command = [sys.executable, "-c", ALL]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S)
+    assert process.returncode == 0, process.stderr
+    kernels, loaded = map(int, process.stdout.split())
+    assert kernels > 100
+    assert loaded > 100, "run.sh has compiled them"
 
 
 def test_nobody_waits_for_ever_for_another_to_compile(tmp_path: Path) -> None:
