@@ -13,6 +13,9 @@ from typing import NoReturn
 def run() -> NoReturn:
     """The command as a process."""
     try:
+        from swjoin.core.collecting import relax
+
+        relax()
         from swjoin.cli.main import entry
 
         entry()

@@ -1,0 +1,39 @@
+"""When Python looks for garbage: seldom until roles begin, in processes of the command alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.limits import PROCESS_S
+
+PROGRAM = """
+import gc, sys, weakref
+if sys.argv[1] == "command":
+    from swjoin.core.collecting import relax
+    relax()
+import swjoin
+
+class Node:
+    pass
+
+for _ in range(2):
+    swjoin.run({"within": "1s", "workload": {"duration": "1s", "rate": 100}, "sink": {"kind": "count"}})
+    print(gc.get_threshold() == (700, 10, 10), gc.get_freeze_count() > 10_000)
+    node, freed = Node(), []
+    node.itself = node
+    weakref.finalize(node, freed.append, 1)
+    del node
+    gc.collect()
+    print(freed)
+"""
+
+
+@pytest.mark.parametrize("process", ["command", "other"])
+def test_settings_of_processes(process: str) -> None:
+    line = [sys.executable, "-c", PROGRAM, process]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PROCESS_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"True {process == 'command'}", "[1]"] * 2
