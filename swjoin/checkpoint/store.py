@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import re
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from swjoin.core.storage import Background, Executor, Executors, locked, read_re
 _LOG = logging.getLogger(__name__)
 # 7: without stages; 8: with one collector in place of sinks; 9: with one gateway; 10: without times passed; 11: or delivered
 FORMAT = 12
+_CHECKED = deque[bytes](maxlen=4)  # digests of the last manifests that were right: all roles of a process read them
 _LOCK = ".lock"
 _STARTED = "started.json"
 APPENDED = ("metrics.rows", "keys.bytes", "keys.lengths")  # append-only; a manifest has their lengths
@@ -166,11 +168,20 @@ def checksum(plain: dict[str, Any]) -> str:
 def read_manifest(path: Path) -> Manifest:
     """Read and check a manifest. RunFailed, with the file, when it is corrupt; UserError when another version wrote it."""
     try:
-        plain = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        plain = json.loads(data)
     except OSError as error:
         raise RunFailed(f"{path}: cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError) as error:
         raise RunFailed(f"{path}: corrupt checkpoint ({error})") from None
+    digest = hashlib.sha256(data).digest()
+    if digest not in _CHECKED:
+        _check(path, plain)
+        _CHECKED.append(digest)
+    return Manifest(path, plain["generation"], plain)
+
+
+def _check(path: Path, plain: Any) -> None:
     if not isinstance(plain, dict) or "format" not in plain or "checksum" not in plain:
         raise RunFailed(f"{path}: corrupt checkpoint (no format or no checksum)")
     if plain["format"] != FORMAT:
@@ -182,7 +193,6 @@ def read_manifest(path: Path) -> Manifest:
     if plain["checksum"] != checksum(plain):
         raise RunFailed(f"{path}: corrupt checkpoint (its checksum is another one); remove it to resume from the one before")
     check_manifest(path, plain)
-    return Manifest(path, plain["generation"], plain)
 
 
 def read_gateway(folder: Path, part: dict[str, Any]) -> Snapshot:

@@ -71,6 +71,8 @@ def without_queries(
             raise UserError(f"no query is named {name[:100]!r}", remedy=f"queries are {', '.join(ended)[:300] or 'none'}")
         if ended[name][1] is not None:
             raise UserError(f"query {name} was dropped before", remedy="leave it out")
+    if not names:
+        return plan
 
     def changed() -> Iterator[Node]:
         for node in plan.nodes:

@@ -8,8 +8,9 @@ Stays out: the dataclasses' values (`config.loader`), what a plan must fulfil (`
 from __future__ import annotations
 
 import difflib
-import json
+import marshal
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from swjoin.config.loader import shown, value_from_plain, word
@@ -57,12 +58,16 @@ _KINDS: dict[str, type[Node]] = {
     "result": Result,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_LAST: deque[tuple[tuple[str, ...], LogicalPlan]] = deque(maxlen=3)  # texts of the nodes, and the plan
+_LAST: deque[tuple[tuple[bytes, ...], LogicalPlan]] = deque(maxlen=4)  # the nodes' plain values as bytes, and the plan
+_NO_REFERENCES = 2  # the version of marshal's format in which equal values have equal bytes
 
 
 def plan_to_plain(plan: LogicalPlan) -> dict[str, Any]:
     """`{"nodes": [{"kind": ..., and the node's fields}, ...]}` with strings, numbers, lists and None as values."""
-    return {"nodes": [{"kind": _NAMES[type(node)], **to_plain(node)} for node in plan.nodes]}
+    nodes = [{"kind": _NAMES[type(node)], **to_plain(node)} for node in plan.nodes]
+    if (packed := _packed(nodes)) is not None:
+        _LAST.appendleft((packed, plan))
+    return {"nodes": nodes}
 
 
 def plan_from_plain(plain: dict[str, Any]) -> LogicalPlan:
@@ -73,19 +78,26 @@ def plan_from_plain(plain: dict[str, Any]) -> LogicalPlan:
     """
     if not isinstance(plain, dict) or plain.keys() != {"nodes"} or not isinstance(plain["nodes"], (list, tuple)):
         raise UserError(f"expected a mapping with a list of nodes, got {shown(plain)}", subject="plan")
-    try:
-        texts = tuple(map(json.dumps, plain["nodes"]))
-    except (TypeError, ValueError, RecursionError):  # `_node` says what is wrong
+    packed = _packed(plain["nodes"])
+    if packed is None:  # `_node` says what is wrong
         return LogicalPlan(tuple(_node(node, index) for index, node in enumerate(plain["nodes"])))
-    known: dict[str, Node] = {}
+    known: dict[bytes, Node] = {}
     for before, plan in tuple(_LAST):  # other threads may add to it
-        if before == texts:
+        if before == packed:
             return plan
         known.update(zip(before, plan.nodes, strict=True))
-    nodes = (known[text] if text in known else _node(plain["nodes"][i], i) for i, text in enumerate(texts))
+    nodes = (known[item] if item in known else _node(plain["nodes"][i], i) for i, item in enumerate(packed))
     plan = LogicalPlan(tuple(nodes))
-    _LAST.appendleft((texts, plan))
+    _LAST.appendleft((packed, plan))
     return plan
+
+
+def _packed(nodes: Sequence[Any]) -> tuple[bytes, ...] | None:
+    """Of plain values; None for anything else."""
+    try:
+        return tuple(marshal.dumps(node, _NO_REFERENCES) for node in nodes)
+    except ValueError:
+        return None
 
 
 def _node(plain: object, index: int) -> Node:

@@ -4,6 +4,7 @@ What: `QueryChanges` takes requests from the folder `queries` of a run, and make
 checkpoint; `takes_changes(job)`.
 Why: a change is a stop with a checkpoint and a resumption within the same processes, which every runtime has: the queries that
 go on notice a pause, and nothing else.
+Whether a change can be made is found in a thread of its own: planning thousands of queries takes seconds.
 Stays out: who asks (`runtime.query_requests`), what becomes of the plan (`plan.changes`) and of the checkpoint
 (`checkpoint.changed_plan`), the loop of rounds (`runtime.in_process`, `runtime.mpi.main`).
 """
@@ -15,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -86,6 +88,8 @@ class QueryChanges:
         self._folder = job.run_dir / "queries"
         self._accepted: list[_Request] = []
         self._trial = job, width  # with the accepted changes at no time, and for so many ranks
+        self._thread = ThreadPoolExecutor(1, "query-changes")  # planning thousands of queries takes seconds
+        self._planning: Future[tuple[list[_Request], Job]] | None = None
         self._answered = set[Path]()  # requests, also where they cannot be removed
         self._planned: list[tuple[object, int, Instances]] = []
         self._next_poll_s = 0.0
@@ -99,6 +103,7 @@ class QueryChanges:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError):
             (self._folder / OPEN).unlink(missing_ok=True)
             for path in self._waiting():
@@ -139,25 +144,35 @@ class QueryChanges:
             _LOG.warning("%s: cannot be answered (%s)", request, one_line(error))
 
     def wanted(self) -> bool:
-        """Whether the run is to stop, since a change was asked for that can be made. What cannot be made is refused here."""
+        """Whether the run is to stop, as a change was asked for that can be made. The run goes on while that is found out."""
         if self._accepted:
             return True
         now = time.monotonic()
-        if now < self._next_poll_s:
-            return False
-        self._next_poll_s = now + _POLL_S
-        job = self.job
-        for path in self._waiting():
+        if self._planning is not None:
+            if not self._planning.done():
+                return False
+            self._accepted, job = self._planning.result()
+            self._planning, self._trial, self._pause_began_s = None, (job, self._trial[1]), now
+            return bool(self._accepted)
+        if now >= self._next_poll_s:
+            self._next_poll_s = now + _POLL_S
+            if requests := self._waiting():
+                self._trial = self.job, self.width
+                self._planning = self._thread.submit(self._planned_on_trial, requests)
+        return False
+
+    def _planned_on_trial(self, paths: list[Path]) -> tuple[list[_Request], Job]:
+        """Requests that can be fulfilled, and the job with them; the others are refused."""
+        job, accepted = self._trial[0], list[_Request]()
+        for path in paths:
             try:
                 request = _Request.read(path)
                 job = self._changed(job, request)
             except SwjoinError as error:
                 self._answer(path, {"error": error.text("keys")})
                 continue
-            self._accepted.append(request)
-        self._trial = job, self.width
-        self._pause_began_s = now
-        return bool(self._accepted)
+            accepted.append(request)
+        return accepted, job
 
     def _changed(self, job: Job, request: _Request, time_us: int = 0, ended_sources: Collection[str] = ()) -> Job:
         """UserError when the change cannot be made, now or later."""
