@@ -58,7 +58,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     assert path is not None, "the job makes no checkpoints"
     identity = {
         "config": to_plain(job.config),
-        "config_digest": digest(job.config.with_gateways(1).with_sinks(1)),  # a resumption may change their numbers
+        "config_digest": _digest(job.config),
         "inputs": input_files(job),
         **job.plan_keys,
         "command": job.command,
@@ -80,7 +80,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
         raise UserError(f"{path}: holds checkpoints of a run that did not end; resume it with --resume, or remove them")
     if manifest.plain.get("plan") != identity.get("plan"):
         raise UserError(f"{manifest.path}: is a checkpoint of another plan")
-    if manifest.plain["config_digest"] != identity["config_digest"]:
+    if manifest.plain["config_digest"] not in (identity["config_digest"], _digest(_listening(job.config, manifest))):
         raise UserError(f"{manifest.path}: is a checkpoint of another configuration")
     for old, new in zip(manifest.plain["inputs"], identity["inputs"], strict=False):
         if old != new:
@@ -89,6 +89,18 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     if len(manifest.plain["inputs"]) != len(identity["inputs"]):
         raise UserError(f"{manifest.path}: had {len(manifest.plain['inputs'])} input files, now there are others; run anew")
     return folder
+
+
+def _digest(config: RunConfig) -> str:
+    """Without what a resumption may change: numbers of gateways and sinks."""
+    return digest(config.with_gateways(1).with_sinks(1))
+
+
+def _listening(config: RunConfig, manifest: Manifest) -> RunConfig:
+    """Where the run did that made the checkpoint: a free port then is a certain one now, when its queries change."""
+    listen = manifest.plain["config"].get("serve", {}).get("listen")
+    serves = listen is not None and config.serve.listen is not None
+    return replace(config, serve=replace(config.serve, listen=listen)) if serves else config
 
 
 def input_files(job: Job) -> list[list[Any]]:

@@ -51,7 +51,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "connection": f"{_CONNECTION} --retry",
         "rows": "--producer --rate --batch --keep-open --assume-timezone",
     },
-    "tail": {"connection": f"{_CONNECTION} --retry", "results": "--from --final --format --count -o"},
+    "tail": {"connection": f"{_CONNECTION} --retry", "results": "--query --from --final --format --count -o"},
     "top": {"connection": _CONNECTION, "output": "--once"},
     "generate": {
         "workload": "--workload --seed",

@@ -367,6 +367,7 @@ def _add_tail(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "what", choices=["results", "late", "metrics"], nargs="?", default="results", help="what to follow (default results)"
     )
+    p.add_argument("--query", metavar="NAME", help="whose results, of a run whose queries have names")
     p.add_argument("--from", dest="start", choices=["start", "now"], help="where to begin (default now)")
     p.add_argument("--final", action="store_true", help="only what no crash can take back: after each checkpoint")
     p.add_argument("--format", choices=["json", "csv"], help="of lines (default json)")

@@ -199,8 +199,9 @@ def run_tail(args: argparse.Namespace) -> int:
         raise UserError(
             f"{option}: not with -o, which keeps all rows from the start or from where the folder ends; leave it out"
         )
-    if args.what != "results" and (args.start is not None or args.final):
-        option = "--final" if args.start is None else "--from"
+    given = {"--from": args.start is not None, "--final": args.final, "--query": args.query is not None}
+    if args.what != "results" and any(given.values()):
+        option = next(name for name, wanted in given.items() if wanted)
         raise UserError(f"{option}: is for results; {args.what} come as they are; leave it out")
     if args.count is not None and args.count < 1:
         raise UserError(f"--count {args.count}: must be at least 1")
@@ -232,7 +233,7 @@ class _Tail:
         args = self._args
         with _client(args) as client:
             if args.what == "results":
-                taking = client.results(self._start, final=args.final or self._out is not None)
+                taking = client.results(self._start, final=args.final or self._out is not None, query=args.query)
             else:
                 taking = client.late() if args.what == "late" else client.metrics()
             with taking:

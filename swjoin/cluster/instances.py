@@ -36,6 +36,8 @@ from swjoin.policy.placement import round_robin
 from swjoin.routing.biclique import Biclique
 from swjoin.routing.hash_partition import GroupMap
 
+_MOST_PASSED_ON = 256  # connections from further sinks to the first one, one for each query
+
 
 @dataclass(frozen=True)
 class Instances:
@@ -229,10 +231,10 @@ def _check_sinks(stages: StagePlan, config: RunConfig) -> None:
             if given:
                 raise UserError(f"ORDER BY with {name}", remedy="leave it out, and sort what comes out")
     several, kafka = len(stages.results) > 1, config.sink.kafka
-    if several and config.serve.listen is not None:
-        raise UserError(
-            f"{len(stages.results)} queries with serve.listen", remedy="write files, or count, or run them one by one"
-        )
+    passed_on = len(stages.results) * (config.sink_count - 1)
+    if config.serve.listen is not None and passed_on > _MOST_PASSED_ON:
+        problem = f"{len(stages.results)} queries at {config.sink_count} sinks: each sink passes the rows of each query on"
+        raise UserError(problem, subject="serve.listen", remedy="take one sink (cluster: {sinks: 1}), or fewer queries")
     if several and kafka is not None and QUERY_IN_TOPIC not in kafka.topic:
         problem = f"{len(stages.results)} queries have a topic each"
         raise UserError(problem, subject="sink.kafka.topic", remedy=f"write {QUERY_IN_TOPIC} where a query's name belongs")

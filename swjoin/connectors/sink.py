@@ -8,7 +8,7 @@ Stays out: count and digest themselves (`cluster.collector`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -117,6 +117,10 @@ class QuerySinks:
         self._sinks, self._plan = dict(sinks), plan
         self._ordered = list(self._sinks.values())
         self._families = {family[0]: family for family in plan.families}
+
+    def wrapped(self, wrap: Callable[[str, RowSink], RowSink]) -> QuerySinks:
+        """With each sink in another one. wrap: takes the query's name."""
+        return QuerySinks({name: wrap(name, sink) for name, sink in self._sinks.items()}, self._plan)
 
     def write_to(self, query: int, rows: Pairs | ResultRows, generation: int) -> None:
         """Rows of a query, or of a family. query: its number, or that of its first one."""

@@ -1,26 +1,28 @@
 """The Arrow Flight endpoints of a run, in one process or on ranks.
 
-What: `open_flight`, a gateway's endpoint; `ServedResults`, a sink's side: its rows on their way to consumers; of the first one
-also the log of all sinks' rows, the metrics, and its own endpoint if it has a process of its own.
+What: `Ports`; `open_flight`, a gateway's endpoint; `ServedResults`, a sink's side: its rows on their way to consumers; of the
+first one also the logs of all sinks' rows, the metrics, and its own endpoint if it has a process of its own.
 Why: a run without an endpoint must not load Flight.
 Stays out: the endpoint and its handlers (`connectors.flight`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swjoin.config.job import Job
-from swjoin.connectors.sink import Sink
+from swjoin.connectors.sink import QuerySinks, RowSink, Sink
 
 if TYPE_CHECKING:
     from swjoin.connectors.flight.ingest import FlightIngest
     from swjoin.connectors.flight.result_log import ResultLog
-    from swjoin.connectors.flight.result_stream import MetricsLog, ResultWriter, TeeSink
+    from swjoin.connectors.flight.result_stream import MetricsLog, ResultWriter
     from swjoin.connectors.flight.server import Endpoint
     from swjoin.connectors.flight.sink_rows import SinkRows
-    from swjoin.connectors.output_columns import ResultColumns
+    from swjoin.connectors.output_columns import AnyColumns, ResultColumns
 
 
 def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str], gateway: int, first: str) -> FlightIngest | None:
@@ -34,38 +36,46 @@ def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str], gateway:
     return FlightIngest(config.serve, sources, names, gateway, first)
 
 
+class Ports(NamedTuple):
+    """Of a run's servers that others know, None where there is none."""
+
+    dashboard: int | None = None
+    flight: int | None = None
+
+
 class ServedResults:
-    """sink: wraps a sink of the run; None when results are only counted. log: of the results, of the first sink. number: of the
-    sink. endpoint: of the master, in one process."""
+    """sink: wraps a sink of the run; None when results are only counted. logs: of the results by stream, of the first sink.
+    number: of the sink. endpoint: of the master, in one process."""
 
     def __init__(
         self,
         job: Job,
-        plan: ResultColumns,
+        plan: AnyColumns,
         inner: Sink,
         number: int = 0,
         endpoint: Endpoint | None = None,
         first: ServedResults | None = None,
     ) -> None:
         """first: of the first sink, in the same process; without it another sink sends its rows there."""
-        from swjoin.connectors.flight.result_stream import MetricsLog, TeeSink
+        from swjoin.connectors.flight.result_stream import MetricsLog, streams_of
 
         self._config, self._sinks, self._number = job.config.serve, job.config.sink_count, number
         self._own: Endpoint | None = None
-        self._rows_in: SinkRows | None = None
-        self.log: ResultLog | None = None if first is None else first.log
+        self._rows_in: list[SinkRows] = []
+        self.logs: dict[str, ResultLog] = {} if first is None else first.logs
         self.metrics: MetricsLog = MetricsLog()
         self.location = ""
         staged = job.checkpoints is not None and job.run_dir is not None
         folder = job.target if job.config.sink.kind == "parquet" and job.directory and staged else None
+        streams = streams_of(plan)
         if number == 0:
-            self._serve(job, plan, endpoint, in_files=folder is not None)
-        self._writer = self._open_writer(plan)
-        self.sink: TeeSink | None = None if self._writer is None else TeeSink(inner, plan, self._writer, folder)
+            self._serve(job, streams, endpoint, in_files=folder is not None)
+        self._writers = self._open_writers(streams)
+        self.sink: Sink | None = self._tee(streams, inner, folder) if self._writers else None
 
-    def _serve(self, job: Job, plan: ResultColumns, endpoint: Endpoint | None, *, in_files: bool) -> None:
+    def _serve(self, job: Job, streams: dict[str, ResultColumns], endpoint: Endpoint | None, *, in_files: bool) -> None:
         """Offer results and metrics at the master's endpoint, or at one of this rank's own."""
-        from swjoin.connectors.flight.result_stream import open_log, serve_log
+        from swjoin.connectors.flight.result_stream import open_logs, serve_log
         from swjoin.connectors.flight.server import Endpoint
         from swjoin.connectors.flight.sink_rows import SinkRows
 
@@ -76,41 +86,70 @@ class ServedResults:
         serve_log(at, "metrics", self.metrics.log)
         if job.config.sink.kind != "count":
             run_dir, resumes = job.run_dir if job.checkpoints is not None else None, job.resumes
-            log = self.log = open_log(plan, self._config, run_dir, in_files=in_files, resumes=resumes, sinks=self._sinks)
-            serve_log(at, "results", log)
-            if self._own is not None and self._sinks > 1:
-                self._rows_in = SinkRows(self._own, log)
+            self.logs = open_logs(streams, self._config, run_dir, in_files=in_files, resumes=resumes, sinks=self._sinks)
+            for name, log in self.logs.items():
+                serve_log(at, name, log)
+                if self._own is not None and self._sinks > 1:
+                    self._rows_in.append(SinkRows(self._own, log, name))
         if self._own is not None:
             self._own.open()
 
-    def _open_writer(self, plan: ResultColumns) -> ResultWriter | None:
+    def _open_writers(self, streams: dict[str, ResultColumns]) -> dict[str, ResultWriter]:
         from swjoin.connectors.flight.result_log import SinkWriter
         from swjoin.connectors.flight.sink_rows import RemoteWriter
 
-        if self.log is not None:
-            return SinkWriter(self.log, self._number)
-        return None if self._number == 0 else RemoteWriter(self._number, plan.schema, self._config)
+        if self.logs:
+            return {name: SinkWriter(log, self._number) for name, log in self.logs.items()}
+        remote = streams if self._number else {}
+        return {name: RemoteWriter(self._number, plan.schema, self._config, name) for name, plan in remote.items()}
+
+    def _tee(self, streams: dict[str, ResultColumns], inner: Sink, folder: Path | None) -> Sink:
+        from swjoin.connectors.flight.result_stream import RESULTS, TeeSink
+
+        if not isinstance(inner, QuerySinks):
+            return TeeSink(inner, streams[RESULTS], self._writers[RESULTS], folder)
+
+        def teed(query: str, sink: RowSink) -> RowSink:
+            stream = f"{RESULTS}/{query}"
+            return TeeSink(sink, streams[stream], self._writers[stream], folder and folder / query)
+
+        return inner.wrapped(teed)
 
     def offer(self) -> dict[str, Any]:
         """Where consumers find the results from now on, and what other sinks need to send theirs."""
-        return {"results": self.location, "secret": None if self._rows_in is None else self._rows_in.offer()}
+        from swjoin.connectors.flight.sink_rows import new_secret
+
+        secret = new_secret()
+        for rows in self._rows_in:
+            rows.offer(secret)
+        return {"results": self.location, "secret": secret}
 
     def connect(self, offer: dict[str, Any]) -> None:
         """Send rows to the first sink, which is elsewhere; called once it is restored."""
         from swjoin.connectors.flight.sink_rows import RemoteWriter
 
-        if isinstance(self._writer, RemoteWriter):
-            self._writer.connect(offer["results"], offer["secret"])
+        for writer in self._writers.values():
+            if isinstance(writer, RemoteWriter):
+                writer.connect(offer["results"], offer["secret"])
 
     def flush(self) -> None:
-        """Wait until the log has what this sink has written."""
-        if self._writer is not None:
-            self._writer.flush()
+        """Wait until the logs have what this sink has written."""
+        for writer in self._writers.values():
+            writer.flush()
+
+    def pause(self) -> None:
+        """The run goes on with other queries: consumers come again."""
+        from pyarrow.flight import FlightUnavailableError
+
+        for log in self.logs.values() if self._number == 0 else ():
+            log.close(FlightUnavailableError("queries are added or dropped; go on from the last place"))
 
     def close(self) -> None:
         """The sink is closed: wait for consumers, and end."""
-        if self._number == 0 and self.log is not None:
-            self.log.drained(self._config.patience_us / 1e6)
+        if self._number == 0:
+            until_s = time.monotonic() + self._config.patience_us / 1e6
+            for log in self.logs.values():
+                log.drained(max(0.0, until_s - time.monotonic()))
         self.metrics.log.close()
         if self._own is not None:
             self._own.close()

@@ -90,7 +90,7 @@ from swjoin.core.splits import Split
 from swjoin.core.storage import Background, Executors
 from swjoin.monitor.role_watchers import CollectorWatcher, GatewayWatcher, MasterWatcher
 from swjoin.runtime.clock import RunClock
-from swjoin.runtime.flight_serving import ServedResults, open_flight
+from swjoin.runtime.flight_serving import Ports, ServedResults, open_flight
 from swjoin.runtime.host import LONGEST_WAIT_US, Host, nothing
 from swjoin.runtime.idle_sources import PATIENCE_S, IdleDetector
 from swjoin.runtime.open import (
@@ -530,8 +530,10 @@ class MasterHost(Host):
                 self.gateways[-1].keep_checkpoints(self.checkpointer.folder.path)
 
     @property
-    def dashboard_port(self) -> int | None:
-        return None if self.watcher is None or self.watcher.dashboard is None else self.watcher.dashboard.port
+    def ports(self) -> Ports:
+        dashboard = None if self.watcher is None else self.watcher.dashboard
+        ingest = self.gateway.ingest
+        return Ports(None if dashboard is None else dashboard.port, None if ingest is None else int(ingest.endpoint.port))
 
     @property
     def first_read_s(self) -> float | None:
@@ -730,6 +732,7 @@ class CollectorHost(Host):
         self.clock = clock
         self.job = job
         self._started = False
+        self.changed = False  # the run goes on with other queries
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
@@ -738,7 +741,6 @@ class CollectorHost(Host):
         self._sink = open_job_sink(job, plan, number)
         self.offered: ServedResults | None = None
         if job.config.serve.listen is not None:
-            assert not isinstance(plan, QueryColumns), "served results of several queries"
             self.offered = ServedResults(job, plan, self._sink, number, endpoint, first)
         if self.offered is not None and self.offered.sink is not None:
             self._sink = self.offered.sink
@@ -803,6 +805,8 @@ class CollectorHost(Host):
 
     def _give_up(self, error: BaseException | None) -> None:
         """Abort the outputs and write a partial report. Further errors, such as a full disk, do not replace `error`."""
+        if self.changed and self.offered is not None:
+            self.offered.pause()
         self._sink.abort(started=self._started)
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if error is not None and self._started and self.number == 0:

@@ -35,6 +35,7 @@ from swjoin.monitor.process_memory import FreedMemory, peak_rss_bytes, rss_bytes
 from swjoin.monitor.process_settings import join_settings
 from swjoin.runtime.clock import RunClock
 from swjoin.runtime.disorder import advised
+from swjoin.runtime.flight_serving import Ports
 from swjoin.runtime.host import Addressed, Host, HostedRoles, WorkMeter
 from swjoin.runtime.hosts import CollectorHost, GatewayHost, MasterHost, instances_from
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels, load_slave_kernels
@@ -87,11 +88,11 @@ def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: Co
     with contextlib.ExitStack() as opened, stop_signals(job) as stop_wanted:
         changes = opened.enter_context(QueryChanges(job, slave_count)) if takes_changes(job) else None
         while True:
-            report, port = _run_round(job, progress, slave_count, complete_report, (stop_wanted.is_set, changes), started)
+            report, ports = _run_round(job, progress, slave_count, complete_report, (stop_wanted.is_set, changes), started)
             if report is not None:
                 return report
             assert changes is not None
-            job = changes.apply(port)
+            job = changes.apply(ports)
 
 
 def _run_round(
@@ -101,8 +102,8 @@ def _run_round(
     complete_report: CompleteReport | None,
     stops: tuple[Callable[[], bool], QueryChanges | None],
     started: float,
-) -> tuple[dict[str, Any] | None, int | None]:
-    """Run a job to its end, or to a change of its queries; then there is no report. Returns also the port of its dashboard.
+) -> tuple[dict[str, Any] | None, Ports]:
+    """Run a job to its end, or to a change of its queries; then there is no report. Returns also the ports of its servers.
     stops: whether it is to stop, and changes, if it takes any. started: on the monotonic clock."""
     stop_wanted, changes = stops
     opening_s = time.monotonic()
@@ -134,7 +135,9 @@ def _run_round(
             loop.run()
             if sinks[0].role.stopped and changes is not None and changes.wanted() and not stop_wanted():
                 role_host.changed = True
-                return None, role_host.dashboard_port
+                for sink in sinks:
+                    sink.changed = True
+                return None, role_host.ports
             outcome = loop.outcome(opening_s, start_rss_bytes)
             report = build_report(job, outcome)
             write_traffic(job.run_dir, outcome.plan, outcome.gateways, outcome.slaves)
@@ -154,7 +157,7 @@ def _run_round(
         complete_report(report, job)
     publish(job, report)
     role_host.remove_checkpoints()
-    return report, None
+    return report, Ports()
 
 
 def _load_kernels(job: Job, gateway: GatewayHost) -> None:

@@ -25,13 +25,14 @@ from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sour
 from swjoin.checkpoint.store import CheckpointStore
 from swjoin.cluster.instances import Instances
 from swjoin.config.job import Job
-from swjoin.config.run import to_plain
+from swjoin.config.run import RunConfig, to_plain
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import SwjoinError, UserError, one_line
 from swjoin.core.storage import write_whole
 from swjoin.plan.changes import with_queries, without_queries
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
+from swjoin.runtime.flight_serving import Ports
 from swjoin.runtime.open import instances_of, sized
 
 _LOG = logging.getLogger(__name__)
@@ -201,9 +202,8 @@ class QueryChanges:
         self._planned = [*self._planned[-2:], (job.plan, self.width, made)]
         return made
 
-    def apply(self, port: int | None) -> Job:
-        """After the stop: change the newest checkpoint; returns the job that goes on from it. port: of the run's dashboard,
-        which it keeps."""
+    def apply(self, ports: Ports) -> Job:
+        """After the stop: change the newest checkpoint; returns the job that goes on from it. ports: that the run keeps."""
         path = self.job.checkpoints
         assert path is not None
         manifest = CheckpointStore(path, {}).newest()
@@ -216,8 +216,7 @@ class QueryChanges:
         job = self._with_accepted(time_us, ended_sources(manifest, before))
         made = {request.path.name: {"time_us": time_us, "events": request.events} for request in self._accepted}
         change_plan(manifest, before, self._instances(job), job.plan or {}, made)
-        observe = job.config.observe if port is None else replace(job.config.observe, port=port)
-        self.job = job = replace(job, resumes=True, config=replace(job.config, observe=observe))
+        self.job = job = replace(job, resumes=True, config=_with_ports(job.config, ports))
         self._show()
         for request in self._accepted:
             self._events += [(kind, name, time_us) for kind, name in request.events]
@@ -231,3 +230,12 @@ class QueryChanges:
         for kind, name, time_us in self._events:
             log(RunEvent(now_us, epoch, kind, duration_us=pause_us, amount=time_us / 1e6, text=name))
         self._events = []
+
+
+def _with_ports(config: RunConfig, ports: Ports) -> RunConfig:
+    if ports.dashboard is not None:
+        config = replace(config, observe=replace(config.observe, port=ports.dashboard))
+    if ports.flight is not None:
+        host, colon, _ = (config.serve.listen or "").rpartition(":")
+        config = replace(config, serve=replace(config.serve, listen=f"{host}{colon}{ports.flight}"))
+    return config

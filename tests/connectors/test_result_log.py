@@ -25,6 +25,7 @@ from swjoin.connectors.flight import result_log
 from swjoin.connectors.flight.result_log import (
     ConsumerCutOffError,
     ConsumerOffset,
+    Eras,
     Part,
     Reader,
     ResultLog,
@@ -97,7 +98,7 @@ class _Machine(RuleBasedStateMachine):
 
     def _open_log(self) -> None:
         eras, in_files = self.folder / ".eras", self.in_files
-        self.log = ResultLog(SCHEMA, LIMIT_BYTES, 0.0, in_files=in_files, eras=eras, sinks=self.sinks)
+        self.log = ResultLog(SCHEMA, LIMIT_BYTES, 0.0, in_files=in_files, eras=Eras(eras), sinks=self.sinks)
         self.writers = [SinkWriter(self.log, sink) for sink in range(self.sinks)]
         self.published: list[int] = []
 
@@ -307,7 +308,7 @@ def test_for_long(machine: type[_Machine]) -> None:
 
 def test_final_rows_in_memory_outlive_a_recovery(tmp_path: Path) -> None:
     """Without files nobody produces them again: a slow consumer takes them after the recovery, and no open ones."""
-    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(tmp_path / ".eras"))
     log.restore(0, {})
     reader = log.open(ConsumerOffset(), final=False)
     log.write(_batch([1, 2]), 0)
@@ -322,7 +323,7 @@ def test_final_rows_in_memory_outlive_a_recovery(tmp_path: Path) -> None:
 
 def test_a_generation_is_final_once_all_sinks_say_so(tmp_path: Path) -> None:
     """Also after a recovery: the files of a sink that has not come back yet are missing until then."""
-    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=tmp_path / ".eras", sinks=2)
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=Eras(tmp_path / ".eras"), sinks=2)
     sinks = [SinkWriter(log, sink) for sink in range(2)]
     for sink in sinks:
         sink.restore(0, {})
@@ -367,7 +368,7 @@ def test_a_generation_is_found_among_many() -> None:
 
 
 def test_recoveries_before_the_first_rows_take_nothing_away(tmp_path: Path) -> None:
-    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(tmp_path / ".eras"))
     log.restore(0, {})
     log.publish(0, [])
     log.restore(1, {})
@@ -378,8 +379,8 @@ def test_recoveries_before_the_first_rows_take_nothing_away(tmp_path: Path) -> N
 
 def test_eras_survive_a_death_while_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place must never be of a later era than the run knows of: its consumer could not go on."""
-    ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").restore(0, {})
-    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras")
+    ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(tmp_path / ".eras")).restore(0, {})
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(tmp_path / ".eras"))
 
     def dies(self: Path, *args: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -389,7 +390,7 @@ def test_eras_survive_a_death_while_they_are_written(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         log.restore(3, {})
     monkeypatch.undo()
-    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=tmp_path / ".eras").era == 1
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(tmp_path / ".eras")).era == 1
 
 
 class _Taker(threading.Thread):
@@ -550,7 +551,7 @@ def test_a_place_of_another_run_and_final_rows_without_files_are_refused() -> No
 
 def test_all_runs_count_alike_and_their_places_are_told_apart(tmp_path: Path) -> None:
     """The other run has come as far, or farther: without the identity its rows would be left out without a word."""
-    logs = [ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=tmp_path / name) for name in ("one", "two")]
+    logs = [ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=Eras(tmp_path / name)) for name in ("one", "two")]
     for log in logs:
         log.restore(0, {})
         log.publish(0, [])
@@ -559,7 +560,7 @@ def test_all_runs_count_alike_and_their_places_are_told_apart(tmp_path: Path) ->
     assert place.below == 2
     logs[0].open(place, final=True)
     for other in (place, ConsumerOffset(1, 2), ConsumerOffset(1, 0, {(0, 0): 1}), ConsumerOffset(1, 2, {}, "x")):
-        with pytest.raises(UserError, match="from: a place in another run's results"):
+        with pytest.raises(UserError, match="from: a place in the results of another run or query"):
             logs[1].open(other, final=True)
     with pytest.raises(UserError, match="another run"):
         logs[0].open(ConsumerOffset(1, 3, {}, logs[0].run), final=True)  # farther than the run
@@ -568,29 +569,55 @@ def test_all_runs_count_alike_and_their_places_are_told_apart(tmp_path: Path) ->
 
 def test_a_resumed_run_is_the_same_and_a_new_one_in_its_folder_is_not(tmp_path: Path) -> None:
     eras = tmp_path / ".eras"
-    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=eras)
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=Eras(eras))
     log.restore(0, {})
     log.restore(1, {})
-    resumed = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=eras)
+    resumed = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=Eras(eras))
     assert (resumed.run, resumed.era) == (log.run, 2)
-    fresh = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=eras, fresh=True)
+    fresh = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=Eras(eras, fresh=True))
     assert fresh.run != log.run
-    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras).run == log.run  # a run that is refused leaves everything as it was
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(eras)).run == log.run  # a run that is refused leaves everything as it was
     fresh.restore(0, {})
-    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras).run == fresh.run
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(eras)).run == fresh.run
     eras.write_text("0\n1\n")  # of an older version
-    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras).era == 2
+    assert ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(eras)).era == 2
     eras.write_text("zero\n")
     with pytest.raises(RunFailed, match=r"\.?eras: corrupt"):
-        ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras)
+        ResultLog(SCHEMA, 1 << 20, 0.0, eras=Eras(eras))
 
 
 def test_a_place_with_more_rows_than_a_file_has_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "part-000000-00000.parquet"
     pq.write_table(pa.Table.from_batches([_batch([1, 2])]), path)
-    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=tmp_path / ".eras")
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, in_files=True, eras=Eras(tmp_path / ".eras"))
     log.restore(1, {(0, 0): [path]})
     log.close()
     with pytest.raises(UserError, match="another run"):
         list(log.open(ConsumerOffset(0, 0, {(0, 0): 3}, log.run), final=True))
     assert [t.kind for t in log.open(ConsumerOffset(0, 0, {(0, 0): 1}, log.run), final=True)] == ["rows", "complete"]
+
+
+def test_logs_of_several_queries_share_eras_and_no_places(tmp_path: Path) -> None:
+    """Each begins an era when it is restored, with the first one's generation; the file is written once for all."""
+    eras = Eras(tmp_path / ".eras")
+    one, two = (ResultLog(SCHEMA, 1 << 20, 0.0, eras=eras, query=query) for query in ("/one", "/two"))
+    for log in (one, two):
+        log.restore(0, {})
+        log.write(_batch([1, 2]), 0)
+    reader = two.open(ConsumerOffset(), final=False)
+    steps = iter(reader)
+    assert next(steps).kind == "rows"
+    one.restore(0, {})
+    assert (one.era, two.era, eras.count) == (2, 1, 2)
+    two.write(_batch([3]), 0)  # of before: its own recovery is still to come
+    assert next(steps).kind == "rows"
+    two.restore(0, {})
+    assert (next(steps).kind, two.era, eras.count) == ("void", 2, 2)
+    assert (tmp_path / ".eras").read_text().split()[1:] == ["0", "0"]
+    again = Eras(tmp_path / ".eras")
+    resumed = [ResultLog(SCHEMA, 1 << 20, 0.0, eras=again, query=query) for query in ("/one", "/two", "")]
+    assert [log.era for log in resumed] == [2, 2, 2]
+    assert [log.run for log in resumed[:2]] == [one.run, two.run]
+    assert len({log.run for log in resumed}) == 3
+    with pytest.raises(UserError, match="another run or query"):
+        one.open(reader.offset, final=False)

@@ -19,9 +19,9 @@ import pytest
 from swjoin.config.run import ServeConfig
 from swjoin.connectors.flight import sink_rows
 from swjoin.connectors.flight.client import connect
-from swjoin.connectors.flight.result_log import ConsumerOffset, ResultLog, SinkWriter, Taken
+from swjoin.connectors.flight.result_log import ConsumerOffset, Eras, ResultLog, SinkWriter, Taken
 from swjoin.connectors.flight.server import Endpoint
-from swjoin.connectors.flight.sink_rows import RemoteWriter, SinkRows
+from swjoin.connectors.flight.sink_rows import RemoteWriter, SinkRows, new_secret
 from swjoin.core.errors import RunFailed
 from tests.support.limits import PROCESS_S
 
@@ -37,17 +37,17 @@ class _FirstSink:
     """The first of three sinks, with the endpoint of its rank."""
 
     def __init__(self, folder: Path, limit_bytes: int = 1 << 20, *, in_files: bool = False, clients: int = 64) -> None:
-        self.log = ResultLog(SCHEMA, limit_bytes, 60.0, in_files=in_files, eras=folder / ".eras", sinks=3)
+        self.log = ResultLog(SCHEMA, limit_bytes, 60.0, in_files=in_files, eras=Eras(folder / ".eras"), sinks=3)
         self.writer = SinkWriter(self.log, 0)
         self.endpoint = Endpoint(replace(SERVE, clients=clients), 0)
-        self.rows = SinkRows(self.endpoint, self.log)
+        self.rows = SinkRows(self.endpoint, self.log, "results")
         self.endpoint.open()
 
     def start(self, generation: int, others: list[RemoteWriter]) -> None:
         """All sinks begin, or go on, at this generation, without files."""
         for sink in (self.writer, *others):
             sink.restore(generation, {})
-        secret = self.rows.offer()
+        self.rows.offer(secret := new_secret())
         for other in others:
             other.connect(self.endpoint.location, secret)
 
@@ -60,7 +60,7 @@ def first(tmp_path: Path) -> Iterator[_FirstSink]:
 
 
 def _others() -> list[RemoteWriter]:
-    return [RemoteWriter(number, SCHEMA, SERVE) for number in (1, 2)]
+    return [RemoteWriter(number, SCHEMA, SERVE, "results") for number in (1, 2)]
 
 
 def _numbers(taken: list[Taken]) -> dict[tuple[int, int], list[int]]:
@@ -111,7 +111,7 @@ def test_final_rows_come_from_the_files_of_all_sinks(tmp_path: Path, monkeypatch
     taken: list[Taken] = []
     thread = threading.Thread(target=lambda: taken.extend(first.log.open(ConsumerOffset(), final=True)))
     thread.start()
-    secret = first.rows.offer()
+    first.rows.offer(secret := new_secret())
     for other in others:
         assert taken == []
         other.connect(first.endpoint.location, secret)
@@ -132,7 +132,8 @@ def test_the_names_of_many_files_fit_messages(first: _FirstSink) -> None:
     sink = _others()[0]
     first.writer.restore(1, {})
     sink.restore(1, {(0, 1): files})
-    sink.connect(first.endpoint.location, first.rows.offer())
+    first.rows.offer(secret := new_secret())
+    sink.connect(first.endpoint.location, secret)
     sink.close()
     assert first.log._sinks.of(0) == {1: files}
 
@@ -205,7 +206,7 @@ def test_sinks_are_no_clients(tmp_path: Path) -> None:
 
 def test_nobody_else_writes_results(first: _FirstSink) -> None:
     """Neither clients nor a sink of an earlier attempt, on an old connection or a new one."""
-    old, others = RemoteWriter(1, SCHEMA, SERVE), _others()
+    old, others = RemoteWriter(1, SCHEMA, SERVE, "results"), _others()
     first.start(0, [old])
     old_secret = first.rows._offered
     assert old_secret is not None
@@ -215,7 +216,7 @@ def test_nobody_else_writes_results(first: _FirstSink) -> None:
     old.write(_batch(1, 1), 0)
     with pytest.raises(RunFailed, match=r"an attempt that a recovery has ended|only sinks of the run send results"):
         old.close()  # on its old connection, or where that took long on a new one
-    late = RemoteWriter(1, SCHEMA, SERVE)
+    late = RemoteWriter(1, SCHEMA, SERVE, "results")
     late.connect(first.endpoint.location, old_secret[0])
     with pytest.raises(RunFailed, match=r"sink 1: its results cannot be passed on .*: only sinks of the run send results"):
         late.close()
@@ -227,7 +228,7 @@ def test_nobody_else_writes_results(first: _FirstSink) -> None:
         ({"secret": secret[0], "sink": 3}, "there is no further sink 3"),
     ):
         with connect(first.endpoint.location) as client:
-            command = flight.FlightDescriptor.for_command(json.dumps({"stream": "rows of sinks", **request}))
+            command = flight.FlightDescriptor.for_command(json.dumps({"stream": "rows of sinks: results", **request}))
             writer, _ = client._client.do_put(command, SCHEMA, client._options)
             with pytest.raises(flight.FlightError, match=said):
                 writer.close()

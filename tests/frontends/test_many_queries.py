@@ -461,7 +461,10 @@ def test_command_lines_that_are_refused(swjoin: Any, tmp_path: Path) -> None:
             {"sink": {"kind": "kafka", "kafka": {"servers": "localhost:1", "topic": "t"}}},
             "sink.kafka.topic: 10 queries have a topic each; write {query} where a query's name belongs",
         ),
-        ({"serve": {"listen": "127.0.0.1:0"}}, "10 queries with serve.listen; write files, or count"),
+        (
+            {"serve": {"listen": "127.0.0.1:0"}, "cluster": {"sinks": 40}, "sink": {"kind": "parquet"}},
+            "serve.listen: 10 queries at 40 sinks: each sink passes the rows of each query on",
+        ),
     ],
 )
 def test_configurations_that_are_refused(more: dict[str, Any], problem: str, swjoin: Any, tmp_path: Path) -> None:

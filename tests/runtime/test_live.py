@@ -727,9 +727,9 @@ def test_a_tail_goes_on_in_its_own_run_alone(resumed: bool, start: Any, swjoin: 
                 done = swjoin("tail", run.address, "-o", taken)
                 assert (done.code, done.err) == (
                     2,
-                    [f"swjoin: -o {taken}: a place in another run's results; name an empty folder"],
+                    [f"swjoin: -o {taken}: a place in the results of another run or query; name an empty folder"],
                 )
-                with pytest.raises(RunFailed, match="from: a place in another run's results"):
+                with pytest.raises(RunFailed, match="from: a place in the results of another run or query"):
                     list(client.results(places[0], final=True))
                 continue
             with client.results("start", final=True) as taking:

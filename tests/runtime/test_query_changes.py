@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -118,15 +118,15 @@ def streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 class Running:
-    """A run in a thread of this process, in the folder `run`. port: of its dashboard."""
+    """A run in a thread of this process, in the folder `run`. settings: more of its configuration, as of `--set`."""
 
-    def __init__(self, streams: Streams, *, port: int | None = None, **cluster: Any) -> None:
+    def __init__(self, streams: Streams, settings: Sequence[str] = (), **cluster: Any) -> None:
         more = "".join(f", {name}: {value}" for name, value in cluster.items())
         self.dir = streams.folder / "run"
         path = streams.config(more)
         if cluster:
             path.write_text(path.read_text().replace(f'  - {{name: big, sql: "{BIG}"}}\n', ""))
-        job = job_to_run(path, [] if port is None else [f"observe.port={port}"], "test")
+        job = job_to_run(path, list(settings), "test")
         self._job = replace(job, target=self.dir / "results", directory=True, run_dir=self.dir)
         self.dir.mkdir()
         self.failure: BaseException | None = None
@@ -325,7 +325,7 @@ def test_a_request_that_was_taken_is_answered_by_the_resumed_run(streams: Stream
 
 def test_the_dashboard_keeps_its_address(streams: Streams) -> None:
     streams.write()
-    run = Running(streams, port=0)
+    run = Running(streams, ["observe.port=0"])
     run.reached(500_000)
     path = run.dir / ADDRESS_FILE
     address = path.read_text()

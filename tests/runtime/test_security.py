@@ -330,7 +330,7 @@ def test_places_that_nobody_can_have_come_to(insider: Attacker, stage: Stage) ->
     ]
     for number, below, rows_ in others:
         plain = json.dumps({"era": number, "below": below, "rows": rows_})
-        assert take(plain) == "from: a place in another run's results", plain
+        assert take(plain) == "from: a place in the results of another run or query", plain
     stage.check()
 
 

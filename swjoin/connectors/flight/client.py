@@ -315,7 +315,8 @@ class Client:
             raise UserError(f"{address}: is no address of a run ({plain_text(error)})") from None
 
     def schema(self, name: str) -> pa.Schema:
-        """Columns of a stream (left, right, or an input of a query), or of results, late or metrics."""
+        """Columns of a stream (left, right, or an input of a query), or of results (results/NAME of the query of this name),
+        late or metrics."""
         try:
             return self._client.get_flight_info(flight.FlightDescriptor.for_path(name), self._options).schema
         except _ERRORS as error:
@@ -384,9 +385,10 @@ class Client:
 
     # ------------------------------------------------------------ out
 
-    def results(self, start: Start = "now", *, final: bool = False) -> ResultIterator:
-        """Result rows from the start of the run, from now on, or from an offset. final: only rows that no crash can void."""
-        return self._take("results", start, final)
+    def results(self, start: Start = "now", *, final: bool = False, query: str | None = None) -> ResultIterator:
+        """Result rows from the start of the run, from now on, or from an offset. final: only rows that no crash can void.
+        query: of a run whose queries have names, whose rows."""
+        return self._take("results" if query is None else f"results/{query}", start, final)
 
     def late(self) -> ResultIterator:
         """Rows that are not joined, from now on: stream, row_id, ts (microseconds), reason."""

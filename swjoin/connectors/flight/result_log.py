@@ -16,6 +16,7 @@ disconnected learns of it. An offset also names the run, because all runs count 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import threading
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _WAKE_S = 0.25  # poll interval of a waiting reader, which checks whether its consumer has disconnected
 _GONE = "from: rows after this place are gone; take the results from now on"
-_ANOTHER = "from: a place in another run's results"
+_ANOTHER = "from: a place in the results of another run or query"
 _RUN = re.compile("[0-9a-f]{16}")
 _FILE_ROWS = 16_384  # of a batch that is read from a file
 _CLOSING_S = 30.0  # how long the first sink waits for the others at the end
@@ -109,11 +110,11 @@ class _Entry:
     first: int  # row of the part
 
 
-class _Eras:
-    """Identity of a run and its recoveries. file: where both are stored; None: the run never recovers. fresh: a new run; the
-    content of the file belongs to an earlier one."""
+class Eras:
+    """Identity of a run and its recoveries, for the logs of all of its queries. file: where both are stored; None: the run
+    never recovers. fresh: a new run; the content of the file belongs to an earlier one."""
 
-    def __init__(self, file: Path | None, *, fresh: bool) -> None:
+    def __init__(self, file: Path | None = None, *, fresh: bool = False) -> None:
         self.run = secrets.token_hex(8)  # a resumed run keeps it
         self._file = file
         self._voids: list[int] = []  # by era: its first generation
@@ -130,25 +131,27 @@ class _Eras:
             raise RunFailed(f"{file}: corrupt, or cannot be read ({one_line(error)})") from None
 
     @property
-    def era(self) -> int:
+    def count(self) -> int:
         return len(self._voids)
 
-    @property
-    def first_generation(self) -> int:
-        """First generation of this era: this process wrote every row from it on."""
-        return self._voids[-1] if self._voids else 0
+    def first_generation(self, era: int) -> int:
+        """First generation of an era: one process wrote every row from it on."""
+        return self._voids[era - 1] if era else 0
 
-    def start(self, generation: int) -> None:
-        """A new era starts with this generation."""
+    def start(self, era: int, generation: int) -> None:
+        """This era starts with this generation, for the first log that says so."""
+        if era <= len(self._voids):
+            assert self._voids[era - 1] == generation, "logs of one run at different generations"
+            return
         self._voids.append(generation)
         if self._file is not None:
             with writing(self._file):
                 self._file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._file, "".join(f"{line}\n" for line in (self.run, *self._voids)).encode())
 
-    def void_since(self, era: int) -> int:
-        """First generation that recoveries after this (earlier) era have voided."""
-        return min(self._voids[era:])
+    def void_since(self, era: int, until: int) -> int:
+        """First generation that recoveries after this (earlier) era have voided, up to another era."""
+        return min(self._voids[era:until])
 
 
 class _Buffer:
@@ -241,7 +244,7 @@ class ConsumerCutOffError(RunFailed):
 class ResultLog:
     """limit_bytes: capacity of the memory buffer. patience_s: how long `write` waits for readers that take nothing; then they
     are cut off, or continue from files. in_files: final rows lie in Parquet files. lossy: `write` never waits, readers skip
-    dropped rows. eras, fresh: see `_Eras`. sinks: how many write; each has a `SinkWriter`."""
+    dropped rows. eras: of the run. sinks: how many write; each has a `SinkWriter`. query: whose rows these are, of several."""
 
     def __init__(
         self,
@@ -251,16 +254,20 @@ class ResultLog:
         *,
         in_files: bool = False,
         lossy: bool = False,
-        eras: Path | None = None,
-        fresh: bool = False,
+        eras: Eras | None = None,
         sinks: int = 1,
+        query: str = "",
     ) -> None:
         self.schema = schema
         self.rows = 0  # written since the start
         self.cuts = 0  # readers that were cut off
         self.held_up_s = 0.0  # that `write` has waited for readers
         self._patience_s, self._lossy, self._in_files = patience_s, lossy, in_files
-        self._eras = _Eras(eras, fresh=fresh)
+        self._eras = Eras() if eras is None else eras
+        self.era = self._eras.count
+        self.run = (
+            self._eras.run if not query else hashlib.blake2b(f"{self._eras.run} {query}".encode(), digest_size=8).hexdigest()
+        )
         self._buffer = _Buffer(limit_bytes)
         self._totals: dict[Part, int] = {}  # rows of the parts that this log has taken
         self._sinks = _Sinks(sinks)
@@ -329,7 +336,8 @@ class ResultLog:
             self._buffer.keep_before(0 if self._in_files else generation)
             for reader in self._readers:  # their offsets skip rows that they have read
                 reader.at = self._buffer.first
-            self._eras.start(generation)
+            self.era += 1
+            self._eras.start(self.era, generation)
             self._changed.notify_all()
 
     def join(self, sink: int, generation: int, files: Mapping[Part, Sequence[Path]], attempt: int) -> None:
@@ -340,10 +348,10 @@ class ResultLog:
             self._changed.notify_all()
 
     def close(self, error: BaseException | None = None, sink: int = 0) -> None:
-        """End of a sink's rows; with an error, of all. Readers receive the rest, or raise the error."""
+        """End of a sink's rows; with an error, of all. Readers receive the rest, or raise the first error."""
         with self._changed:
             self._sinks.open.discard(sink)
-            if error is not None or not self._sinks.open:
+            if not isinstance(self._closed, BaseException) and (error is not None or not self._sinks.open):
                 self._closed = error or True
             self._changed.notify_all()
 
@@ -377,14 +385,6 @@ class ResultLog:
         """Number of the start, or of the recovery."""
         return self._sinks.attempt
 
-    @property
-    def era(self) -> int:
-        return self._eras.era
-
-    @property
-    def run(self) -> str:
-        return self._eras.run
-
     def open(self, offset: ConsumerOffset | None, *, final: bool, given_up: Callable[[], bool] = lambda: False) -> Reader:
         """A reader from this offset on; None: from now on. final: final rows only. UserError for final rows without files, and
         for an offset whose next rows have been dropped."""
@@ -411,7 +411,7 @@ class ResultLog:
             return True
         if offset.era != self.era:
             return offset.era > self.era
-        known = self._eras.first_generation
+        known = self._eras.first_generation(self.era)
         ahead = any(n > self._totals.get(part, n if part[0] < known else 0) for part, n in offset.rows.items())
         return offset.below > self.published or ahead
 
@@ -483,7 +483,7 @@ class Reader:
         """The next item, or a generation to read from files; None when nothing is ready. The caller holds the lock."""
         log, offset = self._log, self.offset
         if offset.era < log.era:
-            void = log._eras.void_since(offset.era)
+            void = log._eras.void_since(offset.era, log.era)
             taken = offset.below > void or any(g >= void for g, _ in offset.rows)
             offset.below = min(offset.below, void)
             offset.void(void, log.era)

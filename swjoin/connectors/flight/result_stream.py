@@ -1,7 +1,7 @@
 """Flight streams of results during a run.
 
-What: `TeeSink`, a sink that also passes every row on to a `ResultLog`; `open_log`; `MetricsLog`; `serve_log`, which adds a log
-to an endpoint.
+What: `TeeSink`, a sink that also passes every row on to a `ResultLog`; `streams_of`, `open_logs`; `MetricsLog`; `serve_log`,
+which adds a log to an endpoint.
 Why: files and consumers receive the same rows in the same order, and the rows become final at the same moments.
 Stays out: the log itself (`connectors.flight.result_log`), the endpoint (`connectors.flight.server`).
 """
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.connectors.flight.result_log import ConsumerOffset, Part, ResultLog
-from swjoin.connectors.output_columns import ResultColumns
+from swjoin.connectors.flight.result_log import ConsumerOffset, Eras, Part, ResultLog
+from swjoin.connectors.output_columns import AnyColumns, QueryColumns, ResultColumns
 from swjoin.connectors.sink import Sink
 from swjoin.core.batch import Pairs, ResultRows
 from swjoin.core.errors import UserError
@@ -56,14 +56,41 @@ class ResultWriter(Protocol):
     def close(self, error: BaseException | None = None) -> None: ...
 
 
-def open_log(
-    plan: ResultColumns, config: ServeConfig, run_dir: Path | None, *, in_files: bool, resumes: bool, sinks: int
-) -> ResultLog:
-    """The log of results. run_dir: directory of a run with checkpoints. in_files: it keeps final rows in Parquet files.
-    resumes: the run is resumed; consumers keep their offsets."""
-    eras, patience_s = None if run_dir is None else run_dir / ".eras", config.patience_us / 1e6
-    limit_bytes, fresh = config.result_buffer_bytes, not resumes
-    return ResultLog(plan.schema, limit_bytes, patience_s, in_files=in_files, eras=eras, fresh=fresh, sinks=sinks)
+RESULTS = "results"  # the stream of a run's rows
+
+
+def open_logs(
+    streams: Mapping[str, ResultColumns],
+    config: ServeConfig,
+    run_dir: Path | None,
+    *,
+    in_files: bool,
+    resumes: bool,
+    sinks: int,
+) -> dict[str, ResultLog]:
+    """The logs of results, by stream (`streams_of`), which share the memory for them. run_dir: directory of a run with
+    checkpoints. in_files: it keeps final rows in Parquet files. resumes: the run is resumed; consumers keep their offsets."""
+    eras = Eras(None if run_dir is None else run_dir / ".eras", fresh=not resumes)
+    limit_bytes, patience_s = config.result_buffer_bytes // len(streams), config.patience_us / 1e6
+    return {
+        name: ResultLog(
+            plan.schema,
+            limit_bytes,
+            patience_s,
+            in_files=in_files,
+            eras=eras,
+            sinks=sinks,
+            query=name.removeprefix(RESULTS),
+        )
+        for name, plan in streams.items()
+    }
+
+
+def streams_of(plan: AnyColumns) -> dict[str, ResultColumns]:
+    """Columns by stream: `results`, or `results/NAME` for each of the queries with names."""
+    if isinstance(plan, QueryColumns):
+        return {f"{RESULTS}/{name}": columns for name, columns in plan.queries}
+    return {RESULTS: plan}
 
 
 class TeeSink:
@@ -80,6 +107,13 @@ class TeeSink:
             self._rows.write_rows(batch, generation, digest_results(pairs))
         if batch.num_rows:
             self._results.write(batch, generation)
+
+    def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
+        """Decoded rows, of a query that shares them with others."""
+        assert self._rows is not None, "a sink that takes no rows"
+        self._rows.write_rows(rows, generation, digest)
+        if rows.num_rows:
+            self._results.write(rows, generation)
 
     def seal(self, generation: int) -> list[Path]:
         self._results.flush()  # rows that a checkpoint holds may be in the log alone

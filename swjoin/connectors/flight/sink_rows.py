@@ -1,7 +1,7 @@
 """Rows of further sinks on their way to the log of results, which is at the first one.
 
 What: `RemoteWriter`, the side of a further sink in a process of its own; `SinkRows`, that of the first one: a handler of its
-endpoint.
+endpoint; `new_secret`.
 Why: consumers see one log of all results, bounded as that of one sink, whichever rank has joined and written them.
 Stays out: the log (`connectors.flight.result_log`), what consumers read (`connectors.flight.result_stream`).
 
@@ -34,13 +34,17 @@ from swjoin.connectors.schema import check_schema
 from swjoin.core.errors import RunFailed, UserError
 
 _LOG = logging.getLogger(__name__)
-_NAME = "rows of sinks"
 _AHEAD_BYTES = 8 << 20  # that a sink has sent and the log has not taken
 _WAKE_S = 0.1
 _PATIENCE_S = 30.0  # beyond that of the log with consumers; then the first sink is out of reach
 _BROKEN_S = 60.0  # how long a sink goes on when the first one is out of reach: the run may be about to recover from its death
 _FILES = 100  # of a message, which may have 1 MB; a path has 4 KB at most, that JSON may double
 Item = tuple["pa.RecordBatch | None", Metadata]
+
+
+def new_secret() -> str:
+    """Of an attempt."""
+    return secrets.token_hex(16)
 
 
 class _Connection(threading.Thread):
@@ -107,15 +111,20 @@ class _Connection(threading.Thread):
             self.fail(plain_text(error))
 
 
+def _name_of(stream: str) -> str:
+    """Under which sinks send the rows of a stream."""
+    return f"rows of sinks: {stream}"
+
+
 class RemoteWriter:
-    """number: of the sink. schema: of the rows.
+    """number: of the sink. schema: of the rows. stream: that consumers take them from.
 
     Where the first sink is out of reach rows are dropped for a while, since it may have died, and a recovery produces them
     again; then, and at the end, RunFailed.
     """
 
-    def __init__(self, number: int, schema: pa.Schema, config: ServeConfig) -> None:
-        self._number, self._schema, self._config = number, schema, config
+    def __init__(self, number: int, schema: pa.Schema, config: ServeConfig, stream: str) -> None:
+        self._number, self._schema, self._config, self._stream = number, schema, config, stream
         self._nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
         self._patience_s = config.patience_us / 1e6 + _PATIENCE_S
         self._connection: _Connection | None = None
@@ -128,7 +137,7 @@ class RemoteWriter:
     def connect(self, location: str, secret: str) -> None:
         """Begin anew at the first sink, with what this one has restored."""
         self._drop()
-        request = {"stream": _NAME, "sink": self._number, "secret": secret}
+        request = {"stream": _name_of(self._stream), "sink": self._number, "secret": secret}
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
 
         def open_put() -> tuple[Any, Any]:
@@ -198,19 +207,18 @@ class RemoteWriter:
 
 
 class SinkRows:
-    """Takes rows of further sinks into the log. endpoint: of the first sink."""
+    """Takes rows of further sinks into the log of a stream. endpoint: of the first sink."""
 
-    def __init__(self, endpoint: Endpoint, log: ResultLog) -> None:
+    def __init__(self, endpoint: Endpoint, log: ResultLog, stream: str) -> None:
         self._log = log
         self._offered: tuple[str, int] | None = None  # secret, attempt
-        endpoint.puts[_NAME] = self._put
-        endpoint.unlimited.add(_NAME)  # that of a rank that is stopped stays open until the rank is killed
+        name = _name_of(stream)
+        endpoint.puts[name] = self._put
+        endpoint.unlimited.add(name)  # that of a rank that is stopped stays open until the rank is killed
 
-    def offer(self) -> str:
-        """Begin an attempt: the secret by which sinks show that they belong to it."""
-        secret = secrets.token_hex(16)
+    def offer(self, secret: str) -> None:
+        """Begin an attempt. secret: sinks show by it that they belong to it."""
         self._offered = secret, self._log.attempt
-        return secret
 
     def _put(self, request: Metadata, context: Any, reader: Any, writer: Any) -> None:
         offered = self._offered

@@ -33,6 +33,7 @@ from swjoin.core.errors import NotWritten, SwjoinError, UserError, spelled
 from swjoin.core.stdio import wait_until_read
 from swjoin.monitor.process_settings import keep_freed_memory
 from swjoin.runtime.disorder import advised
+from swjoin.runtime.flight_serving import Ports
 from swjoin.runtime.mpi.channel import Channel, PeerFailedError, PeerLostError
 from swjoin.runtime.mpi.master_rank import MasterRank
 from swjoin.runtime.mpi.rank import FAILURE, EndedEarlyError, open_heartbeats
@@ -160,10 +161,10 @@ class _Rounds:
         self.role.set_up(channel)
         report = _run_role(self.role, channel)
         while self.role.changed:
-            port = self.role.dashboard_port if isinstance(self.role, MasterRank) else None
+            ports = self.role.ports if isinstance(self.role, MasterRank) else Ports()
             self.role.close(None)
             if self.changes is not None:
-                self._job = self.changes.apply(port)
+                self._job = self.changes.apply(ports)
             self._set_up_next(channel)
             report = _run_role(self.role, channel)
         return report

@@ -23,6 +23,7 @@ from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import spelled
 from swjoin.monitor.host_load import machine_report
 from swjoin.runtime.clock import RunClock
+from swjoin.runtime.flight_serving import Ports
 from swjoin.runtime.host import Addressed, HostedRoles
 from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernels
 from swjoin.runtime.mpi.channel import Channel
@@ -126,8 +127,8 @@ class MasterRank(Rank):
             load_plan_kernels(first.instances, first.progress.compiling)
 
     @property
-    def dashboard_port(self) -> int | None:
-        return None if self._role_host is None else self._role_host.dashboard_port
+    def ports(self) -> Ports:
+        return Ports() if self._role_host is None else self._role_host.ports
 
     def lost(self, text: str) -> None:
         """A rank has died; `run` follows, on a new channel."""
@@ -191,13 +192,15 @@ class MasterRank(Rank):
             # before the collector closes the result files with them
             add_warnings(report, self.job, gateway.sources, gateway.instances)
             self._warnings_s = time.monotonic() - added_s
-        for verdict in ({"proof": None if stopped else proof_of(report)}, {"whole": True}):  # of all files, then their names
+        if changes is not None:
+            self.changed = role_host.changed = stopped and changes.wanted() and not stop_wanted()
+        proof = None if stopped else proof_of(report)
+        for verdict in ({"proof": proof}, {"changed": self.changed}):  # of all files, then their names
             for rank in writers:
                 channel.send_json(verdict, rank, VERDICT)
             for rank in writers:
                 channel.wait(rank, VERDICT)
         if changes is not None:
-            self.changed = role_host.changed = stopped and changes.wanted() and not stop_wanted()
             agree(channel, ROOT, lambda: {"changed": self.changed})
         if not self.changed:
             channel.farewell(BYE)

@@ -303,7 +303,9 @@ class WorkerRank(Rank):
             sink.proof = proof
             sink.finish()
         channel.send_json({"finished": True}, ROOT, VERDICT)
-        verdict()
+        changed = bool(verdict()["changed"])
+        for sink in self._sinks.values():
+            sink.changed = changed
         self._close_sinks(None)
         self._close_gateways(None, complete=proof is not None)
         channel.send_json({"closed": True}, ROOT, VERDICT)
