@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from swjoin.config.run import RunConfig
+from swjoin.core.arrow_views import array_of
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES, Pairs, ResultRows, empty_pairs
 from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import JOIN_KINDS, How
@@ -125,7 +126,7 @@ class OutputColumns:
         schema, n = self.schema, len(pairs)
         arrays: list[pa.Array] = []
         for name, field, side in self.id_columns:
-            arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else pa.array(getattr(pairs, field)))
+            arrays.append(pa.nulls(n, schema.field(name).type) if pairs.side == 1 - side else array_of(getattr(pairs, field)))
         arrays += PairColumns(self.left, self.right, tuple(self._columns())).arrays(pairs)
         return pa.record_batch(arrays, schema=schema)
 
@@ -177,7 +178,7 @@ class RowColumns:
 
         assert isinstance(rows, ResultRows), "pairs in place of a plan's rows"
         assert rows.columns is not None, "rows that were only counted"
-        ids = [pa.array(rows.id), pa.array(rows.ts)] if self.ids else []
+        ids = [array_of(rows.id), array_of(rows.ts)] if self.ids else []
         columns = [as_type(rows.columns.column(name), kind) for name, kind in self.types]
         return pa.record_batch([*ids, *columns], schema=self.schema)
 
@@ -185,7 +186,7 @@ class RowColumns:
         """No rows."""
         import pyarrow as pa
 
-        return pa.RecordBatch.from_pylist([], schema=self.schema)
+        return pa.record_batch([pa.nulls(0, field.type) for field in self.schema], schema=self.schema)
 
     def to_bytes(self) -> bytes:
         import pyarrow as pa

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
+from swjoin.core.arrow_views import array_of
 from swjoin.core.batch import I64, Pairs, ResultRows
 from swjoin.core.errors import RunFailed, UserError
 
@@ -131,10 +132,9 @@ class QuerySinks:
 
     def _write_to_family(self, query: int, rows: ResultRows, ranks: I64, generation: int) -> None:
         """Sorted by rank, the rows of every query are the first ones, up to some row: they are decoded once."""
-        import pyarrow as pa
 
         family, order = self._families[query], np.argsort(ranks, kind="stable")
-        decoded = self._plan.queries[query][1].decode(rows).take(pa.array(order))
+        decoded = self._plan.queries[query][1].decode(rows).take(array_of(order))
         digests = np.concatenate([np.zeros(1, np.uint64), np.cumsum(rows.id[order], dtype=np.uint64)])
         ends = np.searchsorted(ranks[order], np.arange(len(family)), side="right").tolist()
         for member, end in zip(family, ends, strict=True):

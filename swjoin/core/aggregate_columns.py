@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swjoin.core.aggregate_functions import MOST_DIGITS, Accumulation, from_ordered, is_ordered, order_codes, ordered
-from swjoin.core.arrow_views import booleans_of, decimals_of_words, decoded, integers_of, words_of_decimals
+from swjoin.core.arrow_views import (
+    array_of,
+    booleans_of,
+    decimals_of_words,
+    decoded,
+    doubles_of,
+    integers_of,
+    scalar_of,
+    words_of_decimals,
+)
 from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed
@@ -120,17 +129,16 @@ class AggregateColumns:
         if accumulation == Accumulation.COUNT:
             return Argument(None, valid)
         if accumulation == Accumulation.DOUBLES:
-            doubles: F64 = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-            return Argument(doubles, valid)
+            return Argument(doubles_of(column), valid)
         if accumulation == Accumulation.INTEGERS and pa.types.is_decimal(column.type):
             words = words_of_decimals(column.fill_null(0))
             if len(words) and not -_MOST_HIGH - 1 <= words[:, 1].min() <= words[:, 1].max() <= _MOST_HIGH:
                 raise RunFailed(f"{call.name}: a value has more than {MOST_DIGITS} digits; cast it to DOUBLE")
             return Argument(words, valid)
         if accumulation == Accumulation.INTEGERS:
-            filled = column.fill_null(0) if column.null_count else column
+            filled = column.fill_null(scalar_of(0, column.type)) if column.null_count else column
             unsigned = pa.types.is_uint64(column.type)
-            values = filled.to_numpy(zero_copy_only=False)
+            values = integers_of(filled)
             return Argument(values.view(np.int64) if unsigned else values.astype(np.int64, copy=False), valid, unsigned)
         return Argument(ordered(column), valid)
 
@@ -193,7 +201,6 @@ class AggregateColumns:
 
     def picked(self, call: Call, slots: I64, rows: TupleBatch, count: int) -> pa.Array:
         """The value of each group's row in the place of the call, of so many groups; null without one."""
-        import pyarrow as pa
 
         by_slot, numbers = self._numbered(call, slots, rows)
         at = by_slot[numbers == call.place - 1]
@@ -201,7 +208,7 @@ class AggregateColumns:
         index[slots[at]] = at
         assert rows.columns is not None, f"{self.name}: rows without columns"
         column = decoded(rows.columns.column(str(call.column)))
-        found = column.take(pa.array(index, mask=index < 0))
+        found = column.take(array_of(index, index < 0))
         return found if found.type == call.type else found.cast(call.type)
 
     def rows(self, keys: GroupKeys, start_us: I64, codes: I64, nulls: Bool, totals: list[Totals | pa.Array]) -> ResultRows:
@@ -209,7 +216,7 @@ class AggregateColumns:
         import pyarrow as pa
 
         groups = keys.columns_of(codes, nulls)
-        edges = [pa.array(us).view(self.time) for us in (start_us, start_us + self.size_us)]
+        edges = [array_of(us).view(self.time) for us in (start_us, start_us + self.size_us)]
         of_group = pa.RecordBatch.from_arrays([*groups, edges[0]], [*self.key, self.start])
         pairs = zip(self.calls, totals, strict=True)
         values = [self._values(call, total) if isinstance(total, Totals) else total for call, total in pairs]
@@ -222,12 +229,12 @@ class AggregateColumns:
 
         counts = totals.counts
         if call.function == "count":
-            return pa.array(counts)
+            return array_of(counts)
         missing = counts == 0
         accumulation = call.accumulated
         if accumulation == Accumulation.DOUBLES:
             sums = totals.sums()
-            return pa.array(sums / np.maximum(counts, 1) if call.function == "avg" else sums, mask=missing)
+            return array_of(sums / np.maximum(counts, 1) if call.function == "avg" else sums, missing)
         if accumulation != Accumulation.INTEGERS:
             return from_ordered(totals.word(1), missing, call.type)
         low, high = totals.word(1), totals.word(2)
@@ -239,21 +246,20 @@ class AggregateColumns:
                 at = int(np.flatnonzero(~fits)[0])
                 total = (int(high[at]) << 64) + int(low.view(np.uint64)[at])
                 raise RunFailed(f"{call.name} of a group is {total}, which has more than 64 bits")
-            return pa.array(low, mask=missing)
+            return array_of(low, missing)
         unit = call.unit
         means = low / (np.maximum(counts, 1) * float(unit))
         for at in np.flatnonzero(
             ~(fits & (np.abs(low) < _EXACT) & (counts < _EXACT // unit))
         ).tolist():  # where float64 would round twice
             means[at] = ((int(high[at]) << 64) + int(low.view(np.uint64)[at])) / max(1, int(counts[at]) * unit)
-        return pa.array(means, mask=missing)
+        return array_of(means, missing)
 
 
 def taken(values: pa.Array, index: I64) -> pa.Array:
     """The values at these positions."""
-    import pyarrow as pa
 
-    return values.take(pa.array(index))
+    return values.take(array_of(index))
 
 
 def together(parts: Sequence[pa.Array]) -> pa.Array:

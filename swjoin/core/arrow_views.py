@@ -1,8 +1,9 @@
-"""Arrow arrays as NumPy arrays, without a copy and without pandas.
+"""Arrow arrays as NumPy arrays, and back, without a copy and without pandas.
 
-What: `integers_of`, `booleans_of`, `borrowed`; `decoded`, an array without dictionaries and views; `bits_of` doubles, and
-`of_words`, an array from 64 bits a value; `words_of_decimals` and `decimals_of_words`, of two.
-Why: `numpy.asarray(arrow_array)` imports pandas if it is installed, which took 0.4 s at the first read. Arrow's memory is
+What: `integers_of`, `doubles_of`, `booleans_of`, `borrowed`; `array_of`, `texts_of` and `scalar_of`, the way back;
+`decoded`, an array without dictionaries and views; `bits_of` doubles, and `of_words`, an array from 64 bits a value;
+`words_of_decimals` and `decimals_of_words`, of two.
+Why: `numpy.asarray(arrow_array)` and `pyarrow.array` import pandas if it is installed, which took 0.4 s. Arrow's memory is
 read-only, and numba compiles every kernel again for read-only arrays, some ten seconds at the first join of a table. So the
 views are flagged writeable, but callers must not write.
 Stays out: types with a length of their own (`core.row_codec`, `core.key_encoder`).
@@ -10,15 +11,17 @@ Stays out: types with a length of their own (`core.row_codec`, `core.key_encoder
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swjoin.core.batch import Bool
-
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from swjoin.core.batch import Bool
 
 
 class _WriteableView:
@@ -39,10 +42,11 @@ def decoded(array: pa.Array) -> pa.Array:
     """The values of a dictionary as a plain array, views as large strings or binary. `null_count` of the result counts all
     nulls; that of a dictionary does not count indices of a null value."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind = array.type
     if pa.types.is_dictionary(kind):
+        import pyarrow.compute as pc  # which takes 0.08 s
+
         values = decoded(array.dictionary)
         if pa.types.is_string(values.type):
             values = values.cast(pa.large_string())  # has no limit of 2 GiB
@@ -52,6 +56,46 @@ def decoded(array: pa.Array) -> pa.Array:
     if pa.types.is_string_view(kind):
         return array.cast(pa.large_string())
     return array.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else array
+
+
+def array_of(values: NDArray[Any], missing: Bool | None = None) -> pa.Array:
+    """As `pyarrow.array`, of numbers or truth values; numbers are not copied. missing: (n,), those that are null."""
+    import pyarrow as pa
+
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    valid = None if missing is None or not missing.any() else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(data)])
+
+
+def texts_of(values: Sequence[str | None]) -> pa.Array:
+    """As `pyarrow.array`, of strings of 2 GiB at most."""
+    import pyarrow as pa
+
+    missing = np.array([value is None for value in values], np.bool_)
+    data = [(value or "").encode() for value in values]
+    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
+    valid = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
+    return pa.Array.from_buffers(pa.string(), len(data), [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(data))])
+
+
+def scalar_of(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """As `pyarrow.scalar`."""
+    import pyarrow as pa
+
+    if value is None:
+        return pa.nulls(1, kind)[0]
+    whole = pa.types.is_integer(kind) or pa.types.is_duration(kind) or pa.types.is_timestamp(kind)
+    if type(value) is int and whole and -(1 << 63) <= value < 1 << 63:
+        return array_of(np.array([value], np.int64))[0].cast(kind)
+    if type(value) is float and pa.types.is_float64(kind):
+        return array_of(np.array([value]))[0]
+    if type(value) is bool and pa.types.is_boolean(kind):
+        return array_of(np.array([value]))[0]
+    if type(value) is timedelta and pa.types.is_duration(kind) and kind.unit == "us":
+        return array_of(np.array([value // timedelta(microseconds=1)]))[0].cast(kind)
+    if type(value) is str and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return texts_of([value])[0].cast(kind)
+    return pa.scalar(value, kind)
 
 
 def integers_of(array: pa.Array) -> NDArray[Any]:
@@ -66,6 +110,15 @@ def integers_of(array: pa.Array) -> NDArray[Any]:
     return borrowed(data, dtype)[array.offset : array.offset + len(array)]
 
 
+def doubles_of(array: pa.Array) -> NDArray[np.float64]:
+    """The values of a floating array as doubles; those of null rows are 0.0."""
+    import pyarrow as pa
+
+    wide = array.cast(pa.float64())
+    wide = wide.fill_null(scalar_of(0.0, wide.type)) if wide.null_count else wide
+    return borrowed(wide.buffers()[1], np.float64)[wide.offset : wide.offset + len(wide)] if len(wide) else np.empty(0)
+
+
 def booleans_of(array: pa.Array) -> Bool:
     """A boolean array without nulls, as bytes."""
     import pyarrow as pa
@@ -75,9 +128,7 @@ def booleans_of(array: pa.Array) -> Bool:
 
 def bits_of(column: pa.Array) -> NDArray[np.int64]:
     """The bits of floating values as doubles: one NaN, -0.0 as 0.0; those of null are unspecified."""
-    import pyarrow as pa
-
-    doubles = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+    doubles = doubles_of(column) + 0.0
     bits: NDArray[np.int64] = np.where(np.isnan(doubles), np.nan, doubles).view(np.int64)
     return bits
 
@@ -87,12 +138,12 @@ def of_words(words: NDArray[np.int64], missing: Bool, kind: pa.DataType) -> pa.A
     import pyarrow as pa
 
     if pa.types.is_boolean(kind):
-        return pa.array(words != 0, mask=missing)
+        return array_of(words != 0, missing)
     if pa.types.is_floating(kind):
-        return pa.array(words.view(np.float64), mask=missing).cast(kind)
+        return array_of(words.view(np.float64), missing).cast(kind)
     if pa.types.is_temporal(kind):
-        return pa.array(words.astype(f"i{kind.bit_width // 8}"), mask=missing).view(kind)
-    return pa.array(words.view(np.uint64) if pa.types.is_uint64(kind) else words, mask=missing).cast(kind)
+        return array_of(words.astype(f"i{kind.bit_width // 8}"), missing).view(kind)
+    return array_of(words.view(np.uint64) if pa.types.is_uint64(kind) else words, missing).cast(kind)
 
 
 def words_of_decimals(column: pa.Array) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.core.arrow_views import array_of
 from swjoin.core.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -45,16 +46,14 @@ class Columns:
 
     def take(self, index: NDArray[np.int64]) -> Columns:
         """The tuples with these indexes, in that order."""
-        import pyarrow as pa
 
-        return Columns(self.batch.take(pa.array(index)))
+        return Columns(self.batch.take(array_of(index)))
 
     def permuted(self, order: NDArray[np.int64]) -> Columns:
         """All tuples in this order, which has every index once: Arrow does not check it."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        return Columns(pc.take(self.batch, pa.array(order), boundscheck=False))
+        return Columns(pc.take(self.batch, array_of(order), boundscheck=False))
 
     def slice(self, start: int, stop: int) -> Columns:
         return Columns(self.batch.slice(start, stop - start))

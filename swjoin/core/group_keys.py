@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swjoin.core.arrow_views import bits_of, booleans_of, decoded, of_words
+from swjoin.core.arrow_views import array_of, bits_of, booleans_of, decoded, of_words, scalar_of
 from swjoin.core.batch import I64, U8, Bool
 from swjoin.core.errors import UserError
 from swjoin.core.kernel_cache import kernel
@@ -114,7 +114,7 @@ class GroupKeys:
             held = np.empty(int(ends[-1]), np.uint8)
             _take_bytes(data, cursors, ends, held)
             values = pa.Array.from_buffers(pa.large_binary(), len(codes), [None, pa.py_buffer(ends), pa.py_buffer(held)])
-            out.append(pa.compute.if_else(pa.array(missing), pa.scalar(None, values.type), values).cast(kind))
+            out.append(pa.compute.if_else(array_of(missing), scalar_of(None, values.type), values).cast(kind))
         return out
 
 
@@ -131,7 +131,7 @@ def _value(column: pa.Array) -> pa.Array:
     column = decoded(column)
     if not pa.types.is_floating(column.type):
         return column
-    return pa.array(bits_of(column), mask=booleans_of(column.is_null()) if column.null_count else None)
+    return array_of(bits_of(column), booleans_of(column.is_null()) if column.null_count else None)
 
 
 def _zero(kind: pa.DataType) -> Any:

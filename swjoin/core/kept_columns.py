@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from swjoin.core.aggregate_functions import order_codes
+from swjoin.core.arrow_views import array_of
 from swjoin.core.batch import I64, U64, Bool, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.group_keys import GroupKeys
@@ -65,7 +66,7 @@ class KeptColumns:
         found = [(name, rows.columns.column(name)) for name in self.shown if rows.columns is not None]
         for name, times in ((self.start, starts), (self.end, ends)):
             if name:
-                found.append((name, pa.array(times).view(self.time)))
+                found.append((name, array_of(times).view(self.time)))
         found += more
         return Columns(pa.RecordBatch.from_arrays([array for _, array in found], [name for name, _ in found]))
 
@@ -109,9 +110,8 @@ class RankColumns(KeptColumns):
 
     def rows(self, rows: TupleBatch, ranks: I64, starts: I64) -> ResultRows:
         """Rows with their numbers. starts: int64 (n,), of their windows."""
-        import pyarrow as pa
 
-        columns = self._with_window(rows, starts, starts + self.size_us, [(self.rank, pa.array(ranks))])
+        columns = self._with_window(rows, starts, starts + self.size_us, [(self.rank, array_of(ranks))])
         return ResultRows(window_row_ids(starts, rows.id), starts + self.ts_after_us, columns)
 
 
@@ -157,9 +157,8 @@ class RepeatedColumns(KeptColumns):
     def rows(self, rows: TupleBatch, windows: I64, ts: I64, edges: tuple[I64, I64]) -> ResultRows:
         """Rows, whose keys are their numbers. windows: numbers of theirs. ts: times of what comes out. edges: starts and ends
         of the windows. int64 (n,), times in microseconds."""
-        import pyarrow as pa
 
-        numbers = [(name, pa.array(values)) for name, values in ((self.window, windows), (self.row, rows.key)) if name]
+        numbers = [(name, array_of(values)) for name, values in ((self.window, windows), (self.row, rows.key)) if name]
         return ResultRows(window_row_ids(windows, rows.id), ts, self._with_window(rows, *edges, numbers))
 
 
@@ -176,7 +175,7 @@ def sorted_rows(rows: pa.Table, order: Sequence[OrderKey]) -> pa.Table:
 
     whole = rows.combine_chunks()
     codes = [c for key in order for c in _codes(key, pa.concat_arrays(whole.column(key.column).chunks))]
-    return whole.take(pa.array(np.lexsort(codes[::-1]))) if len(whole) else whole
+    return whole.take(array_of(np.lexsort(codes[::-1]))) if len(whole) else whole
 
 
 def _codes(key: OrderKey, column: pa.Array) -> list[I64]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import uint64
 
-from swjoin.core.arrow_views import booleans_of, borrowed, decoded, integers_of
+from swjoin.core.arrow_views import array_of, booleans_of, borrowed, decoded, integers_of
 from swjoin.core.batch import I64, U8, U64, Bool, check_offsets
 from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed, UserError
@@ -207,7 +207,7 @@ class Dictionary:
 
         offsets = pa.py_buffer(self._offsets[: len(self) + 1].copy())
         values = pa.Array.from_buffers(pa.large_binary(), len(self), [None, offsets, pa.py_buffer(self._arena)])
-        return Columns(pa.record_batch({"key": values.take(pa.array(codes))}))
+        return Columns(pa.record_batch({"key": values.take(array_of(codes))}))
 
     def codes_of(self, columns: Columns | None) -> I64:
         """Codes of the byte strings of another dictionary. RunFailed when there are none."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from swjoin.core.aggregate_functions import Accumulation, from_ordered, is_ordered, ordered
-from swjoin.core.arrow_views import bits_of, booleans_of, decoded, integers_of
+from swjoin.core.arrow_views import array_of, bits_of, booleans_of, decoded, integers_of
 from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.errors import RunFailed
@@ -103,7 +103,7 @@ class LifeColumns:
         """The rows of groups at instants. totals: by call. RunFailed for a sum of integers that has more than 64 bits."""
         import pyarrow as pa
 
-        of_instant = [*keys.columns_of(codes, nulls), pa.array(instants)]
+        of_instant = [*keys.columns_of(codes, nulls), array_of(instants)]
         names = [*self.key, self.as_of]
         hashes = row_hashes(pa.RecordBatch.from_arrays(of_instant, names))
         values = [self._values(call, total) for call, total in zip(self.calls, totals, strict=True)]
@@ -115,10 +115,10 @@ class LifeColumns:
 
         counts, low, high = totals
         if call.accumulation == Accumulation.COUNT:
-            return pa.array(counts)
+            return array_of(counts)
         missing = counts == 0
         if call.accumulation == Accumulation.DOUBLES:
-            return pa.array(low.view(np.float64), mask=missing)
+            return array_of(low.view(np.float64), missing)
         if call.accumulation == Accumulation.INTEGERS:
             fits = high == low >> np.int64(63)
             if not fits.all():
@@ -127,7 +127,7 @@ class LifeColumns:
                 raise RunFailed(
                     f"{self.name}: {call.name} of a group is {total}, which has more than 64 bits; cast it to DOUBLE"
                 )
-            return pa.array(low, mask=missing)
+            return array_of(low, missing)
         kind = pa.float64() if call.floating else pa.int64()
         if call.accumulation == Accumulation.LEAST:
             return from_ordered(low, missing, kind)

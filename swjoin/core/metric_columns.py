@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.core.arrow_views import array_of
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -53,4 +55,4 @@ def metrics_batch(rows: NDArray[np.float64]) -> pa.RecordBatch:
     import pyarrow as pa
 
     columns = [rows[:, i].astype(np.int64) if name in INTEGER_COLUMNS else rows[:, i].copy() for i, name in enumerate(COLUMNS)]
-    return pa.record_batch([pa.array(column) for column in columns], schema=metrics_schema())
+    return pa.record_batch([array_of(column) for column in columns], schema=metrics_schema())

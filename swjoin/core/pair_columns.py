@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from swjoin.core.arrow_views import booleans_of, decoded
+from swjoin.core.arrow_views import array_of, booleans_of, decoded
 from swjoin.core.batch import I64, LEFT, RIGHT, Pairs, PayloadRows
 from swjoin.core.columns import Columns
 from swjoin.core.row_codec import RowCodec, StreamCodec
@@ -86,7 +86,7 @@ def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
         encoded = plain.dictionary_encode()
         indices, values = encoded.indices, encoded.dictionary
     except pa.ArrowNotImplementedError:  # Arrow cannot hash the type: every row has its own value
-        indices, values = pa.array(np.arange(len(plain)), mask=~booleans_of(plain.is_valid())), plain
+        indices, values = array_of(np.arange(len(plain)), ~booleans_of(plain.is_valid())), plain
     return pa.DictionaryArray.from_arrays(indices.cast(kind.index_type), as_type(values, kind.value_type), ordered=kind.ordered)
 
 
@@ -97,9 +97,9 @@ def rebuilt(values: I64, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return as_type(rebuilt(values, kind.value_type), kind)
     if pa.types.is_uint64(kind):
-        return pa.array(values.view(np.uint64))
+        return array_of(values.view(np.uint64))
     if pa.types.is_boolean(kind):
-        return pa.array(values != 0)
+        return array_of(values != 0)
     if pa.types.is_temporal(kind):
-        return pa.array(values).cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
-    return pa.array(values).cast(kind)
+        return array_of(values).cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+    return array_of(values).cast(kind)

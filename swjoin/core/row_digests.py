@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swjoin.core.arrow_views import booleans_of
+from swjoin.core.arrow_views import booleans_of, doubles_of, integers_of, scalar_of
 from swjoin.core.batch import I64, U8, U64, Bool
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import GOLDEN, mix64_scalar
@@ -81,7 +81,7 @@ def value_hashes(array: pa.Array) -> U64:
     kind = array.type
     if t.is_dictionary(kind):
         found = np.append(value_hashes(array.dictionary), GOLDEN)
-        hashes: U64 = found[array.indices.cast(pa.int64()).fill_null(len(found) - 1).to_numpy()]
+        hashes: U64 = found[integers_of(array.indices.cast(pa.int64()).fill_null(scalar_of(len(found) - 1, pa.int64())))]
         return hashes
     if t.is_null(kind):
         out[:] = GOLDEN
@@ -104,11 +104,11 @@ def _words(array: pa.Array) -> U64 | None:
 
     kind = array.type
     if t.is_floating(kind):
-        doubles = array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+        doubles = doubles_of(array)
         words: U64 = (doubles + 0.0).view(np.uint64)
         return np.where(np.isnan(doubles), _NAN, words)
     if t.is_boolean(kind):
-        values: Bool = booleans_of(array.fill_null(False))
+        values: Bool = booleans_of(array.fill_null(scalar_of(False, kind)))
         return values.astype(np.uint64)
     if t.is_uint64(kind):
         return _filled(array).view(np.uint64)
@@ -127,8 +127,7 @@ def _words(array: pa.Array) -> U64 | None:
 
 
 def _filled(array: pa.Array) -> I64:
-    found: I64 = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
-    return found
+    return integers_of(array.fill_null(scalar_of(0, array.type)) if array.null_count else array)
 
 
 def _bytes(array: pa.Array) -> tuple[I64, U8]:

@@ -95,7 +95,7 @@ class BatchMap:
         """RunFailed, with the ids of the rows, when the function fails, or gives other rows or columns than it must."""
         given = batch_of(rows)
         if not len(rows):
-            made = [pa.array([], storage(kind)) for _, kind in self.columns]
+            made = [pa.nulls(0, storage(kind)) for _, kind in self.columns]
         else:
             try:
                 made = self._mapped(given)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from swjoin.core.arrow_views import booleans_of
+from swjoin.core.arrow_views import array_of, booleans_of
 from swjoin.core.batch import TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.expressions.evaluator import EvaluationFailed, evaluate_all, satisfied
@@ -82,8 +82,8 @@ class Copying:
         positions = np.repeat(np.arange(len(rows)), 1 + twice)
         of_second = np.zeros(len(positions), np.bool_)
         of_second[last[twice] - 1] = True
-        index = pa.array(positions)
-        key = pc.if_else(pa.array(of_second), second.take(index), first.take(index))
+        index = array_of(positions)
+        key = pc.if_else(array_of(of_second), second.take(index), first.take(index))
         shown = [name for name in batch.schema.names if name not in (self.first, self.second)]
         copies = replace(rows, columns=Columns(batch.select(shown)) if shown else None).take(positions)
         rest = [] if copies.columns is None else copies.columns.batch.columns

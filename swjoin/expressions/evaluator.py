@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from swjoin.core.arrow_views import array_of, booleans_of, scalar_of
 from swjoin.core.batch import Bool
 from swjoin.core.errors import RunFailed, one_line
 from swjoin.expressions.functions import FUNCTIONS
@@ -51,9 +52,8 @@ def evaluate_all(exprs: tuple[Expr, ...], rows: pa.RecordBatch) -> list[pa.Array
 
 def satisfied(condition: Expr, rows: pa.RecordBatch) -> Bool:
     """Which rows satisfy the condition: bool (n,); null is not satisfied."""
-    found = pc.fill_null(evaluate(condition, rows), False)
-    mask: Bool = found.to_numpy(zero_copy_only=False)
-    return mask
+    found = pc.fill_null(evaluate(condition, rows), scalar_of(False, BOOL))
+    return booleans_of(found)
 
 
 class _Rows:
@@ -100,16 +100,16 @@ class _Rows:
 def _connective(stops_at: bool) -> Callable[[_Rows, Call], Value]:
     """`and` stops at false, `or` at true: arguments that can fail are evaluated for the other rows alone."""
     combine = pc.or_kleene if stops_at else pc.and_kleene
-    decided = pa.scalar(stops_at, BOOL)
+    decided = scalar_of(stops_at, BOOL)
 
     def evaluated(rows: _Rows, expr: Call) -> Value:
-        found: Value = pa.scalar(not stops_at, BOOL)
+        found: Value = scalar_of(not stops_at, BOOL)
         for arg in expr.args:
             if not can_fail(arg) or (isinstance(found, pa.Scalar) and found.as_py() is not stops_at):
                 found = combine(found, rows.value(arg))
                 continue
             whole = pa.repeat(found, len(rows)) if isinstance(found, pa.Scalar) else found
-            open_rows = pc.coalesce(pc.not_equal(whole, decided), pa.scalar(True, BOOL))
+            open_rows = pc.coalesce(pc.not_equal(whole, decided), scalar_of(True, BOOL))
             if not pc.any(open_rows).as_py():
                 return whole
             found = combine(whole, _scattered(rows.where(open_rows).array(arg), open_rows, decided))
@@ -120,10 +120,10 @@ def _connective(stops_at: bool) -> Callable[[_Rows, Call], Value]:
 
 def _scattered(values: pa.Array[Any], mask: pa.Array[Any], otherwise: pa.Scalar[Any]) -> pa.Array[Any]:
     """An array with these values where the mask holds, in order."""
-    holds = mask.to_numpy(zero_copy_only=False)
+    holds = booleans_of(mask)
     at = np.full(len(holds), len(values), np.int64)
     at[holds] = np.arange(len(values))
-    return pa.concat_arrays([values, pa.repeat(otherwise, 1)]).take(pa.array(at))
+    return pa.concat_arrays([values, pa.repeat(otherwise, 1)]).take(array_of(at))
 
 
 def _chosen(rows: _Rows, branches: list[tuple[Callable[[_Rows], Value], Expr]], kind: pa.DataType) -> Value:
@@ -135,8 +135,8 @@ def _chosen(rows: _Rows, branches: list[tuple[Callable[[_Rows], Value], Expr]], 
     for condition, value in branches:
         found = condition(rows)
         mask = pa.repeat(found, len(rows)) if isinstance(found, pa.Scalar) else found
-        mask = pc.fill_null(mask, False)
-        holds = mask.to_numpy(zero_copy_only=False)
+        mask = pc.fill_null(mask, scalar_of(False, BOOL))
+        holds = booleans_of(mask)
         if holds.any():
             parts.append(rows.where(mask).array(value))
             order.append(left[holds])
@@ -145,7 +145,7 @@ def _chosen(rows: _Rows, branches: list[tuple[Callable[[_Rows], Value], Expr]], 
     order.append(left)
     back = np.empty(count, np.int64)
     back[np.concatenate(order)] = np.arange(count)
-    return pa.concat_arrays(parts).take(pa.array(back))
+    return pa.concat_arrays(parts).take(array_of(back))
 
 
 def _case(rows: _Rows, expr: Call) -> Value:
@@ -156,7 +156,7 @@ def _case(rows: _Rows, expr: Call) -> Value:
         return _chosen(rows, [*branches, (_condition(Literal.of(True, BOOL)), otherwise)], expr.type)
     found = rows.value(otherwise)
     for when, value in zip(reversed(whens), reversed(values), strict=True):
-        found = pc.if_else(pc.coalesce(rows.value(when), pa.scalar(False, BOOL)), rows.value(value), found)
+        found = pc.if_else(pc.coalesce(rows.value(when), scalar_of(False, BOOL)), rows.value(value), found)
     return found
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from swjoin.core.arrow_views import bits_of, booleans_of
+from swjoin.core.arrow_views import array_of, bits_of, booleans_of
 from swjoin.core.batch import I64, MISSING_ID, Bool, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.hashing import pair_ids
@@ -106,7 +106,7 @@ class TableLookup:
         for name in columns_read(self.where):
             of, at = (self._rows, theirs) if name in self.of_table else (rows, mine)
             assert of.columns is not None, "rows without the columns that a condition reads"
-            arrays.append(of.columns.column(name).take(pa.array(at)))
+            arrays.append(of.columns.column(name).take(array_of(at)))
             names.append(name)
         try:
             found = _without_overflow(self.where, pa.RecordBatch.from_arrays(arrays, names))
@@ -130,8 +130,8 @@ class TableLookup:
         for name in self.shown[0]:
             assert rows.columns is not None, "rows without the columns that come out"
             column = rows.columns.column(name)
-            arrays.append(column if whole else column.take(pa.array(mine)))
-        at = pa.array(theirs, mask=theirs < 0)
+            arrays.append(column if whole else column.take(array_of(mine)))
+        at = array_of(theirs, theirs < 0)
         for name in self.shown[1]:
             assert self._rows.columns is not None, "a table without the columns that come out"
             arrays.append(self._rows.columns.column(name).take(at))
@@ -189,7 +189,7 @@ def _comparable(column: pa.Array) -> pa.Array:
     if not pa.types.is_floating(column.type):
         return column
     missing = pc.fill_null(pc.is_nan(column), True)  # equal to nothing, as null
-    return pa.array(bits_of(column), mask=booleans_of(missing))
+    return array_of(bits_of(column), booleans_of(missing))
 
 
 def _without_overflow(expr: Expr, rows: pa.RecordBatch) -> pa.Array[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from swjoin.core.arrow_views import borrowed
+from swjoin.core.arrow_views import borrowed, scalar_of
 from swjoin.core.batch import I64, U8
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.simd import copy_items
@@ -35,7 +35,7 @@ def part_of(texts: pa.Array[Any], separator: str, part: int) -> pa.Array[Any]:
     _copy(bytes_in, starts, ends, bytes_out)
     places = ends if large else ends.astype(np.int32)
     found = pa.Array.from_buffers(texts.type, count, [None, pa.py_buffer(places), pa.py_buffer(bytes_out)])
-    return pc.if_else(texts.is_valid(), found, pa.scalar(None, texts.type)) if texts.null_count else found
+    return pc.if_else(texts.is_valid(), found, scalar_of(None, texts.type)) if texts.null_count else found
 
 
 @kernel

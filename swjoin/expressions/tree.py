@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from swjoin.core.arrow_views import scalar_of
+
 
 @dataclass(frozen=True)
 class Column:
@@ -46,7 +48,7 @@ class Literal:
     @classmethod
     def of(cls, value: Any, kind: pa.DataType) -> Literal:
         """value: as `pyarrow.scalar` takes it; None is null."""
-        return cls(pa.scalar(value, kind))
+        return cls(scalar_of(value, kind))
 
     @property
     def type(self) -> pa.DataType:

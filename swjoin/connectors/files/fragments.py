@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from swjoin.connectors.files.formats import completed, open_ipc
 from swjoin.connectors.files.inputs import File, file_format, local_path, open_input, partition_of, refusing
 from swjoin.connectors.source import BATCH_ROWS
+from swjoin.core.arrow_views import array_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,14 +105,13 @@ class RowGroups:
 
 def _values(raw: list[int], bits: int, kind: pa.DataType) -> pa.Array | None:
     """Statistics, which are signed integers of so many bits, as values of the type; None where the type is stored otherwise."""
-    import pyarrow as pa
     import pyarrow.types as t
 
     if t.is_unsigned_integer(kind):
-        raw = [value & ((1 << kind.bit_width) - 1) for value in raw]
+        return array_of(np.array([value & ((1 << kind.bit_width) - 1) for value in raw], np.uint64)).cast(kind)
     if t.is_integer(kind):
-        return pa.array(raw, kind)
-    return pa.array(raw, pa.int32() if bits == 32 else pa.int64()).view(kind) if bits == kind.bit_width else None
+        return array_of(np.array(raw, np.int64)).cast(kind)
+    return array_of(np.array(raw, f"i{bits // 8}")).view(kind) if bits == kind.bit_width else None
 
 
 class RecordBatches:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swjoin.core.arrow_views import array_of, texts_of
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import RunFailed
 from swjoin.core.metric_columns import COLUMNS, INTEGER_COLUMNS, metrics_batch, metrics_schema
@@ -112,10 +113,17 @@ class EventsFile:
         with writing(self.path):
             self._file.close()
         rows = [row for line in self._lines.read_text().splitlines() if (row := _whole_event(line)) is not None]
-        kinds = {"int": pa.int64(), "str": pa.string(), "float": pa.float64()}
-        schema = pa.schema([(f.name, kinds[str(f.type)]) for f in dataclasses.fields(RunEvent)])
+        kinds = {"int": np.int64, "float": np.float64}
+        columns = {}
+        for field in dataclasses.fields(RunEvent):
+            values = [row.get(field.name) for row in rows]
+            if str(field.type) == "str":
+                columns[field.name] = texts_of(values)
+            else:
+                missing = np.array([value is None for value in values], np.bool_)
+                columns[field.name] = array_of(np.array([value or 0 for value in values], kinds[str(field.type)]), missing)
         with replacing(self.path) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
+            pq.write_table(pa.table(columns), temporary)
         if not resumable:
             self._lines.unlink()
 

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from swjoin.connectors.source import BATCH_ROWS
-from swjoin.core.arrow_views import decoded, integers_of
+from swjoin.core.arrow_views import array_of, decoded, integers_of
 from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import NotWritten
 
@@ -55,7 +55,7 @@ class TimeOrder:
         known = ts if valid is None else np.where(valid, ts, _NO_TIME_US)
         positions = np.arange(self._read, self._read + batch.num_rows, dtype=np.int64)
         self._read += batch.num_rows
-        columns = [*map(decoded, batch.columns), pa.array(known), pa.array(positions)]
+        columns = [*map(decoded, batch.columns), array_of(known), array_of(positions)]
         self._collected.append(pa.RecordBatch.from_arrays(columns, [*batch.schema.names, "", ""]))
         self._bytes += self._collected[-1].nbytes
         if self._bytes >= self._run_bytes:
@@ -126,7 +126,7 @@ def _sorted(batches: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch
     batches.clear()
     order = np.argsort(ts, kind="stable")
     for start in range(0, len(order), rows):
-        yield whole.take(pa.array(order[start : start + rows]))
+        yield whole.take(array_of(order[start : start + rows]))
 
 
 class _Run:
@@ -227,4 +227,4 @@ def _merged(runs: list[_Run]) -> Iterator[pa.RecordBatch]:
         elif parts:
             whole = pa.concat_batches(parts)
             order = np.lexsort((integers_of(whole.column(_POSITION)), _times(whole)))
-            yield whole.take(pa.array(order))
+            yield whole.take(array_of(order))

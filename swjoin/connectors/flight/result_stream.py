@@ -174,7 +174,7 @@ def stream_log(log: ResultLog, request: Metadata, context: Any) -> FlightStream:
         import pyarrow as pa
 
         reader = log.open(offset, final=final, given_up=context.is_cancelled)
-        nothing = pa.record_batch([pa.array([], field.type) for field in log.schema], schema=log.schema)
+        nothing = pa.record_batch([pa.nulls(0, field.type) for field in log.schema], schema=log.schema)
         yield nothing, {"kind": "began", "place": reader.offset.to_plain()}
         for taken in reader:
             metadata = {"kind": taken.kind, "generation": taken.generation, "place": reader.offset.to_plain()}

@@ -125,7 +125,7 @@ class RemoteWriter:
 
     def __init__(self, number: int, schema: pa.Schema, config: ServeConfig, stream: str) -> None:
         self._number, self._schema, self._config, self._stream = number, schema, config, stream
-        self._nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
+        self._nothing = pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
         self._patience_s = config.patience_us / 1e6 + _PATIENCE_S
         self._connection: _Connection | None = None
         self._restored: tuple[int, Mapping[Part, Sequence[Path]]] = 0, {}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from swjoin.core.arrow_views import scalar_of
 from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.functions.catalogue import Options, Signature, Value, call, function
 from swjoin.expressions.tree import Call, Expr, Literal
@@ -74,7 +75,7 @@ def _cast(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     if target == "decimal" and origin in ("int", "uint64"):
         return value.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
     if target == "bool":
-        return pc.not_equal(value, pa.scalar(0, value.type))
+        return pc.not_equal(value, scalar_of(0, value.type))
     if target == "date" and origin in ("timestamp", "timestamptz"):
         return pc.floor_temporal(value.cast(pa.timestamp(value.type.unit)), unit="day").cast(kind)
     if target == "float" and origin == "decimal":  # Arrow's own cast does not round to the nearest
@@ -93,7 +94,7 @@ def _to_text(value: Value, origin: Family) -> Value:
         text = value.cast(pa.timestamp(value.type.unit)).cast(pa.string())
         text = pc.replace_substring_regex(text, pattern=r"(\.\d*?)0+$", replacement=r"\1")
         text = pc.replace_substring_regex(text, pattern=r"\.$", replacement="")
-        zone = pa.scalar("+00" if origin == "timestamptz" else "", pa.string())
+        zone = scalar_of("+00" if origin == "timestamptz" else "", pa.string())
         return pc.binary_join_element_wise(text, zone, "")
     return value.cast(pa.string())
 
@@ -101,10 +102,10 @@ def _to_text(value: Value, origin: Family) -> Value:
 def _double_text(value: Value) -> Value:
     """As Python and DuckDB spell doubles: 1.0, 1e+20, 1e-05."""
     if isinstance(value, pa.Scalar):
-        return pa.scalar(None if value.as_py() is None else repr(value.as_py()), pa.string())
+        return scalar_of(None if value.as_py() is None else repr(value.as_py()), pa.string())
     numbers = pc.fill_null(value, 0.0).to_numpy(zero_copy_only=False)
     text = pa.array(numbers.astype("U"), pa.string())
-    return pc.if_else(pc.is_valid(value), text, pa.scalar(None, pa.string()))
+    return pc.if_else(pc.is_valid(value), text, scalar_of(None, pa.string()))
 
 
 def _decimal_text(value: Value) -> Value:
@@ -118,7 +119,7 @@ def _decimal_text(value: Value) -> Value:
         return whole.cast(pa.string())
     digits = pc.utf8_lpad(pc.abs(whole).cast(pa.string()), width=scale + 1, padding="0")
     text = pc.replace_substring_regex(digits, pattern=rf"^(\d+)(\d{{{scale}}})$", replacement=r"\1.\2")
-    sign = pc.if_else(pc.less(whole, pa.scalar(0, whole.type)), pa.scalar("-", pa.string()), pa.scalar("", pa.string()))
+    sign = pc.if_else(pc.less(whole, scalar_of(0, whole.type)), scalar_of("-", pa.string()), scalar_of("", pa.string()))
     return pc.binary_join_element_wise(sign, text, "")
 
 
@@ -134,7 +135,7 @@ def _time_text(value: Value, kind: pa.DataType) -> Value:
 
 
 def _with_utc(value: Value) -> Value:
-    zone, midnight, nothing = (pa.scalar(text, value.type) for text in ("Z", " 00:00:00Z", ""))
+    zone, midnight, nothing = (scalar_of(text, value.type) for text in ("Z", " 00:00:00Z", ""))
     return pc.binary_join_element_wise(value, pc.if_else(pc.match_substring(value, pattern=":"), zone, midnight), nothing)
 
 

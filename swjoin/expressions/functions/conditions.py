@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from swjoin.core.arrow_views import scalar_of
 from swjoin.core.errors import UserError
 from swjoin.expressions.functions.casts import aligned, cast, condition
 from swjoin.expressions.functions.catalogue import FUNCTIONS, Function, Options, Rule, Signature, Value, function, plain
@@ -43,8 +44,8 @@ for _sign, _compute in _COMPARISONS.items():
 @function("is distinct from", _compared("is distinct from"))
 def _distinct(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     one, two = args
-    differ = pc.coalesce(pc.not_equal(one, two), pa.scalar(True, BOOL))
-    return pc.if_else(pc.and_(pc.is_null(one), pc.is_null(two)), pa.scalar(False, BOOL), differ)
+    differ = pc.coalesce(pc.not_equal(one, two), scalar_of(True, BOOL))
+    return pc.if_else(pc.and_(pc.is_null(one), pc.is_null(two)), scalar_of(False, BOOL), differ)
 
 
 def _any(args: Sequence[Expr], options: Options) -> Signature:
@@ -73,14 +74,14 @@ def _in(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     value, *others = args
     known = [other for other in others if other.is_valid]
     if value.type == DOUBLE:
-        found: Value = pa.scalar(False, BOOL)
+        found: Value = scalar_of(False, BOOL)
         for other in known:
             found = pc.or_kleene(found, pc.equal(value, other))
     else:
         found = pc.is_in(value, value_set=pa.array(known, value.type), skip_nulls=True)
-    missing = pa.scalar(None if len(known) < len(others) else False, BOOL)
-    found = pc.if_else(found, pa.scalar(True, BOOL), missing)
-    return pc.if_else(pc.is_null(value), pa.scalar(None, BOOL), found)
+    missing = scalar_of(None if len(known) < len(others) else False, BOOL)
+    found = pc.if_else(found, scalar_of(True, BOOL), missing)
+    return pc.if_else(pc.is_null(value), scalar_of(None, BOOL), found)
 
 
 def _extreme(name: str) -> Rule:
@@ -101,7 +102,7 @@ def _greatest(args: Sequence[Value], options: Options, kind: pa.DataType) -> Val
     if kind != DOUBLE:
         return found
     for arg in args:
-        found = pc.if_else(pc.fill_null(pc.is_nan(arg), False), pa.scalar(float("nan"), DOUBLE), found)
+        found = pc.if_else(pc.fill_null(pc.is_nan(arg), False), scalar_of(float("nan"), DOUBLE), found)
     return found
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from swjoin.core.arrow_views import scalar_of
 from swjoin.core.errors import UserError
 from swjoin.expressions.functions.casts import cast, doubles, number
 from swjoin.expressions.functions.catalogue import Kernel, Options, Rule, Signature, Value, function, plain
@@ -170,8 +171,8 @@ def _modulo(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value
     known = pc.and_(pc.is_valid(one), pc.is_valid(two))
     with np.errstate(invalid="ignore"):
         rest = np.fmod(_filled(one), _filled(two))  # as in C
-    found = pa.scalar(float(rest), DOUBLE) if rest.ndim == 0 else pa.array(rest, DOUBLE)
-    return pc.if_else(known, found, pa.scalar(None, DOUBLE))
+    found = scalar_of(float(rest), DOUBLE) if rest.ndim == 0 else pa.array(rest, DOUBLE)
+    return pc.if_else(known, found, scalar_of(None, DOUBLE))
 
 
 def _filled(value: Value) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

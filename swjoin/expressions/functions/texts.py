@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from swjoin.core.arrow_views import scalar_of
 from swjoin.core.errors import UserError, one_line
 from swjoin.expressions.functions.casts import cast
 from swjoin.expressions.functions.catalogue import Kernel, Options, Rule, Signature, Value, function
@@ -43,7 +44,7 @@ def _of_pattern(name: str, kind: pa.DataType | None = None, *, can_fail: bool = 
 
     def rule(args: Sequence[Expr], options: Options) -> Signature:
         try:
-            pc.match_substring_regex(pa.scalar("", TEXT), pattern=options[0])
+            pc.match_substring_regex(scalar_of("", TEXT), pattern=options[0])
         except pa.ArrowInvalid as error:
             raise UserError(f"{name}: {options[0]!r} is no regular expression: {one_line(error, 120)}") from None
         return _of_text(name, kind)(args, options)._replace(can_fail=can_fail)
@@ -89,13 +90,13 @@ def _joined(name: str) -> Rule:
 
 @function("concat", _joined("concat"))
 def _concat(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    nothing = pa.scalar("", kind)
+    nothing = scalar_of("", kind)
     return pc.binary_join_element_wise(*(pc.coalesce(arg, nothing) for arg in args), nothing)
 
 
 @function("||", _joined("||"))
 def _append(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
-    return pc.binary_join_element_wise(*args, pa.scalar("", kind), null_handling="emit_null")
+    return pc.binary_join_element_wise(*args, scalar_of("", kind), null_handling="emit_null")
 
 
 @function("split_part", _of_text("split_part"))
@@ -153,11 +154,11 @@ def _like(args: Sequence[Value], options: Options, kind: pa.DataType) -> Value:
     text = pc.utf8_lower(args[0]) if ignore_case else args[0]
     pieces = like_pieces(pattern, escape)
     if ignore_case:
-        pieces = [piece and str(pc.utf8_lower(pa.scalar(piece, TEXT))) for piece in pieces]
+        pieces = [piece and str(pc.utf8_lower(scalar_of(piece, TEXT))) for piece in pieces]
     plain = "".join(piece for piece in pieces if piece)
     wild = [i for i, piece in enumerate(pieces) if not piece]
     if not wild:
-        return pc.equal(text, pa.scalar(plain, text.type))
+        return pc.equal(text, scalar_of(plain, text.type))
     only_percent = all(pieces[i] is None for i in wild)
     if only_percent and wild == [len(pieces) - 1]:
         return pc.starts_with(text, pattern=plain)
@@ -231,4 +232,4 @@ def _regexp_extract(args: Sequence[Value], options: Options, kind: pa.DataType) 
     part = (
         pc.struct_field(found, ["g"]) if not isinstance(found, pa.Scalar) else pa.scalar(found.as_py() and found.as_py()["g"])
     )
-    return pc.if_else(pc.is_valid(args[0]), pc.coalesce(part.cast(kind), pa.scalar("", kind)), pa.scalar(None, kind))
+    return pc.if_else(pc.is_valid(args[0]), pc.coalesce(part.cast(kind), scalar_of("", kind)), scalar_of(None, kind))
