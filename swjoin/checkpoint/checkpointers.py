@@ -58,7 +58,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     assert path is not None, "the job makes no checkpoints"
     identity = {
         "config": to_plain(job.config),
-        "config_digest": _digest(job.config),
+        "config_digest": digest(job.config.with_gateways(1).with_sinks(1)),  # a resumption may change their numbers
         "inputs": input_files(job),
         **job.plan_keys,
         "command": job.command,
@@ -80,7 +80,7 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
         raise UserError(f"{path}: holds checkpoints of a run that did not end; resume it with --resume, or remove them")
     if manifest.plain.get("plan") != identity.get("plan"):
         raise UserError(f"{manifest.path}: is a checkpoint of another plan")
-    if manifest.plain["config_digest"] not in (identity["config_digest"], _digest(_listening(job.config, manifest))):
+    if manifest.plain["config_digest"] != identity["config_digest"]:
         raise UserError(f"{manifest.path}: is a checkpoint of another configuration")
     for old, new in zip(manifest.plain["inputs"], identity["inputs"], strict=False):
         if old != new:
@@ -89,18 +89,6 @@ def checkpoint_folder(job: Job, executors: Executors = Background) -> Checkpoint
     if len(manifest.plain["inputs"]) != len(identity["inputs"]):
         raise UserError(f"{manifest.path}: had {len(manifest.plain['inputs'])} input files, now there are others; run anew")
     return folder
-
-
-def _digest(config: RunConfig) -> str:
-    """Without what a resumption may change: numbers of gateways and sinks."""
-    return digest(config.with_gateways(1).with_sinks(1))
-
-
-def _listening(config: RunConfig, manifest: Manifest) -> RunConfig:
-    """Where the run did that made the checkpoint: a free port then is a certain one now, when its queries change."""
-    listen = manifest.plain["config"].get("serve", {}).get("listen")
-    serves = listen is not None and config.serve.listen is not None
-    return replace(config, serve=replace(config.serve, listen=listen)) if serves else config
 
 
 def input_files(job: Job) -> list[list[Any]]:
@@ -402,6 +390,7 @@ class CollectorCheckpointer:
         self._sealed: dict[int, list[str]] = {}
         self._background: Executor | None = None
         self._metrics: MetricsFile | None = None
+        self.added: list[str] = []  # queries that this checkpoint is the first to have
 
     def begin(self, collector: Collector, manifest_name: str | None, done: Callable[[Any], None]) -> MetricsFile | None:
         """Start or recover: restore the sink, its results and its metrics to this checkpoint. With other numbers of sinks than
@@ -421,6 +410,8 @@ class CollectorCheckpointer:
         self._sink.restore(self._names, generation)
         if manifest_name is not None:
             with restoring(self._path / manifest_name):
+                changes = manifest.plain.get("changes", {}).values()
+                self.added = [name for change in changes for kind, name in change["events"] if kind == "query_added"]
                 collector.restore(manifest.plain["epoch"], [content["state"] for content in contents])
         if self._job.run_dir is not None and number == 0:  # the first sink has the metrics
             content = contents[0] if contents else {"metrics": [0, 0]}

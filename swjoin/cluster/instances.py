@@ -219,7 +219,7 @@ def _check_plan(stages: StagePlan) -> None:
 
 
 def _check_sinks(stages: StagePlan, config: RunConfig) -> None:
-    """Rows are sorted by one sink, at the end; consumers know one result by its name."""
+    """Rows are sorted by one sink, at the end."""
     where = "" if config.sink.kind in ("parquet", "csv", "count") else f"sink {config.sink.kind}"
     apart = {
         "several sinks": config.sink_count > 1,

@@ -29,7 +29,8 @@ class Job:
     run_dir: where metrics and run.json go (`run`), or None. report: another copy of run.json, or None. command: as typed.
     resumes: the run starts from the newest checkpoint. run_id: random, in run.json and in every result file; kept by a run that
     is resumed. spelling: how the ranks' errors name settings. plan: a logical plan, as `plan_to_plain` writes it, of the
-    configuration's inputs; None: the join of its two streams.
+    configuration's inputs; None: the join of its two streams. flight_port: of the run's endpoint, which it keeps when its
+    queries change; not saved.
     """
 
     config: RunConfig
@@ -42,6 +43,7 @@ class Job:
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     spelling: Spelling = "keys"
     plan: dict[str, Any] | None = None
+    flight_port: int | None = None
 
     def __post_init__(self) -> None:
         for path in (self.target, self.run_dir):

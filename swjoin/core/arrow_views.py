@@ -2,7 +2,7 @@
 
 What: `integers_of`, `doubles_of`, `booleans_of`, `borrowed`; `array_of`, `texts_of` and `scalar_of`, the way back;
 `decoded`, an array without dictionaries and views; `bits_of` doubles, and `of_words`, an array from 64 bits a value;
-`words_of_decimals` and `decimals_of_words`, of two.
+`words_of_decimals` and `decimals_of_words`, of two; `retained_bytes` and `without_surplus`, memory behind rows.
 Why: `numpy.asarray(arrow_array)` and `pyarrow.array` import pandas if it is installed, which took 0.4 s. Arrow's memory is
 read-only, and numba compiles every kernel again for read-only arrays, some ten seconds at the first join of a table. So the
 views are flagged writeable, but callers must not write.
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from swjoin.core.batch import Bool
+
+
+_SMALL_BYTES = 1 << 10  # of a message, besides its rows
 
 
 class _WriteableView:
@@ -162,3 +165,22 @@ def decimals_of_words(low: NDArray[np.int64], high: NDArray[np.int64], missing: 
     data = pa.py_buffer(np.ascontiguousarray(np.stack([low, high], axis=1)))
     valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
     return pa.Array.from_buffers(kind, len(low), [valid, data])
+
+
+def retained_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes that a batch keeps in memory: the whole messages behind its columns. Reads no value."""
+    roots: dict[int, int] = {}
+    for column in batch.columns:
+        for buffer in column.buffers():
+            if buffer is not None:
+                while buffer.parent is not None:
+                    buffer = buffer.parent
+                roots[buffer.address] = max(buffer.size, roots.get(buffer.address, 0))
+    return sum(roots.values())
+
+
+def without_surplus(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows, copied where they keep much more memory than they have, as a part of a large batch or message does."""
+    if retained_bytes(batch) <= 2 * batch.nbytes + _SMALL_BYTES:
+        return batch
+    return batch.take(array_of(np.arange(batch.num_rows)))

@@ -1,6 +1,6 @@
 """When Python looks for garbage in a process of the command.
 
-What: `relax`, at the start of the process; `settle`, once the roles of a run begin.
+What: `relax`, at the start of the process; `settle`, once the roles of a run begin, and `release`, when they end.
 Why: what a process imports and plans stays to its end, but Python looks through all of it again and again for cycles of
 garbage: a fifth of the time until a run begins, and 0.2 s in which no role goes on, each time that a run of a thousand queries
 is changed.
@@ -22,7 +22,14 @@ def relax() -> None:
 
 
 def settle() -> None:
-    """Look for garbage among what is made from now on, as often as before `relax`; nothing in a process that did not relax."""
+    """Look for garbage among what is made from now on, as often as before `relax`; nothing in a process that did not relax, or
+    has settled."""
     if _before:
         gc.set_threshold(*_before.pop())
         gc.freeze()
+
+
+def release() -> None:
+    """Look for garbage everywhere again: the roles are some, if the run goes on with others."""
+    if gc.get_threshold()[0] != _OBJECTS:
+        gc.unfreeze()

@@ -70,8 +70,9 @@ def plan_to_plain(plan: LogicalPlan) -> dict[str, Any]:
     return {"nodes": nodes}
 
 
-def plan_from_plain(plain: dict[str, Any]) -> LogicalPlan:
-    """The plan of which `plan_to_plain` made this. UserError names the node and the key of what is wrong.
+def plan_from_plain(plain: dict[str, Any], *, keeps: bool = True) -> LogicalPlan:
+    """The plan of which `plan_to_plain` made this. UserError names the node and the key of what is wrong. keeps: it may
+    be asked for again.
 
     Every role asks for the run's plan, and a change of queries for one that has nearly the same nodes: the nodes of the last
     plans are kept.
@@ -88,7 +89,8 @@ def plan_from_plain(plain: dict[str, Any]) -> LogicalPlan:
         known.update(zip(before, plan.nodes, strict=True))
     nodes = (known[item] if item in known else _node(plain["nodes"][i], i) for i, item in enumerate(packed))
     plan = LogicalPlan(tuple(nodes))
-    _LAST.appendleft((packed, plan))
+    if keeps:
+        _LAST.appendleft((packed, plan))
     return plan
 
 

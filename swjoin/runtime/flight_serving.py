@@ -8,8 +8,8 @@ Stays out: the endpoint and its handlers (`connectors.flight`).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +33,11 @@ def open_flight(job: Job, sources: Sequence[Any], names: Sequence[str], gateway:
         return None
     from swjoin.connectors.flight.ingest import FlightIngest
 
-    return FlightIngest(config.serve, sources, names, gateway, first)
+    serve = config.serve
+    if job.flight_port is not None and not gateway:
+        host, colon, _ = config.serve.listen.rpartition(":")
+        serve = replace(serve, listen=f"{host}{colon}{job.flight_port}")
+    return FlightIngest(serve, sources, names, gateway, first)
 
 
 class Ports(NamedTuple):
@@ -65,15 +69,17 @@ class ServedResults:
         self.logs: dict[str, ResultLog] = {} if first is None else first.logs
         self.metrics: MetricsLog = MetricsLog()
         self.location = ""
+        self._waits = True  # for consumers, at the end
         staged = job.checkpoints is not None and job.run_dir is not None
         folder = job.target if job.config.sink.kind == "parquet" and job.directory and staged else None
+        self._in_files = folder is not None
         streams = streams_of(plan)
         if number == 0:
-            self._serve(job, streams, endpoint, in_files=folder is not None)
+            self._serve(job, streams, endpoint)
         self._writers = self._open_writers(streams)
         self.sink: Sink | None = self._tee(streams, inner, folder) if self._writers else None
 
-    def _serve(self, job: Job, streams: dict[str, ResultColumns], endpoint: Endpoint | None, *, in_files: bool) -> None:
+    def _serve(self, job: Job, streams: dict[str, ResultColumns], endpoint: Endpoint | None) -> None:
         """Offer results and metrics at the master's endpoint, or at one of this rank's own."""
         from swjoin.connectors.flight.result_stream import open_logs, serve_log
         from swjoin.connectors.flight.server import Endpoint
@@ -86,7 +92,7 @@ class ServedResults:
         serve_log(at, "metrics", self.metrics.log)
         if job.config.sink.kind != "count":
             run_dir, resumes = job.run_dir if job.checkpoints is not None else None, job.resumes
-            self.logs = open_logs(streams, self._config, run_dir, in_files=in_files, resumes=resumes, sinks=self._sinks)
+            self.logs = open_logs(streams, self._config, run_dir, in_files=self._in_files, resumes=resumes, sinks=self._sinks)
             for name, log in self.logs.items():
                 serve_log(at, name, log)
                 if self._own is not None and self._sinks > 1:
@@ -96,21 +102,22 @@ class ServedResults:
 
     def _open_writers(self, streams: dict[str, ResultColumns]) -> dict[str, ResultWriter]:
         from swjoin.connectors.flight.result_log import SinkWriter
-        from swjoin.connectors.flight.sink_rows import RemoteWriter
+        from swjoin.connectors.flight.sink_rows import AHEAD_BYTES, RemoteWriter
 
         if self.logs:
             return {name: SinkWriter(log, self._number) for name, log in self.logs.items()}
         remote = streams if self._number else {}
-        return {name: RemoteWriter(self._number, plan.schema, self._config, name) for name, plan in remote.items()}
+        ahead_bytes = AHEAD_BYTES // max(1, len(remote))
+        return {name: RemoteWriter(self._number, plan.schema, self._config, name, ahead_bytes) for name, plan in remote.items()}
 
     def _tee(self, streams: dict[str, ResultColumns], inner: Sink, folder: Path | None) -> Sink:
-        from swjoin.connectors.flight.result_stream import RESULTS, TeeSink
+        from swjoin.connectors.flight.result_stream import RESULTS, TeeSink, stream_of
 
         if not isinstance(inner, QuerySinks):
             return TeeSink(inner, streams[RESULTS], self._writers[RESULTS], folder)
 
         def teed(query: str, sink: RowSink) -> RowSink:
-            stream = f"{RESULTS}/{query}"
+            stream = stream_of(query)
             return TeeSink(sink, streams[stream], self._writers[stream], folder and folder / query)
 
         return inner.wrapped(teed)
@@ -132,24 +139,33 @@ class ServedResults:
             if isinstance(writer, RemoteWriter):
                 writer.connect(offer["results"], offer["secret"])
 
+    def note_added(self, queries: Collection[str]) -> None:
+        """After a restore: these have no rows before."""
+        from swjoin.connectors.flight.result_stream import stream_of
+
+        for query in queries:
+            if (log := self.logs.get(stream_of(query))) is not None and self._number == 0:
+                log.note_whole()
+
     def flush(self) -> None:
         """Wait until the logs have what this sink has written."""
         for writer in self._writers.values():
             writer.flush()
 
     def pause(self) -> None:
-        """The run goes on with other queries: consumers come again."""
-        from pyarrow.flight import FlightUnavailableError
+        """The run goes on with other queries: consumers come again. Final rows in files need not be taken before."""
+        from swjoin.connectors.flight.server import queries_change
 
-        for log in self.logs.values() if self._number == 0 else ():
-            log.close(FlightUnavailableError("queries are added or dropped; go on from the last place"))
+        for log in (*self.logs.values(), self.metrics.log):
+            log.close(queries_change())
+        self._waits = not self._in_files
 
     def close(self) -> None:
         """The sink is closed: wait for consumers, and end."""
+        from swjoin.connectors.flight.result_log import drain
+
         if self._number == 0:
-            until_s = time.monotonic() + self._config.patience_us / 1e6
-            for log in self.logs.values():
-                log.drained(max(0.0, until_s - time.monotonic()))
+            drain(self.logs.values(), self._config.patience_us / 1e6 if self._waits else 0.0)
         self.metrics.log.close()
         if self._own is not None:
             self._own.close()

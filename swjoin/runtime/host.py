@@ -29,7 +29,7 @@ from swjoin.cluster.role import (
     TimesMeasured,
     UnknownEffectError,
 )
-from swjoin.core.collecting import settle
+from swjoin.core.collecting import release, settle
 from swjoin.monitor.host_load import RankMeter
 
 LONGEST_WAIT_US = 1_000_000
@@ -264,6 +264,12 @@ class HostedRoles:
     def run(self) -> None:
         """Run all roles of this rank until each has ended, and for the master's rank until the other ranks have."""
         settle()
+        try:
+            self._run()
+        finally:
+            release()
+
+    def _run(self) -> None:
         transport, hosts = self.transport, list(self._hosts.values())
         for host in hosts:
             host.start()

@@ -174,6 +174,7 @@ class GatewayHost(Host):
         self.live_shares: Sequence[dict[str, Any]] = self._live_shares() if first is None else first["live_shares"]
         self.ingest = open_flight(job, self.sources, self.names, number, "" if first is None else first["endpoint"])
         self.checkpointer: GatewayCheckpointer | None = None
+        self.changed = False  # the run goes on with other queries
         self.first_read_s: float | None = None
         self._reads = _Reads(IdleDetector(job.config.time.idle_timeout_us))
         self._late: LateSink | None = None
@@ -252,7 +253,7 @@ class GatewayHost(Host):
         """complete: the run has ended, and is not to be resumed."""
         self.progress.close()
         if self.ingest is not None:
-            self.ingest.close()
+            self.ingest.close(pauses=self.changed)
         for source in self.sources:
             source.close()
         if self.checkpointer is not None:
@@ -498,6 +499,7 @@ class MasterHost(Host):
                 self.watcher.close()
         complete = kind is None and not self.role.checkpoints.stopped
         for host in self.gateways:
+            host.changed = self.changed
             host.close(error, complete=complete)
         if self.checkpointer is not None:
             self.checkpointer.close()
@@ -820,7 +822,7 @@ class CollectorHost(Host):
     ) -> None:
         """Make the collector, from this checkpoint if one is given; the rank's loop starts it. on_saved: receives `PartSaved`,
         which the rank's own thread delivers."""
-        config = self.job.config
+        config, self.changed = self.job.config, False
         self.role = Collector(
             slave_count,
             materialised=self._of_rows or config.sink.kind != "count",
@@ -834,6 +836,8 @@ class CollectorHost(Host):
         if self.checkpointer is not None:
             assert on_saved is not None, "a run with checkpoints has to hear what is durable"
             self._metrics = self.checkpointer.begin(self.role, manifest_name, partial(on_saved, self.name))
+            if self.offered is not None:
+                self.offered.note_added(self.checkpointer.added)
         elif self.job.run_dir is not None and self._metrics is None and self.number == 0:
             self._metrics = MetricsFile(self.job.run_dir)
         self._started = True

@@ -133,7 +133,7 @@ def _run_round(
             if changes is not None:
                 changes.log(role_host.log, clock.now_us(), int(role_host.role.epoch))
             loop.run()
-            if sinks[0].role.stopped and changes is not None and changes.wanted() and not stop_wanted():
+            if sinks[0].role.stopped and changes is not None and not stop_wanted() and changes.wanted():
                 role_host.changed = True
                 for sink in sinks:
                     sink.changed = True

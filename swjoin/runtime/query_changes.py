@@ -25,7 +25,7 @@ from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sour
 from swjoin.checkpoint.store import CheckpointStore
 from swjoin.cluster.instances import Instances
 from swjoin.config.job import Job
-from swjoin.config.run import RunConfig, to_plain
+from swjoin.config.run import to_plain
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import SwjoinError, UserError, one_line
 from swjoin.core.storage import write_whole
@@ -56,7 +56,7 @@ class _Request:
         """UserError when it is none."""
         try:
             plain = json.loads(path.read_bytes())
-            added = {str(name): plan_from_plain(plan) for name, plan in plain["add"].items()}
+            added = {str(name): plan_from_plain(plan, keeps=False) for name, plan in plain["add"].items()}
             dropped = plain["drop"]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: is no request ({one_line(error)})") from None
@@ -90,10 +90,11 @@ class QueryChanges:
         self._accepted: list[_Request] = []
         self._trial = job, width  # with the accepted changes at no time, and for so many ranks
         self._thread = ThreadPoolExecutor(1, "query-changes")  # planning thousands of queries takes seconds
-        self._planning: Future[tuple[list[_Request], Job]] | None = None
+        self._planning: Future[tuple[list[_Request], tuple[Job, int]]] | None = None
         self._answered = set[Path]()  # requests, also where they cannot be removed
         self._planned: list[tuple[object, int, Instances]] = []
         self._next_poll_s = 0.0
+        self._ended = False
         self._events: list[tuple[str, str, int]] = []
         self._pause_began_s = time.monotonic()
 
@@ -104,6 +105,7 @@ class QueryChanges:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended = True
         self._thread.shutdown(cancel_futures=True)
         with contextlib.suppress(OSError):
             (self._folder / OPEN).unlink(missing_ok=True)
@@ -152,36 +154,37 @@ class QueryChanges:
         if self._planning is not None:
             if not self._planning.done():
                 return False
-            self._accepted, job = self._planning.result()
-            self._planning, self._trial, self._pause_began_s = None, (job, self._trial[1]), now
+            self._accepted, self._trial = self._planning.result()
+            self._planning, self._pause_began_s = None, now
             return bool(self._accepted)
         if now >= self._next_poll_s:
             self._next_poll_s = now + _POLL_S
             if requests := self._waiting():
-                self._trial = self.job, self.width
-                self._planning = self._thread.submit(self._planned_on_trial, requests)
+                self._planning = self._thread.submit(self._planned_on_trial, requests, self.job, self.width)
         return False
 
-    def _planned_on_trial(self, paths: list[Path]) -> tuple[list[_Request], Job]:
-        """Requests that can be fulfilled, and the job with them; the others are refused."""
-        job, accepted = self._trial[0], list[_Request]()
+    def _planned_on_trial(self, paths: list[Path], job: Job, width: int) -> tuple[list[_Request], tuple[Job, int]]:
+        """Requests that can be fulfilled, and the job with them for so many slave ranks; the others are refused."""
+        accepted = list[_Request]()
         for path in paths:
+            if self._ended:
+                break
             try:
                 request = _Request.read(path)
-                job = self._changed(job, request)
+                job = self._changed(job, width, request)
             except SwjoinError as error:
                 self._answer(path, {"error": error.text("keys")})
                 continue
             accepted.append(request)
-        return accepted, job
+        return accepted, (job, width)
 
-    def _changed(self, job: Job, request: _Request, time_us: int = 0, ended_sources: Collection[str] = ()) -> Job:
+    def _changed(self, job: Job, width: int, request: _Request, time_us: int = 0, ended_sources: Collection[str] = ()) -> Job:
         """UserError when the change cannot be made, now or later."""
         assert job.plan is not None
         plan = request.changed(plan_from_plain(job.plan), time_us, ended_sources)
-        found = sized(replace(job, plan=plan_to_plain(plan)), self.width)
+        found = sized(replace(job, plan=plan_to_plain(plan)), width)
         try:
-            check_change(self._instances(job), self._instances(found))
+            check_change(self._instances(job, width), self._instances(found, width))
         except UserError as error:
             raise error.prefixed(", ".join([*request.added, *request.dropped])) from None
         return found
@@ -189,17 +192,17 @@ class QueryChanges:
     def _with_accepted(self, time_us: int, ended_sources: Collection[str]) -> Job:
         job = self.job
         for request in self._accepted:
-            job = self._changed(job, request, time_us, ended_sources)
+            job = self._changed(job, self.width, request, time_us, ended_sources)
         return job
 
-    def _instances(self, job: Job) -> Instances:
+    def _instances(self, job: Job, width: int) -> Instances:
         """Of a job's plan; those asked for last are kept, as planning thousands of queries takes seconds."""
-        for plan, width, found in self._planned:
-            if plan is job.plan and width == self.width:
+        for plan, of_width, found in self._planned:
+            if plan is job.plan and of_width == width:
                 return found
-        made = instances_of(job, self.width)
+        made = instances_of(job, width)
         assert made is not None, "a plan"
-        self._planned = [*self._planned[-2:], (job.plan, self.width, made)]
+        self._planned = [*self._planned[-2:], (job.plan, width, made)]
         return made
 
     def apply(self, ports: Ports) -> Job:
@@ -208,15 +211,17 @@ class QueryChanges:
         assert path is not None
         manifest = CheckpointStore(path, {}).newest()
         assert manifest is not None, "stopped without a checkpoint"
-        before = self._instances(self.job)
+        before = self._instances(self.job, self.width)
         trial, width = self._trial
         if width != self.width:  # ranks have gone since
             trial = self._with_accepted(0, ())
-        time_us = time_of_change(manifest, before, self._instances(trial))
+        time_us = time_of_change(manifest, before, self._instances(trial, self.width))
         job = self._with_accepted(time_us, ended_sources(manifest, before))
         made = {request.path.name: {"time_us": time_us, "events": request.events} for request in self._accepted}
-        change_plan(manifest, before, self._instances(job), job.plan or {}, made)
-        self.job = job = replace(job, resumes=True, config=_with_ports(job.config, ports))
+        change_plan(manifest, before, self._instances(job, self.width), job.plan or {}, made)
+        observe = job.config.observe if ports.dashboard is None else replace(job.config.observe, port=ports.dashboard)
+        config = replace(job.config, observe=observe)
+        self.job = job = replace(job, resumes=True, config=config, flight_port=ports.flight)
         self._show()
         for request in self._accepted:
             self._events += [(kind, name, time_us) for kind, name in request.events]
@@ -230,12 +235,3 @@ class QueryChanges:
         for kind, name, time_us in self._events:
             log(RunEvent(now_us, epoch, kind, duration_us=pause_us, amount=time_us / 1e6, text=name))
         self._events = []
-
-
-def _with_ports(config: RunConfig, ports: Ports) -> RunConfig:
-    if ports.dashboard is not None:
-        config = replace(config, observe=replace(config.observe, port=ports.dashboard))
-    if ports.flight is not None:
-        host, colon, _ = (config.serve.listen or "").rpartition(":")
-        config = replace(config, serve=replace(config.serve, listen=f"{host}{colon}{ports.flight}"))
-    return config

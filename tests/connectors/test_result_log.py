@@ -31,7 +31,12 @@ from swjoin.connectors.flight.result_log import (
     ResultLog,
     SinkWriter,
     Taken,
+    drain,
 )
+from swjoin.connectors.flight.result_stream import TeeSink
+from swjoin.connectors.output_columns import RowColumns
+from swjoin.connectors.sink import CountSink
+from swjoin.core.arrow_views import retained_bytes, without_surplus
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from tests.support.limits import PROCESS_S
 
@@ -621,3 +626,37 @@ def test_logs_of_several_queries_share_eras_and_no_places(tmp_path: Path) -> Non
     assert len({log.run for log in resumed}) == 3
     with pytest.raises(UserError, match="another run or query"):
         one.open(reader.offset, final=False)
+
+
+def test_parts_of_large_batches_do_not_keep_them(tmp_path: Path) -> None:
+    """Of queries that share rows each has some of them."""
+    whole = pa.record_batch([pa.array(range(100_000), pa.int64())], schema=SCHEMA)
+    log = ResultLog(SCHEMA, 1 << 20, 0.0, query="/one")
+    log.restore(0, {})
+    columns = RowColumns(tuple((field.name, field.type) for field in SCHEMA), ids=False)
+    TeeSink(CountSink(), columns, SinkWriter(log, 0), None).write_rows(whole.slice(500, 3), 0)
+    (entry,) = log._buffer._entries
+    assert entry.batch.equals(whole.slice(500, 3))
+    assert retained_bytes(entry.batch) < 1000
+    assert without_surplus(whole) is whole
+
+
+def test_logs_wait_for_all_sinks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one log after another."""
+    monkeypatch.setattr(result_log, "_CLOSING_S", 0.5)
+    waited, until = ResultLog._await_end, list[float]()
+
+    def noted(log: ResultLog, until_s: float) -> None:
+        until.append(until_s)
+        waited(log, until_s)
+
+    monkeypatch.setattr(ResultLog, "_await_end", noted)
+    logs = [ResultLog(SCHEMA, 1 << 20, 0.0, sinks=2) for _ in range(3)]
+    for log in logs:
+        log.restore(0, {})
+        log.close()
+    assert drain(logs, 0.0)
+    assert len(until) == 3
+    assert len(set(until)) == 1
+    with pytest.raises(RunFailed, match="results of sink 1 have not come to their end"):
+        list(logs[2].open(None, final=False))

@@ -59,8 +59,8 @@ def first(tmp_path: Path) -> Iterator[_FirstSink]:
     made.endpoint.close()
 
 
-def _others() -> list[RemoteWriter]:
-    return [RemoteWriter(number, SCHEMA, SERVE, "results") for number in (1, 2)]
+def _others(ahead_bytes: int = sink_rows.AHEAD_BYTES) -> list[RemoteWriter]:
+    return [RemoteWriter(number, SCHEMA, SERVE, "results", ahead_bytes) for number in (1, 2)]
 
 
 def _numbers(taken: list[Taken]) -> dict[tuple[int, int], list[int]]:
@@ -138,9 +138,8 @@ def test_the_names_of_many_files_fit_messages(first: _FirstSink) -> None:
     assert first.log._sinks.of(0) == {1: files}
 
 
-def test_a_slow_consumer_holds_up_every_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_rows, "_AHEAD_BYTES", 800)
-    first, others = _FirstSink(tmp_path, 800), _others()
+def test_a_slow_consumer_holds_up_every_sink(tmp_path: Path) -> None:
+    first, others = _FirstSink(tmp_path, 800), _others(800)
     first.start(0, others)
     reader = first.log.open(ConsumerOffset(), final=False)
     written = [0, 0]

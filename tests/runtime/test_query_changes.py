@@ -323,6 +323,28 @@ def test_a_request_that_was_taken_is_answered_by_the_resumed_run(streams: Stream
     assert [event.text for event in read_events(run.dir) if event.kind.startswith("query_")] == ["also", "near"]
 
 
+def test_the_run_goes_on_while_a_change_is_planned(streams: Streams) -> None:
+    """For which thousands of queries take seconds."""
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    changed = QueryChanges._changed
+
+    def slow(changes: QueryChanges, *args: Any) -> Any:
+        if args[3:] == ():  # on trial
+            streams.write()
+            run.reached(1_500_000)
+        return changed(changes, *args)
+
+    with patch.object(QueryChanges, "_changed", slow):
+        from_us = request_change(run.dir, {"also": ALSO_BIG}, (), PROCESS_S)
+    assert from_us > 1_500_000
+    streams.write()
+    streams.end()
+    run.end()
+    assert rows_of(run.dir, "also") == lone(streams, ALSO_BIG, from_us)
+
+
 def test_the_dashboard_keeps_its_address(streams: Streams) -> None:
     streams.write()
     run = Running(streams, ["observe.port=0"])

@@ -432,7 +432,7 @@ def test_null_keys_and_times_are_no_error(insider: Attacker, stage: Stage) -> No
 
 def test_a_column_that_nobody_wants_does_not_stay_in_memory(insider: Attacker, stage: Stage) -> None:
     """Rows of which a message's smallest part is kept do not keep the message."""
-    from swjoin.connectors.flight.ingest import retained_bytes
+    from swjoin.core.arrow_views import retained_bytes
 
     wide = pa.record_batch([*rows(1).columns, pa.array(["x" * 900_000])], names=[*LEFT.names, "more"])
     assert insider.put(wide, where=flight.FlightDescriptor.for_path("left"))[-1]["done"]

@@ -7,15 +7,22 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from swjoin.checkpoint.store import CheckpointStore
 from swjoin.connectors.flight.client import ServerGoneError, Start, connect
 from swjoin.connectors.flight.ingest import FlightIngest
 from swjoin.core.errors import RunFailed
+from swjoin.frontends.configured import job_to_run
+from swjoin.runtime.in_process import run_local
 from swjoin.runtime.query_requests import request_change
 from tests.runtime.test_query_changes import (
     ALSO_BIG,
@@ -33,6 +40,7 @@ from tests.runtime.test_query_changes import (
 )
 from tests.support.commands import command
 from tests.support.limits import PROCESS_S
+from tests.support.live_runs import in_thread
 
 __all__ = ["streams"]  # a fixture
 IDS = ("left_id", "right_id", "row_id", "row_ts")
@@ -41,9 +49,10 @@ IDS = ("left_id", "right_id", "row_id", "row_ts")
 class Consumer(threading.Thread):
     """Takes a query's rows to the end of the run, and comes again where it was when the run is gone for a while."""
 
-    def __init__(self, address: str, query: str, *, final: bool = False, start: Start = "start") -> None:
+    def __init__(self, address: str, query: str, *, final: bool = False) -> None:
         super().__init__(daemon=True)
-        self._address, self._query, self._final, self._place = address, query, final, start
+        self._address, self._query, self._final = address, query, final
+        self._place: Start = "start"
         self._batches: list[tuple[int, pa.RecordBatch]] = []
         self.began = threading.Event()
         self.connections = 0
@@ -98,8 +107,8 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("kind", ["parquet", "flight"])
-def test_queries_that_come_and_go(streams: Streams, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "sinks"), [("parquet", 1), ("flight", 2)])
+def test_queries_that_come_and_go(streams: Streams, monkeypatch: pytest.MonkeyPatch, kind: str, sinks: int) -> None:
     """In one process. The endpoint keeps the port that it was given."""
     locations: list[str] = []
     opened = FlightIngest.open
@@ -109,7 +118,8 @@ def test_queries_that_come_and_go(streams: Streams, monkeypatch: pytest.MonkeyPa
         locations.append(ingest.location)
 
     monkeypatch.setattr(FlightIngest, "open", noted)
-    run = Running(streams, ["serve.listen=127.0.0.1:0", f"sink.kind={kind}", "serve.patience=30s"])
+    settings = ["serve.listen=127.0.0.1:0", f"sink.kind={kind}", "serve.patience=30s", f"cluster.sinks={sinks}"]
+    run = Running(streams, settings)
     run.dir_when_open()
     while not locations:
         time.sleep(0.02)
@@ -120,14 +130,13 @@ def test_queries_that_come_and_go(streams: Streams, monkeypatch: pytest.MonkeyPa
     streams.write()
     run.reached(500_000)
     from_us = request_change(run.dir, {"wide": WIDE, "sums": SUMS}, (), PROCESS_S)
-    start: Start = "start" if files else "now"
-    consumers |= {"wide": Consumer(address, "wide", start=start), "sums": Consumer(address, "sums", final=files, start=start)}
+    consumers |= {"wide": Consumer(address, "wide"), "sums": Consumer(address, "sums", final=files)}
     for consumer in consumers.values():
         assert consumer.began.wait(PROCESS_S)
     streams.write()
     run.reached(1_500_000)
     also_us = request_change(run.dir, {"also": ALSO_BIG}, ["big"], PROCESS_S)
-    consumers["also"] = Consumer(address, "also", start=start)
+    consumers["also"] = Consumer(address, "also")
     assert consumers["also"].began.wait(PROCESS_S)
     streams.write()
     streams.end()
@@ -167,6 +176,94 @@ def test_what_is_refused(streams: Streams) -> None:
     assert [sorted(json.loads(line)) for line in tail.stdout.splitlines()] == [["k", "row_id", "row_ts", "v"]] * 3
     streams.end()
     assert run.end()["complete"]
+
+
+def test_the_port_of_a_run_that_has_changed_is_not_saved(streams: Streams) -> None:
+    """Another process may have taken it when the run is resumed."""
+    streams.write()
+    run = Running(streams, ["serve.listen=127.0.0.1:0"])
+    run.reached(500_000)
+    request_change(run.dir, {"sums": SUMS}, (), PROCESS_S)
+    streams.write()
+    run.reached(1_500_000)
+    manifest = CheckpointStore(run.dir / "checkpoints", {}).newest()
+    assert manifest is not None
+    assert manifest.plain["config"]["serve"]["listen"] == "127.0.0.1:0"
+    streams.end()
+    assert run.end()["complete"]
+
+
+def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer with a name loses no row, and has none twice."""
+    monkeypatch.chdir(tmp_path)
+    address = free_address()
+    sources = {name: {"flight": {}, "schema": "k: int64, ts: timestamp[us]", "time": "ts"} for name in "ab"}
+    sql = "SELECT a.k FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' MILLISECOND"
+    plain = {
+        "queries": [{"name": "near", "sql": sql}],
+        "inputs": sources,
+        "cluster": {"distribution_epoch": "20ms", "partition_count": 7},
+        "checkpoint": {"epochs": 2},
+        "serve": {"listen": address},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(plain))
+    job = replace(job_to_run(Path("run.yaml"), [], "test"), target=Path("run/results"), directory=True, run_dir=Path("run"))
+    Path("run").mkdir()
+    failures: list[BaseException] = []
+
+    def guarded(action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = in_thread(guarded, lambda: run_local(job, False, 2))
+    rows, pushed = 4000, {"a": 0, "b": 0}
+    ts = pa.array(np.arange(rows) * 1000, pa.timestamp("us"))
+    table = pa.table({"k": np.arange(rows) % 50, "ts": ts})
+    while not Path("run/queries/open.json").exists():
+        time.sleep(0.02)
+    errors: list[str] = []
+
+    def push(stream: str) -> None:
+        while True:
+            try:
+                with connect(address) as client:
+                    with client.producer(stream, "one") as producer:
+                        while producer.row < rows:
+                            producer.push(table.slice(producer.row, 100))
+                            pushed[stream] = producer.row
+                            time.sleep(0.02)
+                    client.end(stream)
+                return
+            except ServerGoneError as error:
+                errors.append(str(error))
+                time.sleep(0.05)
+
+    metrics: list[str] = []
+
+    def measure() -> None:
+        with connect(address) as client:
+            try:
+                list(client.metrics())
+            except ServerGoneError as error:
+                metrics.append(str(error))
+
+    threads = [in_thread(guarded, action) for action in (partial(push, "a"), partial(push, "b"), measure)]
+    while min(pushed.values()) < rows // 4:
+        assert not failures
+        time.sleep(0.02)
+    from_us = request_change(Path("run"), {"few": "SELECT k FROM a WHERE k < 3"}, (), PROCESS_S)
+    for each in (*threads, thread):
+        each.join(PROCESS_S)
+        assert not each.is_alive()
+    assert not failures
+    assert all("queries are added or dropped" in error or "listens" in error for error in errors), errors
+    assert any("queries are added or dropped" in error for error in errors)
+    assert "queries are added or dropped" in metrics[0]
+    times = np.arange(rows) * 1000
+    counts = {name: rows_of(Path("run"), name).total() for name in ("near", "few")}
+    assert counts == {"near": rows, "few": int(((times >= from_us) & (np.arange(rows) % 50 < 3)).sum())}
 
 
 @pytest.mark.mpi

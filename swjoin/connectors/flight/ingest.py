@@ -33,10 +33,19 @@ from swjoin.connectors.files.late_rows import late_schema
 from swjoin.connectors.flight.producer_places import Peers, ProducerPlaces
 from swjoin.connectors.flight.result_log import ResultLog
 from swjoin.connectors.flight.result_stream import serve_log
-from swjoin.connectors.flight.server import Endpoint, FlightStream, Metadata, check_length, client_headers, client_tls
+from swjoin.connectors.flight.server import (
+    Endpoint,
+    FlightStream,
+    Metadata,
+    check_length,
+    client_headers,
+    client_tls,
+    queries_change,
+)
 from swjoin.connectors.flight.source import FlightSource
 from swjoin.connectors.producer_merge import MergeClosedError
 from swjoin.connectors.schema import check_schema
+from swjoin.core.arrow_views import retained_bytes, without_surplus
 from swjoin.core.batch import SourceBatch
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.core.units import MAX_SPAN_US
@@ -49,7 +58,6 @@ _AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.Fligh
 _SILENT_S = 1.0  # a stream that is idle for so long may block the other one
 _MOST_SHOWN = 5
 _LONGEST_NAME = 200
-_SMALL_BYTES = 1 << 10  # of a message, besides its rows
 
 
 @dataclass
@@ -77,7 +85,7 @@ class FlightIngest:
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._numbers = itertools.count(1)
         self._lock, self._joining = threading.Lock(), threading.Lock()
-        self._closed = False
+        self._closed = self._pauses = False
         self._relayed = ""  # the collector's endpoint
         self._peers = Peers(config, first)
         self.status: Callable[[], Metadata] = dict
@@ -255,11 +263,11 @@ class FlightIngest:
         if row is not None:  # received rows must not keep the batch's memory
             known = min(max(0, source.merge.received(session.name) - row), batch.num_rows)
             batch, row, times, valid = batch.slice(known), row + known, times[known:], None if valid is None else valid[known:]
-        if nbytes > 2 * batch.nbytes + _SMALL_BYTES:
-            batch = batch.take(pa.array(range(batch.num_rows), pa.int64()))
+        batch = without_surplus(batch)
         try:
             source.merge.push(session.name, batch, times, valid, row=row, given_up=given_up)
         except MergeClosedError:
+            self._check_same_queries()
             why = "this producer has connected anew" if session.replaced else "the run has ended"
             raise RunFailed(f"{why}; rows that were not accepted are not joined") from None
         session.rows += batch.num_rows
@@ -277,7 +285,12 @@ class FlightIngest:
                 return
             source.merge.wait(_ACK_S)
         if self._closed:
+            self._check_same_queries()
             raise RunFailed("the run has ended; rows that were not accepted are not joined")
+
+    def _check_same_queries(self) -> None:
+        if self._pauses:
+            raise queries_change()
 
     # ------------------------------------------------------------ actions
 
@@ -383,9 +396,10 @@ class FlightIngest:
         source.finish()
         return {"ended": request["stream"]}
 
-    def close(self) -> None:
-        self._closed = True
-        self.late.close()
+    def close(self, *, pauses: bool = False) -> None:
+        """pauses: the run goes on in a moment with other queries, and producers come again."""
+        self._pauses, self._closed = pauses, True
+        self.late.close(queries_change() if pauses else None)
         self.endpoint.close()
         self._peers.close()
 
@@ -425,18 +439,6 @@ def parse_metadata(data: Any) -> Metadata:
     if not isinstance(plain, dict):
         raise UserError("malformed: what comes with a batch is no JSON object")
     return plain
-
-
-def retained_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes that a batch keeps in memory: the whole messages behind its columns. Reads no value."""
-    roots: dict[int, int] = {}
-    for column in batch.columns:
-        for buffer in column.buffers():
-            if buffer is not None:
-                while buffer.parent is not None:
-                    buffer = buffer.parent
-                roots[buffer.address] = max(buffer.size, roots.get(buffer.address, 0))
-    return sum(roots.values())
 
 
 def whole(metadata: Metadata, key: str) -> int:

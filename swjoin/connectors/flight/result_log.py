@@ -1,8 +1,8 @@
 """Log of result rows: every consumer reads it at its own pace, in bounded memory.
 
 What: `ResultLog`: rows numbered by generation (how many checkpoints precede them), sink, and position among the sink's rows of
-the generation; `SinkWriter`, one sink's side; `Reader`, one consumer's cursor; `ConsumerOffset`, the resume position of a
-consumer: it survives a crash of the consumer and of the run.
+the generation; `drain`; `Eras`, a run's recoveries; `SinkWriter`, one sink's side; `Reader`, one consumer's cursor;
+`ConsumerOffset`, the resume position of a consumer: it survives a crash of the consumer and of the run.
 Why: a consumer must neither lose a row nor receive one twice, and a slow consumer must neither fill the memory nor block the
 others for long.
 Stays out: Flight (`connectors.flight.server`), files (`connectors.files.sink`), the source of the rows
@@ -11,7 +11,8 @@ Stays out: Flight (`connectors.flight.server`), files (`connectors.files.sink`),
 Rows of a generation can be read at once, those of all sinks as they come; once the next checkpoint is complete they are final,
 and lie in files, those of one sink in the order in which they came. A recovery voids the rows of later generations: they are
 produced again, in another order, perhaps by other sinks. Each recovery starts a new era, so that a consumer that was
-disconnected learns of it. An offset also names the run, because all runs count generations from 0.
+disconnected learns of it. An offset also names the run, and the query of
+several, because all count generations from 0.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,8 @@ _InFiles = tuple[int, dict[int, list[Path]]]  # a final generation, and its file
 @dataclass
 class ConsumerOffset:
     """Resume position of a consumer. below: all rows of generations before this one have been read. rows: number of rows read
-    of each later generation and sink. era: the era of these numbers. run: id of the run; empty before the first row of any
-    run."""
+    of each later generation and sink. era: the era of these numbers. run: id of the run, or of a query in it; empty before
+    the first row of any run."""
 
     era: int = 0
     below: int = 0
@@ -356,17 +357,26 @@ class ResultLog:
             self._changed.notify_all()
 
     def drained(self, patience_s: float) -> bool:
-        """After `close`: whether all readers have finished within this time. Waits for the other sinks before."""
+        """`drain` this log alone."""
+        return drain([self], patience_s)
+
+    def _await_end(self, until_s: float) -> None:
         with self._changed:
-            deadline = time.monotonic() + _CLOSING_S
-            while not self._closed and 0 not in self._sinks.open and time.monotonic() < deadline:
+            while not self._closed and 0 not in self._sinks.open and time.monotonic() < until_s:
                 self._changed.wait(_WAKE_S)
             if not self._closed:
                 self._closed = RunFailed(f"results of sink {min(self._sinks.open)} have not come to their end")
-            deadline = time.monotonic() + patience_s
-            while self._readers and time.monotonic() < deadline:
-                self._changed.wait(min(_WAKE_S, max(0.0, deadline - time.monotonic())))
+
+    def _await_readers(self, until_s: float) -> bool:
+        with self._changed:
+            while self._readers and time.monotonic() < until_s:
+                self._changed.wait(min(_WAKE_S, max(0.0, until_s - time.monotonic())))
             return not self._readers
+
+    def note_whole(self) -> None:
+        """After a restore: these rows begin with this process, so it has all of them."""
+        with self._changed:
+            self._oldest = 0
 
     # ------------------------------------------------------------ read
 
@@ -422,6 +432,15 @@ class ResultLog:
     def validate(self) -> None:
         with self._changed:
             self._buffer.validate()
+
+
+def drain(logs: Collection[ResultLog], patience_s: float) -> bool:
+    """After `close`: whether all readers have finished within this time. Waits for the other sinks before."""
+    until_s = time.monotonic() + _CLOSING_S
+    for log in logs:
+        log._await_end(until_s)
+    until_s = time.monotonic() + patience_s
+    return all([log._await_readers(until_s) for log in logs])
 
 
 class Reader:

@@ -1,7 +1,7 @@
 """Flight streams of results during a run.
 
-What: `TeeSink`, a sink that also passes every row on to a `ResultLog`; `streams_of`, `open_logs`; `MetricsLog`; `serve_log`,
-which adds a log to an endpoint.
+What: `TeeSink`, a sink that also passes every row on to a `ResultLog`; `stream_of`, `streams_of`, `open_logs`; `MetricsLog`;
+`serve_log`, which adds a log to an endpoint.
 Why: files and consumers receive the same rows in the same order, and the rows become final at the same moments.
 Stays out: the log itself (`connectors.flight.result_log`), the endpoint (`connectors.flight.server`).
 """
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from swjoin.connectors.flight.result_log import ConsumerOffset, Eras, Part, ResultLog
 from swjoin.connectors.output_columns import AnyColumns, QueryColumns, ResultColumns
 from swjoin.connectors.sink import Sink
+from swjoin.core.arrow_views import without_surplus
 from swjoin.core.batch import Pairs, ResultRows
 from swjoin.core.errors import UserError
 from swjoin.core.hashing import digest_results
@@ -86,10 +87,15 @@ def open_logs(
     }
 
 
+def stream_of(query: str) -> str:
+    """Of the rows of a query with a name."""
+    return f"{RESULTS}/{query}"
+
+
 def streams_of(plan: AnyColumns) -> dict[str, ResultColumns]:
     """Columns by stream: `results`, or `results/NAME` for each of the queries with names."""
     if isinstance(plan, QueryColumns):
-        return {f"{RESULTS}/{name}": columns for name, columns in plan.queries}
+        return {stream_of(name): columns for name, columns in plan.queries}
     return {RESULTS: plan}
 
 
@@ -113,7 +119,7 @@ class TeeSink:
         assert self._rows is not None, "a sink that takes no rows"
         self._rows.write_rows(rows, generation, digest)
         if rows.num_rows:
-            self._results.write(rows, generation)
+            self._results.write(without_surplus(rows), generation)
 
     def seal(self, generation: int) -> list[Path]:
         self._results.flush()  # rows that a checkpoint holds may be in the log alone

@@ -1,7 +1,7 @@
 """Arrow Flight endpoint: access control, limits and errors.
 
 What: `Endpoint`, a Flight server that dispatches calls to handlers by name; tokens, TLS, limits; `FlightStream`, a stream of
-batches.
+batches; `queries_change`.
 Why: a client that sends garbage, nothing, or too much gets one clear error, without effect on the run and other clients.
 Stays out: the handlers (`connectors.flight.ingest`, `connectors.flight.result_stream`). docs/security.md has the trust model.
 """
@@ -151,6 +151,11 @@ def parse_request(data: bytes, word_key: str) -> Metadata:
 
 def _bind_error(config: ServeConfig, error: BaseException) -> UserError:
     return UserError(f"serve.listen {config.listen}: cannot listen there ({one_line(error, 200)})")
+
+
+def queries_change() -> flight.FlightUnavailableError:
+    """The run goes on in a moment with other queries, and clients come again."""
+    return flight.FlightUnavailableError("queries are added or dropped; try again, and go on from the last place")
 
 
 class Endpoint(flight.FlightServerBase):  # type: ignore[misc]

@@ -34,7 +34,7 @@ from swjoin.connectors.schema import check_schema
 from swjoin.core.errors import RunFailed, UserError
 
 _LOG = logging.getLogger(__name__)
-_AHEAD_BYTES = 8 << 20  # that a sink has sent and the log has not taken
+AHEAD_BYTES = 8 << 20  # that a sink has sent and the logs have not taken
 _WAKE_S = 0.1
 _PATIENCE_S = 30.0  # beyond that of the log with consumers; then the first sink is out of reach
 _BROKEN_S = 60.0  # how long a sink goes on when the first one is out of reach: the run may be about to recover from its death
@@ -92,8 +92,9 @@ class _Connection(threading.Thread):
             return self._items[0] if self._items else None
 
     def run(self) -> None:
+        client = None
         try:
-            writer, replies = self._open_put()
+            client, writer, replies = self._open_put()
             while (item := self._next()) is not None:
                 batch, metadata = item
                 writer.write_with_metadata(self._nothing if batch is None else batch, json.dumps(metadata).encode())
@@ -109,6 +110,9 @@ class _Connection(threading.Thread):
             writer.close()
         except (pa.ArrowException, OSError, RunFailed) as error:
             self.fail(plain_text(error))
+        finally:
+            if client is not None:
+                client.close()
 
 
 def _name_of(stream: str) -> str:
@@ -117,14 +121,18 @@ def _name_of(stream: str) -> str:
 
 
 class RemoteWriter:
-    """number: of the sink. schema: of the rows. stream: that consumers take them from.
+    """number: of the sink. schema: of the rows. stream: that consumers take them from. ahead_bytes: that may be sent and not
+    taken.
 
     Where the first sink is out of reach rows are dropped for a while, since it may have died, and a recovery produces them
     again; then, and at the end, RunFailed.
     """
 
-    def __init__(self, number: int, schema: pa.Schema, config: ServeConfig, stream: str) -> None:
+    def __init__(
+        self, number: int, schema: pa.Schema, config: ServeConfig, stream: str, ahead_bytes: int = AHEAD_BYTES
+    ) -> None:
         self._number, self._schema, self._config, self._stream = number, schema, config, stream
+        self._ahead_bytes = ahead_bytes
         self._nothing = pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
         self._patience_s = config.patience_us / 1e6 + _PATIENCE_S
         self._connection: _Connection | None = None
@@ -140,12 +148,10 @@ class RemoteWriter:
         request = {"stream": _name_of(self._stream), "sink": self._number, "secret": secret}
         descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
 
-        def open_put() -> tuple[Any, Any]:
+        def open_put() -> tuple[Any, Any, Any]:
             client = flight.FlightClient(location, **client_tls(self._config))
-            pair: tuple[Any, Any] = client.do_put(
-                descriptor, self._schema, flight.FlightCallOptions(headers=client_headers(self._config))
-            )
-            return pair
+            options = flight.FlightCallOptions(headers=client_headers(self._config))
+            return client, *client.do_put(descriptor, self._schema, options)
 
         self._connection = _Connection(open_put, self._nothing)
         generation, files = self._restored
@@ -164,7 +170,7 @@ class RemoteWriter:
     def _put(self, item: Item) -> None:
         connection = self._connection
         assert connection is not None, "rows before the first sink has been found"
-        self._wait(connection, lambda: connection.nbytes < _AHEAD_BYTES)
+        self._wait(connection, lambda: connection.nbytes < self._ahead_bytes)
         if connection.failure is None:
             connection.put(item)
         elif time.monotonic() - connection.failed_s > _BROKEN_S:

@@ -193,7 +193,7 @@ class MasterRank(Rank):
             add_warnings(report, self.job, gateway.sources, gateway.instances)
             self._warnings_s = time.monotonic() - added_s
         if changes is not None:
-            self.changed = role_host.changed = stopped and changes.wanted() and not stop_wanted()
+            self.changed = role_host.changed = stopped and not stop_wanted() and changes.wanted()
         proof = None if stopped else proof_of(report)
         for verdict in ({"proof": proof}, {"changed": self.changed}):  # of all files, then their names
             for rank in writers:

@@ -306,6 +306,8 @@ class WorkerRank(Rank):
         changed = bool(verdict()["changed"])
         for sink in self._sinks.values():
             sink.changed = changed
+        for gateway in self._gateways.values():
+            gateway.changed = changed
         self._close_sinks(None)
         self._close_gateways(None, complete=proof is not None)
         channel.send_json({"closed": True}, ROOT, VERDICT)
