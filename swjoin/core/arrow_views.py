@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from swjoin.core.batch import Bool
-
 
 _SMALL_BYTES = 1 << 10  # of a message, besides its rows
 
@@ -61,7 +59,7 @@ def decoded(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else array
 
 
-def array_of(values: NDArray[Any], missing: Bool | None = None) -> pa.Array:
+def array_of(values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> pa.Array:
     """As `pyarrow.array`, of numbers or truth values; numbers are not copied. missing: (n,), those that are null."""
     import pyarrow as pa
 
@@ -122,7 +120,7 @@ def doubles_of(array: pa.Array) -> NDArray[np.float64]:
     return borrowed(wide.buffers()[1], np.float64)[wide.offset : wide.offset + len(wide)] if len(wide) else np.empty(0)
 
 
-def booleans_of(array: pa.Array) -> Bool:
+def booleans_of(array: pa.Array) -> NDArray[np.bool_]:
     """A boolean array without nulls, as bytes."""
     import pyarrow as pa
 
@@ -136,7 +134,7 @@ def bits_of(column: pa.Array) -> NDArray[np.int64]:
     return bits
 
 
-def of_words(words: NDArray[np.int64], missing: Bool, kind: pa.DataType) -> pa.Array:
+def of_words(words: NDArray[np.int64], missing: NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
     """Integers, times, truth values or doubles of this type from 64 bits each. missing: (n,), those that are null."""
     import pyarrow as pa
 
@@ -158,7 +156,9 @@ def words_of_decimals(column: pa.Array) -> NDArray[np.int64]:
     return words[wide.offset : wide.offset + len(wide)]
 
 
-def decimals_of_words(low: NDArray[np.int64], high: NDArray[np.int64], missing: Bool, kind: pa.DataType) -> pa.Array:
+def decimals_of_words(
+    low: NDArray[np.int64], high: NDArray[np.int64], missing: NDArray[np.bool_], kind: pa.DataType
+) -> pa.Array:
     """Decimals of this type, of 128 bits, from both words of their digits. missing: (n,), those that are null."""
     import pyarrow as pa
 

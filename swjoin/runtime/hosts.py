@@ -174,7 +174,6 @@ class GatewayHost(Host):
         self.live_shares: Sequence[dict[str, Any]] = self._live_shares() if first is None else first["live_shares"]
         self.ingest = open_flight(job, self.sources, self.names, number, "" if first is None else first["endpoint"])
         self.checkpointer: GatewayCheckpointer | None = None
-        self.changed = False  # the run goes on with other queries
         self.first_read_s: float | None = None
         self._reads = _Reads(IdleDetector(job.config.time.idle_timeout_us))
         self._late: LateSink | None = None
@@ -249,11 +248,11 @@ class GatewayHost(Host):
     def summary(self) -> dict[str, Any]:
         return {**self.role.summary(), "endpoint": self.location or None, "cpu_s": self._reads.handled_ns / 1e9}
 
-    def close(self, error: BaseException | None, *, complete: bool) -> None:
-        """complete: the run has ended, and is not to be resumed."""
+    def close(self, error: BaseException | None, *, complete: bool, changes: bool = False) -> None:
+        """complete: the run has ended, and is not to be resumed. changes: it goes on with other queries."""
         self.progress.close()
         if self.ingest is not None:
-            self.ingest.close(pauses=self.changed)
+            self.ingest.close(changes=changes)
         for source in self.sources:
             source.close()
         if self.checkpointer is not None:
@@ -499,8 +498,7 @@ class MasterHost(Host):
                 self.watcher.close()
         complete = kind is None and not self.role.checkpoints.stopped
         for host in self.gateways:
-            host.changed = self.changed
-            host.close(error, complete=complete)
+            host.close(error, complete=complete, changes=self.changed)
         if self.checkpointer is not None:
             self.checkpointer.close()
         with contextlib.suppress(*() if kind is None else (SwjoinError,)):  # a full disk has been reported already
@@ -734,7 +732,6 @@ class CollectorHost(Host):
         self.clock = clock
         self.job = job
         self._started = False
-        self.changed = False  # the run goes on with other queries
         self.ranks: dict[str, dict[str, str]] = {"0": {"host": platform.node(), "role": "in-process"}}
         self.proof: dict[str, Any] | None = None  # of the whole result, once the ledger balances
         self.role = Collector(0, materialised=False)  # until `make`
@@ -784,6 +781,11 @@ class CollectorHost(Host):
             if self.offered is not None:
                 self.offered.close()
 
+    def pause(self) -> None:
+        """The run goes on with other queries, and other hosts."""
+        if self.offered is not None:
+            self.offered.pause()
+
     def finish(self) -> None:
         """Complete all files, before any sink gives its own their names, and pass all rows on, before the first sink ends."""
         if self.offered is not None:
@@ -807,8 +809,6 @@ class CollectorHost(Host):
 
     def _give_up(self, error: BaseException | None) -> None:
         """Abort the outputs and write a partial report. Further errors, such as a full disk, do not replace `error`."""
-        if self.changed and self.offered is not None:
-            self.offered.pause()
         self._sink.abort(started=self._started)
         with contextlib.suppress(*() if error is None else (SwjoinError,)):
             if error is not None and self._started and self.number == 0:
@@ -822,7 +822,7 @@ class CollectorHost(Host):
     ) -> None:
         """Make the collector, from this checkpoint if one is given; the rank's loop starts it. on_saved: receives `PartSaved`,
         which the rank's own thread delivers."""
-        config, self.changed = self.job.config, False
+        config = self.job.config
         self.role = Collector(
             slave_count,
             materialised=self._of_rows or config.sink.kind != "count",

@@ -136,7 +136,7 @@ def _run_round(
             if sinks[0].role.stopped and changes is not None and not stop_wanted() and changes.wanted():
                 role_host.changed = True
                 for sink in sinks:
-                    sink.changed = True
+                    sink.pause()
                 return None, role_host.ports
             outcome = loop.outcome(opening_s, start_rss_bytes)
             report = build_report(job, outcome)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -85,7 +85,7 @@ class FlightIngest:
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._numbers = itertools.count(1)
         self._lock, self._joining = threading.Lock(), threading.Lock()
-        self._closed = self._pauses = False
+        self._closed: Literal["", "ended", "changes"] = ""
         self._relayed = ""  # the collector's endpoint
         self._peers = Peers(config, first)
         self.status: Callable[[], Metadata] = dict
@@ -257,7 +257,7 @@ class FlightIngest:
                 raise UserError(f"malformed: row {row}; rows are counted from 0")
 
         def given_up() -> bool:
-            return session.replaced or self._closed or context.is_cancelled()
+            return session.replaced or bool(self._closed) or context.is_cancelled()
 
         times, valid = source.times_of(batch)
         if row is not None:  # received rows must not keep the batch's memory
@@ -289,7 +289,7 @@ class FlightIngest:
             raise RunFailed("the run has ended; rows that were not accepted are not joined")
 
     def _check_same_queries(self) -> None:
-        if self._pauses:
+        if self._closed == "changes":
             raise queries_change()
 
     # ------------------------------------------------------------ actions
@@ -396,10 +396,10 @@ class FlightIngest:
         source.finish()
         return {"ended": request["stream"]}
 
-    def close(self, *, pauses: bool = False) -> None:
-        """pauses: the run goes on in a moment with other queries, and producers come again."""
-        self._pauses, self._closed = pauses, True
-        self.late.close(queries_change() if pauses else None)
+    def close(self, *, changes: bool = False) -> None:
+        """changes: the run goes on in a moment with other queries, and producers come again."""
+        self._closed = "changes" if changes else "ended"
+        self.late.close(queries_change() if changes else None)
         self.endpoint.close()
         self._peers.close()
 

@@ -155,6 +155,28 @@ class Eras:
         return min(self._voids[era:until])
 
 
+class _QueryEras:
+    """Eras of a run as the log of one query has passed them; its identity among those of other runs and queries."""
+
+    def __init__(self, eras: Eras, query: str) -> None:
+        self._eras, self.era = eras, eras.count
+        self.run = eras.run if not query else hashlib.blake2b(f"{eras.run} {query}".encode(), digest_size=8).hexdigest()
+
+    @property
+    def first_generation(self) -> int:
+        """First generation of this era: this process wrote every row from it on."""
+        return self._eras.first_generation(self.era)
+
+    def start(self, generation: int) -> None:
+        """A new era starts with this generation."""
+        self.era += 1
+        self._eras.start(self.era, generation)
+
+    def void_since(self, era: int) -> int:
+        """First generation that recoveries after this (earlier) era have voided."""
+        return self._eras.void_since(era, self.era)
+
+
 class _Buffer:
     """The newest rows, in memory. first: number of the oldest entry. nbytes: sum over the entries."""
 
@@ -264,11 +286,7 @@ class ResultLog:
         self.cuts = 0  # readers that were cut off
         self.held_up_s = 0.0  # that `write` has waited for readers
         self._patience_s, self._lossy, self._in_files = patience_s, lossy, in_files
-        self._eras = Eras() if eras is None else eras
-        self.era = self._eras.count
-        self.run = (
-            self._eras.run if not query else hashlib.blake2b(f"{self._eras.run} {query}".encode(), digest_size=8).hexdigest()
-        )
+        self._eras = _QueryEras(Eras() if eras is None else eras, query)
         self._buffer = _Buffer(limit_bytes)
         self._totals: dict[Part, int] = {}  # rows of the parts that this log has taken
         self._sinks = _Sinks(sinks)
@@ -337,8 +355,7 @@ class ResultLog:
             self._buffer.keep_before(0 if self._in_files else generation)
             for reader in self._readers:  # their offsets skip rows that they have read
                 reader.at = self._buffer.first
-            self.era += 1
-            self._eras.start(self.era, generation)
+            self._eras.start(generation)
             self._changed.notify_all()
 
     def join(self, sink: int, generation: int, files: Mapping[Part, Sequence[Path]], attempt: int) -> None:
@@ -395,6 +412,14 @@ class ResultLog:
         """Number of the start, or of the recovery."""
         return self._sinks.attempt
 
+    @property
+    def era(self) -> int:
+        return self._eras.era
+
+    @property
+    def run(self) -> str:
+        return self._eras.run
+
     def open(self, offset: ConsumerOffset | None, *, final: bool, given_up: Callable[[], bool] = lambda: False) -> Reader:
         """A reader from this offset on; None: from now on. final: final rows only. UserError for final rows without files, and
         for an offset whose next rows have been dropped."""
@@ -421,7 +446,7 @@ class ResultLog:
             return True
         if offset.era != self.era:
             return offset.era > self.era
-        known = self._eras.first_generation(self.era)
+        known = self._eras.first_generation
         ahead = any(n > self._totals.get(part, n if part[0] < known else 0) for part, n in offset.rows.items())
         return offset.below > self.published or ahead
 
@@ -502,7 +527,7 @@ class Reader:
         """The next item, or a generation to read from files; None when nothing is ready. The caller holds the lock."""
         log, offset = self._log, self.offset
         if offset.era < log.era:
-            void = log._eras.void_since(offset.era, log.era)
+            void = log._eras.void_since(offset.era)
             taken = offset.below > void or any(g >= void for g, _ in offset.rows)
             offset.below = min(offset.below, void)
             offset.void(void, log.era)

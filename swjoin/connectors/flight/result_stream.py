@@ -93,7 +93,7 @@ def stream_of(query: str) -> str:
 
 
 def streams_of(plan: AnyColumns) -> dict[str, ResultColumns]:
-    """Columns by stream: `results`, or `results/NAME` for each of the queries with names."""
+    """Columns by stream: that of results, or one for each of the queries with names."""
     if isinstance(plan, QueryColumns):
         return {stream_of(name): columns for name, columns in plan.queries}
     return {RESULTS: plan}

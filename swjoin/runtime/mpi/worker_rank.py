@@ -304,12 +304,10 @@ class WorkerRank(Rank):
             sink.finish()
         channel.send_json({"finished": True}, ROOT, VERDICT)
         changed = bool(verdict()["changed"])
-        for sink in self._sinks.values():
-            sink.changed = changed
-        for gateway in self._gateways.values():
-            gateway.changed = changed
+        for sink in self._sinks.values() if changed else ():
+            sink.pause()
         self._close_sinks(None)
-        self._close_gateways(None, complete=proof is not None)
+        self._close_gateways(None, complete=proof is not None, changes=changed)
         channel.send_json({"closed": True}, ROOT, VERDICT)
 
     def close(self, error: BaseException | None) -> None:
@@ -317,10 +315,10 @@ class WorkerRank(Rank):
         self._close_sinks(error)
         self._close_gateways(error, complete=False)
 
-    def _close_gateways(self, error: BaseException | None, *, complete: bool) -> None:
+    def _close_gateways(self, error: BaseException | None, *, complete: bool, changes: bool = False) -> None:
         gateways, self._gateways = self._gateways, {}
         for gateway in gateways.values():
-            gateway.close(error, complete=complete)
+            gateway.close(error, complete=complete, changes=changes)
 
     def _close_logs(self) -> None:
         checkpointers, self._checkpointers = self._checkpointers, []
