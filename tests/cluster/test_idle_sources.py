@@ -214,7 +214,9 @@ def test_a_silent_source_on_real_ranks(pace: str, tmp_path: Path) -> None:
     assert report["ledger"]["balanced"]
     kinds = [e["kind"] for e in pq.read_table(out / "metrics" / "events.parquet").to_pylist()]
     assert kinds.count("idle") == kinds.count("speaks") == 1
-    assert (report["results"]["count"], report["results"]["digest"]) == answer_without(report, out / "late.parquet", "late")
+    some = pace == "asap"  # by the clock none may be late: a loaded machine may begin after the silence
+    expected = answer_without(report, out / "late.parquet", "late", some=some)
+    assert (report["results"]["count"], report["results"]["digest"]) == expected
 
 
 def test_a_stop_is_heard_when_nobody_has_ever_spoken() -> None:
