@@ -13,6 +13,7 @@ import gc
 
 _OBJECTS = 100_000  # more than an import of everything makes
 _before: list[tuple[int, int, int]] = []
+_frozen: list[bool] = []
 
 
 def relax() -> None:
@@ -27,9 +28,11 @@ def settle() -> None:
     if _before:
         gc.set_threshold(*_before.pop())
         gc.freeze()
+        _frozen.append(True)
 
 
 def release() -> None:
-    """Look for garbage everywhere again: the roles are some, if the run goes on with others."""
-    if gc.get_threshold()[0] != _OBJECTS:
+    """Look for garbage everywhere again, after `settle`: the roles are some, if the run goes on with others."""
+    if _frozen:
+        _frozen.clear()
         gc.unfreeze()

@@ -46,7 +46,6 @@ class Columns:
 
     def take(self, index: NDArray[np.int64]) -> Columns:
         """The tuples with these indexes, in that order."""
-
         return Columns(self.batch.take(array_of(index)))
 
     def permuted(self, order: NDArray[np.int64]) -> Columns:

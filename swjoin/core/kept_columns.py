@@ -110,7 +110,6 @@ class RankColumns(KeptColumns):
 
     def rows(self, rows: TupleBatch, ranks: I64, starts: I64) -> ResultRows:
         """Rows with their numbers. starts: int64 (n,), of their windows."""
-
         columns = self._with_window(rows, starts, starts + self.size_us, [(self.rank, array_of(ranks))])
         return ResultRows(window_row_ids(starts, rows.id), starts + self.ts_after_us, columns)
 
@@ -157,7 +156,6 @@ class RepeatedColumns(KeptColumns):
     def rows(self, rows: TupleBatch, windows: I64, ts: I64, edges: tuple[I64, I64]) -> ResultRows:
         """Rows, whose keys are their numbers. windows: numbers of theirs. ts: times of what comes out. edges: starts and ends
         of the windows. int64 (n,), times in microseconds."""
-
         numbers = [(name, array_of(values)) for name, values in ((self.window, windows), (self.row, rows.key)) if name]
         return ResultRows(window_row_ids(windows, rows.id), ts, self._with_window(rows, *edges, numbers))
 

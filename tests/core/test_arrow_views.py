@@ -92,6 +92,6 @@ assert not Noted.names, Noted.names[0]
 
 
 def test_commands_do_not_import_pandas(tmp_path: Path) -> None:
-    """Which takes as long as half of their start."""
+    """Which would take a good part of their start."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S)
     assert done.returncode == 0, done.stderr

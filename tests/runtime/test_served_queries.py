@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from swjoin.checkpoint.store import CheckpointStore
+from swjoin.config.job import Job
 from swjoin.connectors.flight.client import ServerGoneError, Start, connect
 from swjoin.connectors.flight.ingest import FlightIngest
 from swjoin.core.errors import RunFailed
@@ -193,10 +194,8 @@ def test_the_port_of_a_run_that_has_changed_is_not_saved(streams: Streams) -> No
     assert run.end()["complete"]
 
 
-def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer with a name loses no row, and has none twice."""
-    monkeypatch.chdir(tmp_path)
-    address = free_address()
+def pushed_job(address: str) -> Job:
+    """Of a query over two streams of producers, in the folder `run`."""
     sources = {name: {"flight": {}, "schema": "k: int64, ts: timestamp[us]", "time": "ts"} for name in "ab"}
     sql = "SELECT a.k FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' MILLISECOND"
     plain = {
@@ -206,9 +205,16 @@ def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: p
         "checkpoint": {"epochs": 2},
         "serve": {"listen": address},
     }
-    (tmp_path / "run.yaml").write_text(json.dumps(plain))
-    job = replace(job_to_run(Path("run.yaml"), [], "test"), target=Path("run/results"), directory=True, run_dir=Path("run"))
     Path("run").mkdir()
+    Path("run.yaml").write_text(json.dumps(plain))
+    return replace(job_to_run(Path("run.yaml"), [], "test"), target=Path("run/results"), directory=True, run_dir=Path("run"))
+
+
+def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer with a name loses no row, and has none twice."""
+    monkeypatch.chdir(tmp_path)
+    address = free_address()
+    job = pushed_job(address)
     failures: list[BaseException] = []
 
     def guarded(action: Callable[[], object]) -> None:
