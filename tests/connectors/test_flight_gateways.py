@@ -123,30 +123,44 @@ def test_producers_are_shared_in_one_process(gateways: int, pace: str, tmp_path:
 
 
 def _push_whatever_happens(
-    port: int, side: str, name: str, table: pa.Table, pause_s: float, lost: list[str], expects: type[RunFailed]
+    port: int,
+    name: tuple[str, str],
+    table: pa.Table,
+    pause_s: float,
+    lost: list[str],
+    expects: type[RunFailed],
+    upto: list[int],
 ) -> None:
-    """A producer that goes on where it was, as long as somebody comes back. lost: takes its side and name after an error."""
+    """A producer that goes on where it was, as long as somebody comes back. name: side and producer. lost: takes both after an
+    error. upto: its only entry is the row before which this producer waits; the caller raises it."""
     until_s = time.monotonic() + PROCESS_S
     while time.monotonic() < until_s:
         try:
             address = f"grpc://127.0.0.1:{port}"
-            with connect(address) as client, client.producer(side, name) as producer:
+            with connect(address) as client, client.producer(*name) as producer:
                 for batch in table.slice(producer.row).to_batches(max_chunksize=25):
+                    _until(lambda: producer.row < upto[0])
                     producer.push(batch)
                     time.sleep(pause_s)
                 producer.end()
             return
         except expects:
-            lost.append(f"{side} {name}")
+            lost.append(" ".join(name))
             time.sleep(0.05)
     raise AssertionError("nobody came back")
 
 
 def _keep_pushing(
-    port: int, sides: tuple[Rows, Rows], pause_s: float, lost: list[str], expects: type[RunFailed] = RunFailed
+    port: int,
+    sides: tuple[Rows, Rows],
+    pause_s: float,
+    lost: list[str],
+    expects: type[RunFailed] = RunFailed,
+    upto: list[int] | None = None,
 ) -> list[threading.Thread]:
+    limit = upto or [2**62]
     return [
-        in_thread(_push_whatever_happens, port, side, f"p{number}", table, pause_s, lost, expects)
+        in_thread(_push_whatever_happens, port, (side, f"p{number}"), table, pause_s, lost, expects, limit)
         for side, of in zip(SIDES, sides, strict=True)
         for number, table in enumerate(of.sent)
     ]
@@ -181,8 +195,10 @@ def test_resumptions_take_any_numbers_of_gateways(
 ) -> None:
     """Producers change their gateway while they send. No row is missing, or there twice; what is late does not depend on it."""
     sides, out = (Rows(3, 5, 1200, key), Rows(4, 5, 1200, key)), tmp_path / "run"
-    threads = _keep_pushing(free_port, sides, 0.04, [])
+    upto = [0]  # rows are left for every run, however slow the machine is
+    threads = _keep_pushing(free_port, sides, 0.04, [], upto=upto)
     for number, count in enumerate(gateways):
+        upto[0] = 1200 * (number + 1) // len(gateways)
         stop = threading.Event()
         monkeypatch.setattr(in_process, "stop_signals", lambda job, stop=stop: nullcontext(stop))
         plain = _config(5, count, serve={"listen": f"127.0.0.1:{free_port}"}, checkpoint={"interval": "100ms"})

@@ -90,10 +90,13 @@ def test_a_move_arrives_on_the_page(browser: Any, tmp_path: Path) -> None:
         browser.get_log("performance")
         browser.get(address)
         until(lambda: len(all_of(browser, ".tile")) == 24, "a tile for each partition-group")
-        moved = until(lambda: all_of(browser, ".tile[data-moved]"), "a tile that has moved")[0]
-        group, slave, came_from = (moved.get_attribute(f"data-{name}") for name in ("group", "slave", "moved"))
+        # Read in one step: the tile may move again at any time.
+        moved = "{...tile.dataset, row: tile.closest('div.slave').dataset.slave}"
+        moved = f"const tile = document.querySelector('.tile[data-moved]'); return tile && {moved}"
+        tile = until(lambda: browser.execute_script(moved), "a tile that has moved")
+        group, slave, came_from = (tile[name] for name in ("group", "slave", "moved"))
         assert slave != came_from
-        assert moved.find_element("xpath", "./ancestor::div[@class='slave']").get_attribute("data-slave") == slave
+        assert tile["row"] == slave
         arrived = f"group {group}: slave {came_from} → {slave}"
         until(lambda: any(arrived in e.text for e in all_of(browser, "#events li.released")), "the event of this move")
         until(lambda: "tuples/s" in text_of(browser, "#stream-left .value"), "the rate")
