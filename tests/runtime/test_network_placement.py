@@ -345,6 +345,24 @@ def test_what_was_measured_is_in_checkpoints() -> None:
     assert placed_again({}, teams, config, (3, 3)) == {}
 
 
+def test_other_teams_go_on_with_what_was_measured() -> None:
+    """A stage that had a rank of its own shares the others': it is placed by its work, they by their traffic, too."""
+    cluster, reorganization = {"partition_count": 6, "distribution_epoch_us": 300}, {"policy": "network", "epoch_us": 600}
+    placement = NetworkPlacement(Teams.of({4: (0, 1)}, [range(2), range(2), range(2, 3)], 6), PlacementConfig(), 1, 1 << 30)
+    _report(placement, 1 << 20)
+    groups = np.arange(6)
+    placement.reported(2, 0, GroupLoads(0, groups, np.full(6, 100), np.full(6, 5), np.zeros((0, 5), np.int64)))
+    controllers = [Controller(shape_config(cluster=cluster), count, stage, 3) for stage, count in enumerate((2, 2, 1))]
+    for controller in controllers:
+        controller.measured = _loads(controller.slave_count)
+    placement.suggested(controllers)
+    config = shape_config(cluster=cluster, reorganization=reorganization)
+    teams = Teams.of({4: (0, 1), 5: (1, 2)}, [range(2)] * 3, 6)
+    owners = placed_again(json.loads(json.dumps(placement.plain_state())), teams, config, (2, 2, 2))
+    assert owners[0].tolist() == np.roll(owners[1], -1).tolist()
+    assert np.bincount(np.concatenate(list(owners.values()))).tolist() == [9, 9]
+
+
 def test_with_fewer_slaves_partition_groups_are_placed_by_what_was_measured(monkeypatch: Monkey) -> None:
     """In the simulator: fewer bytes between ranks than by number, and the rows are the oracle's."""
     shares: list[tuple[int, int]] = []

@@ -30,6 +30,10 @@ def test_random_plans_are_right(first: int) -> None:
         run_plan(seed)
 
 
+def test_stages_are_placed_by_traffic_when_other_stages_share_their_ranks() -> None:
+    run_plan(198)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("first", [*range(45, 345, 100), 1_200])
 def test_more_random_plans_are_right(first: int) -> None:

@@ -35,12 +35,13 @@ _SAME = 0.2  # ranks within this of the mean speed count as alike
 class Teams(NamedTuple):
     """ends: of every edge between stages, its sender and its receiver. teams: stages that the same slave ranks play, of which
     some send to others. groups: partition-groups of a stage. hosts: numbers of the hosts of each team's ranks; none: they share
-    one, or are not known."""
+    one, or are not known. stages: how many there are, of no team too: with other ranks there are other teams."""
 
     ends: Mapping[int, tuple[int, int]]
     teams: tuple[tuple[int, ...], ...]
     groups: int
-    hosts: tuple[tuple[int, ...], ...] = ()
+    hosts: tuple[tuple[int, ...], ...]
+    stages: int
 
     @staticmethod
     def of(ends: Mapping[int, tuple[int, int]], ranks: Sequence[range], groups: int, hosts: Sequence[int] = ()) -> Teams:
@@ -50,7 +51,7 @@ class Teams(NamedTuple):
             found.setdefault(mine, []).append(stage)
         teams = [stages for stages in found.values() if any(ends_in(pair, stages) for pair in ends.values())]
         of_teams = [tuple(hosts[ranks[team[0]].start : ranks[team[0]].stop]) for team in teams] if hosts else []
-        return Teams(ends, tuple(map(tuple, teams)), groups, tuple(of_teams))
+        return Teams(ends, tuple(map(tuple, teams)), groups, tuple(of_teams), len(ranks))
 
     def host_of(self, team: Sequence[int]) -> I64 | None:
         """As of `policy.task_graph.Machines`."""
@@ -91,7 +92,7 @@ class NetworkPlacement:
         self._notes: list[Placed] = []
 
     def _new_slice(self) -> _Slice:
-        shape = 1 + max((stage for team in self._teams.teams for stage in team), default=0), self._teams.groups
+        shape = self._teams.stages, self._teams.groups
         before = self._slices[-1].state_bytes if self._slices else np.zeros(shape, np.int64)
         return _Slice(np.zeros(shape, np.int64), before.copy())
 
@@ -100,9 +101,8 @@ class NetworkPlacement:
         if loads.sent is not None:
             self._open.sent.append(loads.sent)
             self._open.reporters.add((stage, slave))
-        if stage < len(self._open.work_ns):
-            self._open.work_ns[stage, loads.groups] += loads.cost_ns
-            self._open.state_bytes[stage, loads.groups] = loads.state_bytes
+        self._open.work_ns[stage, loads.groups] += loads.cost_ns
+        self._open.state_bytes[stage, loads.groups] = loads.state_bytes
 
     def suggested(self, controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
         """The moves by the last slices, each with its stage. controllers: of all stages, that have measured their slaves."""
