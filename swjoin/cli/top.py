@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Fetch = Callable[[], dict[str, Any]]
 _PERIOD_S = 0.5
 _PATIENCE_S = 5.0
-_EVENTS, _KEYS, _GATEWAYS, _SLAVES = 10, 8, 16, 32  # at most so many lines
+_EVENTS, _KEYS, _GATEWAYS, _SLAVES, _QUERIES = 10, 8, 16, 32, 16  # at most so many lines
 _BAR = 14  # characters
 _COLOURS = ("blue", "dark_orange", "green", "magenta", "purple", "red", "cyan", "yellow")
 _PHASES = {"running": "green", "failed": "red"}
@@ -175,6 +175,8 @@ def frame(s: dict[str, Any]) -> RenderableType:
         parts.append(_edges(s["edges"]))
     else:
         parts.append(_slaves(s["slaves"]))
+    if s["queries"]["listed"]:
+        parts += ["", _queries(s["queries"])]
     if s["hot_keys"]:
         parts += ["", _hot_keys(s)]
     events = [e for e in s["events"] if e["kind"] != "occupancy"][-_EVENTS:]
@@ -331,6 +333,17 @@ def _slaves(slaves: list[dict[str, Any]]) -> RenderableType:
         )
     if len(slaves) > _SLAVES:
         table.add_row(f"and {len(slaves) - _SLAVES} more")
+    return table
+
+
+def _queries(queries: dict[str, Any]) -> RenderableType:
+    """Those with the most rows."""
+    table = _table("query", "rows/s", "rows")
+    listed = queries["listed"][:_QUERIES]
+    for row in listed:
+        table.add_row(_plain(row["name"]), _count(row["rows_per_s"]), _count(row["rows"]))
+    if queries["count"] > len(listed):
+        table.add_row(f"and {queries['count'] - len(listed):,} more")
     return table
 
 

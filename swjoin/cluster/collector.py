@@ -242,6 +242,12 @@ class Collector:
             total.add(part)
         return total
 
+    @property
+    def sums_of_queries(self) -> list[tuple[int, int]]:
+        """Count and digest of each query by number, of completed epochs; those of all rows when none has a name."""
+        tally = self.tally
+        return self._queries.of_each(tally.by_query) or [(tally.count, tally.digest)]
+
     def _count(self, chunk: ResultChunk, sums: QuerySums) -> None:
         """Rows of a family count for every query that has them."""
         pairs, _ = self._queries.total(sums)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from swjoin.monitor.query_results import LISTED
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
@@ -60,6 +62,10 @@ def _metrics(snapshot: dict[str, Any]) -> Iterator[Metric]:
     for key, (name, text) in _BUFFERS.items():
         yield from _gauge(name, text, (snapshot["buffers"] or {}).get(key))
     yield from _results(snapshot["results"] or {})
+    queries = snapshot["queries"]
+    if queries["count"] <= LISTED:  # of more, it changes which are listed
+        rows = [(of["name"], of["rows"]) for of in queries["listed"]]
+        yield from _counters("swjoin_query_rows", "Rows of a query's result.", "query", rows)
     yield from _delays(snapshot["delay_s"] or {})
     of_plan = bool(snapshot["edges"])
     for key, (name, text) in _SLAVE_GAUGES.items():

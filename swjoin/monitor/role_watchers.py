@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,14 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import StreamCounts
 from swjoin.core.metric_columns import COLUMNS
+from swjoin.monitor.query_results import ResultWatcher
 from swjoin.monitor.status_board import Board
 from swjoin.plan.logical import Source as PlanSource
 from swjoin.plan.stages import Stage
 from swjoin.state.delay_histogram import histogram_quantile
 
 if TYPE_CHECKING:
+    from swjoin.connectors.output_columns import AnyColumns
     from swjoin.connectors.source import Source
     from swjoin.monitor.web import Server
 
@@ -53,14 +55,18 @@ _NEWEST = ("epoch", "occupancy_ratio", "window_tuples", "window_bytes", "mini_gr
 
 
 def open_watcher(
-    config: RunConfig, about: dict[str, Any], run_dir: Path | None = None, streams: Sequence[str] = STREAM_NAMES
+    config: RunConfig,
+    about: dict[str, Any],
+    run_dir: Path | None = None,
+    streams: Sequence[str] = STREAM_NAMES,
+    queries: Mapping[str, str] | None = None,
 ) -> MasterWatcher:
     """A watcher; with a port also its dashboard, whose address is logged and written into the run's directory.
 
-    about: constant facts of the run, ready for JSON. streams: names of the streams, or of the sources of a plan. UserError when
-    a port is taken, or a library is missing.
+    about: constant facts of the run, ready for JSON. streams: names of the streams, or of the sources of a plan. queries:
+    descriptions of those that have names. UserError when a port is taken, or a library is missing.
     """
-    watcher = MasterWatcher(config, Board(about, streams=streams))
+    watcher = MasterWatcher(config, Board(about, streams=streams, queries=queries or {}))
     if config.observe.port is not None:
         watcher.dashboard = _Dashboard(watcher.board, config.observe.port, run_dir)
     return watcher
@@ -269,7 +275,8 @@ class GatewayWatcher:
             return self._delivered[stream]
         ledger = gateway.feeds.outlet.ledger
         edges = gateway.feeds.edges[stream]
-        return min(ledger.sent.get(edge, [0])[0] + ledger.null_keys.get(edge, 0) for edge in edges)
+        dropped = ledger.null_keys, ledger.filtered
+        return min(ledger.sent.get(edge, [0])[0] + sum(by.get(edge, 0) for by in dropped) for edge in edges)
 
 
 class MasterWatcher(GatewayWatcher):
@@ -496,7 +503,9 @@ def _checkpoints(master: Master, clock_us: int) -> dict[str, Any]:
 class CollectorWatcher:
     """Samples of the collector: plain values that travel as JSON."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, columns: AnyColumns) -> None:
+        """columns: of the result rows."""
+        self.results = ResultWatcher(columns)
         self._interval_s = config.observe.interval_us / 1e6
         self._due_s = 0.0
         self._changed = True
@@ -508,6 +517,7 @@ class CollectorWatcher:
         """A new collector, perhaps after a recovery."""
         self._slaves.clear()
         self._edges.clear()
+        self.results.begin()
         self._histogram, self._changed, self._due_s = None, True, 0.0
 
     def on_results(self, rows: list[tuple[int, Any]], chunk: ResultChunk) -> None:
@@ -560,6 +570,7 @@ class CollectorWatcher:
                 for slave, row in self._slaves.items()
             },
             "edges": self._taken(),
+            "queries": self.results.sample(collector.sums_of_queries, all_of_them=collector.finished or collector.stopped),
         }
 
     def _taken(self) -> dict[str, list[int]]:

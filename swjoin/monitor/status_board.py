@@ -13,8 +13,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from swjoin.core.batch import I64, STREAM_NAMES
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.join_semantics import format_digest
+from swjoin.monitor.query_results import QueryBoard
 
 EVENTS = 100  # that a snapshot has, the newest
 HISTORY_STEP_S, HISTORY_STEPS = 0.5, 1200  # of the time series: ten minutes
@@ -98,18 +100,23 @@ class Board:
     """The status of one run. All methods may be called from any thread."""
 
     def __init__(
-        self, about: dict[str, Any], wall_s: Callable[[], float] = time.monotonic, streams: Sequence[str] = STREAM_NAMES
+        self,
+        about: dict[str, Any],
+        wall_s: Callable[[], float] = time.monotonic,
+        streams: Sequence[str] = STREAM_NAMES,
+        queries: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """about: constant facts of the run, ready for JSON; rates cover two of its `distribution_epoch_s`, at least 2 s.
-        wall_s: a monotonic clock. streams: names of the streams, or of the sources of a plan."""
+        wall_s: a monotonic clock. streams: names of the streams, or of the sources of a plan. queries: descriptions of those
+        that have names."""
         self._lock = threading.Lock()
         self._wall_s = wall_s
         self._about = {**about, "id": f"{time.time():.6f}"}
         self._start_s = wall_s()
         self._phase = "starting"
-        self._master: dict[str, Any] = {}
+        self._master: dict[str, Any] = {}  # the last sample, and when it came, `at_s`
         self._sinks: dict[int, dict[str, Any]] = {}
-        self._master_s: float | None = None  # when the sample of the master came
+        self._queries = QueryBoard(queries)
         self._map = _VersionedMap()
         self._hot_keys: dict[str, Any] | None = None
         self._sources: dict[str, dict[str, float]] = {name: {} for name in streams}
@@ -138,13 +145,14 @@ class Board:
             self._phase = phase
             self._forget_rates()
             self._sinks.clear()
+            self._queries.clear()
 
     def set_master(self, view: dict[str, Any], owner: I64) -> None:
         """A sample of the master (`MasterWatcher.sample`). owner: of each partition-group, stage by stage; must not be changed
         afterwards."""
         now_s = self._wall_s()
         with self._lock:
-            self._master, self._master_s = view, now_s
+            self._master = {**view, "at_s": now_s}
             self._map.take(owner)
             counts = {name: view["streams"][name]["ledger"]["delivered"] for name in self.streams}
             counts |= {_gateway_name(of): of["delivered"] for of in view["gateways"]}
@@ -156,6 +164,7 @@ class Board:
         """A sample of a sink (`CollectorWatcher.view`); pairs and digests of several sinks are summed up."""
         with self._lock:
             self._sinks[view["sink"]] = view
+            self._queries.take(view["sink"], view["queries"], self._wall_s())
             view = {**self._collector, "at_s": view["at_s"]}
             counts: dict[str, float] = {"pairs": view["pairs"], "history": view["history_pairs"]}
             for slave, row in view["slaves"].items():
@@ -192,11 +201,12 @@ class Board:
 
     # ------------------------------------------------------------ reading
 
-    def snapshot(self, since_s: float = 0.0, map_version: int = -1) -> dict[str, Any]:
+    def snapshot(self, since_s: float = 0.0, map_version: int = -1, query: str | None = None) -> dict[str, Any]:
         """Everything, ready for JSON.
 
         since_s: the time series starts after this time.
         map_version: version of the map that the reader has; with the present one `map.owner` is null.
+        query: the name of one whose newest rows are wanted.
         """
         with self._lock:
             now_s, master, collector = self._wall_s(), self._master, self._collector
@@ -208,7 +218,7 @@ class Board:
                     **self._about,
                     "phase": self._phase,
                     "wall_s": now_s - self._start_s,
-                    "age_s": None if self._master_s is None else now_s - self._master_s,
+                    "age_s": now_s - master["at_s"] if master else None,
                     **{name: master.get(name) for name in ("clock_s", "epoch", "active_slaves")},
                     "recoveries": self._events.recoveries,
                 },
@@ -218,6 +228,7 @@ class Board:
                 ],
                 "buffers": master.get("buffers"),
                 "results": self._results(collector),
+                "queries": self._queries.snapshot(query, now_s),
                 "delay_s": collector.get("delay_s"),
                 "stages": stages,
                 "edges": [self._edge(edge, stages) for edge in master.get("edges", [])],

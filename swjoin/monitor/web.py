@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 _START_S, _STOP_S = 10.0, 2.0
 _WATCHED_S = 2.0  # a client whose last request is younger is still polling
 _LAST_POLL_S = 1.2  # and gets this long to fetch the last snapshot
-Snapshot = Callable[[float, int], dict[str, Any]]
+Snapshot = Callable[[float, int, "str | None"], dict[str, Any]]
 
 
 def page() -> tuple[bytes, dict[str, str]]:
@@ -68,12 +68,12 @@ def application(snapshot: Snapshot, on_snapshot: Callable[[], None]) -> Any:
             since_s, version = float(request.query_params.get("since", 0)), int(request.query_params.get("map", -1))
         except ValueError:
             return Response("since is a number of seconds, map a version\n", 400, common, "text/plain")
-        answer = json.dumps(snapshot(since_s, version), separators=(",", ":"))
+        answer = json.dumps(snapshot(since_s, version, request.query_params.get("query")), separators=(",", ":"))
         on_snapshot()
         return Response(answer, media_type="application/json", headers=common)
 
     async def metrics(_: Request) -> Response:
-        content, kind = exposition(snapshot(float("inf"), -1))
+        content, kind = exposition(snapshot(float("inf"), -1, None))
         return Response(content, headers={**common, "content-type": kind})
 
     def get(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:

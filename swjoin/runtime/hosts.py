@@ -747,7 +747,7 @@ class CollectorHost(Host):
             plan.nothing()
             digest_pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
         self.checkpointer = None if job.checkpoints is None else CollectorCheckpointer(job, self._sink)
-        self._watcher = CollectorWatcher(job.config) if job.config.observed else None
+        self._watcher = CollectorWatcher(job.config, plan) if job.config.observed else None
         self.send_view: Callable[[dict[str, Any]], None] = lambda view: None  # set by the runtime
         self._metrics: MetricsFile | None = None
         checkpointer = self.checkpointer
@@ -759,6 +759,8 @@ class CollectorHost(Host):
             }
 
     def _write(self, effect: Write) -> None:
+        if self._watcher is not None:
+            self._watcher.results.on_write(effect.query, effect.pairs)
         if isinstance(self._sink, QuerySinks):
             self._sink.write_to(effect.query, effect.pairs, effect.generation)
         else:

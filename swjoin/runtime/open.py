@@ -116,6 +116,7 @@ def _open_input(job: Job, node: logical.Source, config: StreamConfig, columns: S
     return open_columns_source(config, columns, sort=job.config.time.sort, name=node.name, expected=node.columns)
 
 
+_FEW = 3  # named queries, up to which all of them are described in one line
 _TABLES: WeakValueDictionary[str, StaticTables] = WeakValueDictionary()  # by run, while something has them
 
 
@@ -266,7 +267,7 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
             "version": __version__,
             "pace": config.pace,
             "runtime": "mpi" if launcher_size() > 1 else "in-process",
-            "join": config.query.description if plan is None else _outline(plan),
+            "join": config.query.description if plan is None else _summary(plan),
             "host": platform.node(),
             "distribution_epoch_s": config.cluster.distribution_epoch_us / 1e6,
             "policy": config.reorganization.policy,
@@ -274,11 +275,15 @@ def open_job_watcher(job: Job) -> MasterWatcher | None:
         },
         job.run_dir,
         STREAM_NAMES if plan is None else [source.name for source in cut(plan).sources],
+        {} if plan is None else _descriptions(plan),
     )
 
 
-def _outline(plan: logical.LogicalPlan) -> str:
-    """The stages, lookups and functions of a plan in a line; without them its sources."""
+def _summary(plan: logical.LogicalPlan) -> str:
+    """The stages, lookups and functions of a plan in a line; without them its sources. Of many queries: how many."""
+    named = sum(isinstance(node, logical.Result) and node.named for node in plan.nodes)
+    if named > _FEW:
+        return f"{named:,} queries of {', '.join(source.name for source in cut(plan).sources)}"
     said = []
     for node in plan.ordered:
         if isinstance(node, logical.IntervalJoin):
@@ -289,6 +294,36 @@ def _outline(plan: logical.LogicalPlan) -> str:
             said.append(node.description)
     if not said:
         return f"rows of {', '.join(node.name for node in plan.nodes if isinstance(node, logical.Source))}"
+    return "; ".join(said)
+
+
+def _descriptions(plan: logical.LogicalPlan) -> dict[str, str]:
+    """What each query that has a name does."""
+    place = {node.name: i for i, node in enumerate(plan.ordered)}
+    found = {}
+    for result in plan.nodes:
+        if isinstance(result, logical.Result) and result.named:
+            before: dict[str, logical.Node] = {}
+            todo = [result.input]
+            while todo:
+                node = plan.node(todo.pop())
+                if node.name not in before:
+                    before[node.name] = node
+                    todo += node.inputs
+            found[result.name] = _described(sorted(before.values(), key=lambda node: place[node.name]))
+    return found
+
+
+def _described(nodes: Sequence[logical.Node]) -> str:
+    """What the nodes of a query do, each after its inputs."""
+    said = [f"rows of {', '.join(node.name for node in nodes if isinstance(node, logical.Source))}"]
+    for node in nodes:
+        if isinstance(node, logical.Filter):
+            said.append(f"where {node.condition}")
+        elif isinstance(node, logical.IntervalJoin):
+            said.append(f"{node.semantics.how} join, {node.semantics.description}")
+        elif isinstance(node, Keyed | Lookup | MapBatches | logical.Within | logical.Period):
+            said.append(node.description)
     return "; ".join(said)
 
 

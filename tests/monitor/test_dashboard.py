@@ -199,3 +199,42 @@ def test_several_gateways(browser: Any) -> None:
     finally:
         server.close()
         browser.get("about:blank")
+
+
+def test_a_query_and_its_rows(browser: Any, tmp_path: Path) -> None:
+    """The page of a query shows its rows as they come; another one is a link, or a name, away."""
+    rows = ["key,ts,v"] + [f"{n % 7},{5 * n},<b>{n}</b>" for n in range(4000)]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    a = {"path": str(tmp_path / "a.csv"), "time": "ts", "time_unit": "ms"}
+    select = "SELECT key, v FROM a WHERE key = "
+    queries = [{"name": f"of-{key}", "sql": f"{select}{key}"} for key in (1, 2)] + [{"name": "none", "sql": f"{select}99"}]
+    config = {"inputs": {"a": a}, "queries": queries, "pace": "realtime", "sink": {"ids": False}}
+    with Run(tmp_path, config, "--threads", 2) as run:
+        address = run.address
+        browser.get_log("browser")
+        browser.get(f"{address}#query=of-2")
+        until(lambda: text_of(browser, "#rows-name") == "query of-2", "the query")
+        first = until(lambda: all_of(browser, "#rows tr:nth-child(2) td") and cells(browser), "rows")
+        assert first[0] == ["2", first[0][1]]
+        assert [row[0] for row in first] == ["2"] * len(first)
+        numbers = [int(row[1].removeprefix("<b>").removesuffix("</b>")) for row in first]
+        assert numbers == sorted(numbers, reverse=True), "the newest first, as text"
+        until(lambda: cells(browser)[0] != first[0], "newer rows")
+        assert "rows/s, digest" in text_of(browser, "#rows-note")
+        until(lambda: len(all_of(browser, "#queries a")) == 2, "queries that have rows")
+        browser.execute_script("[...document.querySelectorAll('#queries a')].find(a => a.textContent === 'of-1').click()")
+        until(lambda: [row[0] for row in cells(browser)][:1] == ["1"], "rows of the other one")
+        for name, said in ("none", "no rows yet"), ("other", ""):
+            field = browser.find_element("id", "query-name")
+            field.send_keys(name, "\n")
+            until(lambda: text_of(browser, "#rows-name") == f"query {name}" and text_of(browser, "#rows") == said, name)  # noqa: B023
+        until(lambda: text_of(browser, "#rows-about") == "This run has no such query.", "that there is none")
+        assert [e["message"] for e in browser.get_log("browser")] == []
+    browser.get("about:blank")
+
+
+def cells(browser: Any) -> list[list[str]]:
+    """Of the newest rows."""
+    script = "return [...document.querySelectorAll('#rows tr')].slice(1).map(r => [...r.cells].map(c => c.textContent))"
+    found: list[list[str]] = browser.execute_script(script)
+    return found

@@ -83,7 +83,7 @@ def collector_view(at_s: float, pairs: int) -> dict[str, Any]:
     row |= {"epoch": 3.0, "occupancy_ratio": 0.5, "window_tuples": 10.0, "window_bytes": 640.0, "mini_group_count": 2.0}
     delays = {"recent": {"p50": 0.1, "p99": 0.2}, "all": {"p50": 0.3, "p99": 0.4, "mean": 0.3, "max": 1.0}}
     counts = {"pairs": pairs, "digest": "0" * 16, "history_pairs": 0, "committed_epoch": 2}
-    return {"sink": 0, "at_s": at_s, **counts, "delay_s": delays, "slaves": {"1": row}, "edges": {}}
+    return {"sink": 0, "at_s": at_s, **counts, "delay_s": delays, "slaves": {"1": row}, "edges": {}, "queries": []}
 
 
 def a_board(clock: Clock) -> Board:
