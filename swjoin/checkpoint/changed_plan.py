@@ -12,22 +12,27 @@ Stays out: the plan itself (`plan.changes`), when it changes (`runtime.query_cha
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from swjoin.checkpoint.manifest import restoring
 from swjoin.checkpoint.store import Manifest, checksum, read_gateway, read_manifest, write_gateway
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master.controller import Controller
-from swjoin.core.batch import TupleBatch, in_memory
+from swjoin.core.batch import I64, TupleBatch, in_memory
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.query_sums import QuerySums
 from swjoin.core.row_codec import storage
 from swjoin.core.storage import write_whole
 from swjoin.plan.changes import latest_change_us
+from swjoin.plan.sharing import reading
 from swjoin.plan.stages import Edge, Stage
 
 FIRST_US = -(1 << 60)
@@ -109,7 +114,7 @@ def change_plan(
         ledger["filtered"] |= {str(new): [rows] for new, rows in _left_out(ledger, after, edges).items() if rows}
         plain["edges"] = ledger
         plain["master"] = {"state": _master_state(plain["master"]["state"], after, olds)}
-        # sinks know queries by number: new ones come behind those that there are
+        plain["sinks"] = [_sink(sink, before, after) for sink in plain["sinks"]]
         plain["gateways"] = [_gateway(folder, manifest, number, after, edges) for number in range(len(manifest.gateways))]
     plain["checksum"] = checksum(plain)
     write_whole(manifest.path, json.dumps(plain).encode())
@@ -117,8 +122,9 @@ def change_plan(
 
 
 def _stored(instances: Instances, stage: Stage) -> object:
+    """By which a stage's state is the same, whichever steps its rows pass before."""
     columns = instances.columns.stages[stage.id]
-    return [codec.columns for codec in columns.codecs] if stage.joins else stage.node
+    return [codec.columns for codec in columns.codecs] if stage.joins else reading(stage.node, defaultdict(str))
 
 
 def _place(edge: Edge, number: int) -> tuple[str, str, int, int]:
@@ -171,6 +177,20 @@ def _master_state(state: Mapping[str, Any], after: Instances, olds: Sequence[int
     first, *more = controllers
     kept = {key: value for key, value in state.items() if key not in ("more_stages", "traffic")}  # traffic is measured anew
     return {**kept, "controller": first, **({"more_stages": more} if more else {})}
+
+
+def _sink(plain: Mapping[str, Any], before: Instances, after: Instances) -> dict[str, Any]:
+    """A sink's part. It has queries by number, and new ones come behind those that there are; of those that share rows it has
+    the rows that each is the first to have, and which do has changed."""
+    state = plain["state"]
+    table = np.array(state["tally"].get("queries", []), np.uint64).reshape(-1, 3)
+    whole = QuerySums.of_table(table, after.query_count).of_families(_families(before))
+    tally = {**state["tally"], "queries": whole.by_first(_families(after)).to_table().tolist()}
+    return {**plain, "state": {**state, "tally": tally}}
+
+
+def _families(instances: Instances) -> list[I64]:
+    return [np.array(family, np.int64) for family in instances.families_of_queries]
 
 
 def _gateway(folder: Path, manifest: Manifest, number: int, after: Instances, edges: Mapping[int, int]) -> dict[str, Any]:

@@ -74,6 +74,15 @@ class QuerySums:
             sums.digests[family] = np.cumsum(self.digests[family], dtype=np.uint64)
         return sums
 
+    def by_first(self, families: Sequence[I64]) -> QuerySums:
+        """Of sums with all rows that each query has: of the rows that each is the first of its family to have."""
+        sums = QuerySums(len(self))
+        sums.add(self)
+        for family in families:
+            sums.counts[family[1:]] -= self.counts[family[:-1]]
+            sums.digests[family[1:]] -= self.digests[family[:-1]]
+        return sums
+
     @property
     def total(self) -> tuple[int, int]:
         """Count and digest of all rows."""

@@ -16,11 +16,13 @@ from dataclasses import replace
 from typing import Final
 
 from swjoin.core.errors import UserError
-from swjoin.core.ids import LAST_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, LAST_TIME_US
 from swjoin.plan.kept_rows import Keyed
-from swjoin.plan.logical import LogicalPlan, Node, Period, Result, Source, nodes_below
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Period, Result, Source, nodes_below
 from swjoin.plan.sharing import check_query_name, free_name, reading, shared
+from swjoin.plan.watermarks import watermark_out
 
+_TRIES = 64  # at most so many windows after each other
 AFTER_ALL_US: Final = LAST_TIME_US + 1  # later than any row
 
 
@@ -85,13 +87,93 @@ def without_queries(
             else:
                 yield node
 
+    return _with_late_rows_left_out(LogicalPlan(tuple(changed())))
+
+
+def _with_late_rows_left_out(plan: LogicalPlan) -> LogicalPlan:
+    """The plan in which stages that dropped queries alone need take no rows of sources that are too late for these queries, so
+    that they cost nothing once their windows are empty."""
+    nodes = {node.name: node for node in plan.nodes}
+    ended, going_on = dict[str, int](), set[str]()
+    for result in plan.nodes:
+        if isinstance(result, Result):
+            until_us = _until_us(nodes, result)
+            if until_us is None or until_us == AFTER_ALL_US:
+                going_on |= nodes_below(nodes, result.name)
+            else:
+                ended[result.name] = until_us
+    sources = {node.name for node in plan.nodes if isinstance(node, Source)}
+    stays = going_on.union(sources, *(_unkept(nodes, name) for name in ended))
+    needed_us = dict[str, int]()  # by node of dropped queries alone: rows of sources from this time on change no result
+    for name, until_us in ended.items():
+        limit_us = _limit_us(plan, name, until_us)
+        for below in nodes_below(nodes, name) - stays:
+            needed_us[below] = max(needed_us.get(below, limit_us), limit_us)
+    numbers, taken, made = Counter[str](), set(nodes), dict[tuple[str, int], Period]()
+
+    def changed() -> Iterator[Node]:
+        for node in plan.nodes:
+            limit_us, names = needed_us.get(node.name, AFTER_ALL_US), {name: name for name in node.inputs}
+            limited = limit_us == AFTER_ALL_US or (isinstance(node, Period) and node.ends)
+            for name in () if limited else node.inputs:
+                if name not in needed_us and _of_sources(plan, nodes[name]):
+                    if (name, limit_us) not in made:
+                        made[name, limit_us] = Period(free_name(f"{name} until 0", taken, numbers), name, limit_us, ends=True)
+                        taken.add(made[name, limit_us].name)
+                        yield made[name, limit_us]
+                    names[name] = made[name, limit_us].name
+            yield reading(node, names) if names else node
+
     return LogicalPlan(tuple(changed()))
+
+
+def _of_sources(plan: LogicalPlan, node: Node) -> bool:
+    """Whether a node's rows are those of streams, whatever filters or projections have made of them."""
+    if isinstance(node, Source):
+        return node.time is not None
+    stateless = not isinstance(node, IntervalJoin | Keyed) and plan.schema(node.name).time is not None
+    return stateless and any(_of_sources(plan, plan.node(name)) for name in node.inputs)
+
+
+def _until_us(nodes: Mapping[str, Node], result: Result) -> int | None:
+    """When a query ends; None: with its inputs."""
+    last = nodes[result.input]
+    return last.at_us if result.named and isinstance(last, Period) and last.ends else None
+
+
+def _unkept(nodes: Mapping[str, Node], result: str) -> set[str]:
+    """The nodes of a result behind the last ones that have state: their rows are gathered, by whoever needs them."""
+    found, waiting = set[str](), [result]
+    while waiting:
+        name = waiting.pop()
+        if not isinstance(nodes[name], IntervalJoin | Keyed):
+            found.add(name)
+            waiting += nodes[name].inputs
+    return found
+
+
+def _limit_us(plan: LogicalPlan, result: str, until_us: int) -> int:
+    """A time from which on no row of a source changes the rows of a result before `until_us`: with this watermark of all
+    sources, that of the result has reached it. AFTER_ALL_US: there is none."""
+    streams = [node for node in plan.ordered if not (isinstance(node, Source) and node.time is None)]
+    limit_us = until_us
+    for _ in range(_TRIES):
+        found = dict[str, int]()
+        for node in streams:
+            inputs = [found[name] for name in node.inputs if name in found]
+            found[node.name] = watermark_out(node, inputs or [limit_us])
+        if found[result] >= until_us:
+            return limit_us
+        if found[result] == BEGIN_OF_TIME_US:
+            break
+        limit_us += until_us - found[result]
+    return AFTER_ALL_US
 
 
 def latest_change_us(plan: LogicalPlan) -> int | None:
     """The latest time at which queries were added or dropped: what changes next does so at this time, or later."""
-    times_us = [node.at_us for node in plan.nodes if isinstance(node, Period) and node.at_us != AFTER_ALL_US]
-    return max(times_us, default=None)
+    times_us = (time_us for period in periods(plan).values() for time_us in period if time_us is not None)
+    return max((time_us for time_us in times_us if time_us != AFTER_ALL_US), default=None)
 
 
 def _has_ended_windows(plan: LogicalPlan, query: str, ended_sources: Collection[str]) -> bool:
@@ -112,6 +194,6 @@ def periods(plan: LogicalPlan) -> dict[str, tuple[int | None, int | None]]:
     for result in plan.nodes:
         if isinstance(result, Result) and result.named:
             below = [node for name in nodes_below(nodes, result.name) if isinstance(node := nodes[name], Period)]
-            begins, ends = ([node.at_us for node in below if node.ends == end] for end in (False, True))
-            found[result.name] = begins[0] if begins else None, ends[0] if ends else None
+            begins = [node.at_us for node in below if not node.ends]
+            found[result.name] = begins[0] if begins else None, _until_us(nodes, result)
     return found

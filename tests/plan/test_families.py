@@ -80,6 +80,7 @@ def test_sums(data: st.DataObject) -> None:
                 expected[of] = [expected[of][0] + 1, (expected[of][1] + number) % 2**64]
     assert QuerySums.of_table(sums.to_table(), 4).differing(sums) is None
     whole = sums.of_families([np.array(family)])
+    assert whole.by_first([np.array(family)]).differing(sums) is None
     assert [list(of) for of in zip(whole.counts.tolist(), whole.digests.tolist(), strict=True)] == expected
 
 

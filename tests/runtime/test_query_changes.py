@@ -34,9 +34,10 @@ from swjoin.frontends.configured import job_to_run
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.monitor.role_watchers import ADDRESS_FILE
 from swjoin.plan import changes
-from swjoin.plan.logical import LogicalPlan, Period
+from swjoin.plan.logical import LogicalPlan, Period, Result
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
-from swjoin.plan.stages import cut
+from swjoin.plan.sharing import shared
+from swjoin.plan.stages import Stage, cut
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.query_changes import QueryChanges
 from swjoin.runtime.query_requests import queries_of, request_change
@@ -247,6 +248,39 @@ def test_a_query_that_is_dropped_has_the_rows_until_then(streams: Streams) -> No
     assert report["complete"]
     dropped = [event.text for event in read_events(run.dir) if event.kind == "query_dropped"]
     assert dropped == ["near", "sums", "big"]
+    last = {(edge["from"], edge["to"]) for edge in report["edges"] if edge["filtered"] >= ROWS}
+    late = {("a", "join 1"), ("b", "join 1"), ("b", "aggregate 1")}
+    assert late <= last, "later rows do not come to stages that dropped queries alone need"
+
+
+def test_queries_that_share_rows_are_dropped_one_by_one(streams: Streams) -> None:
+    """Counts and digests of those that share rows are kept by who is the first to have them, which a drop changes."""
+    texts = {f"q{ms}": NEAR.replace("'100'", f"'{ms}'").replace("SELECT a.k", "SELECT a.ts, a.k") for ms in (20, 40, 60, 80)}
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    from_us = request_change(run.dir, texts, ["near", "big"], PROCESS_S)
+    streams.write()
+    run.reached(1_500_000)
+    middle_us = request_change(run.dir, {}, ["q40"], PROCESS_S)
+    streams.write()
+    run.reached(2_500_000)
+    last_us = request_change(run.dir, {}, ["q20", "q80"], PROCESS_S)
+    streams.write()
+    streams.end()
+    report = run.end()
+    counts = {query["name"]: query["count"] for query in report["queries"]}
+    for name, until_us in {"q20": last_us, "q40": middle_us, "q60": 1 << 60, "q80": last_us}.items():
+        rows = lone(streams, texts[name], from_us)
+        expected = Counter(
+            {
+                row: n
+                for row, n in rows.items()
+                if row[0] < datetime(1970, 1, 1) + timedelta(microseconds=min(until_us, 1 << 50))
+            }
+        )
+        assert rows_of(run.dir, name) == expected
+        assert counts[name] == expected.total() > 0
 
 
 def _over_files(streams: Streams) -> Path:
@@ -604,5 +638,46 @@ def test_stages_that_are_there_stay(streams: Streams) -> None:
     assert len(names) == len(cut(plan).stages) + 1  # what is added at once shares its join
     fewer = changes.without_queries(more, ["near", "wide"], 9)
     assert changes.periods(fewer)["wide"] == (5, 9)
-    assert [stage.node for stage in cut(fewer).stages] == [stage.node for stage in cut(more).stages]
+    assert [stage.name for stage in cut(fewer).stages] == [stage.name for stage in cut(more).stages]
     assert LogicalPlan(fewer.nodes) == fewer
+
+
+def _limits(plan: LogicalPlan) -> dict[str, int]:
+    """By name of an edge's receiver and sender, the time from which on the edge has no rows."""
+    found = {}
+    for edge in cut(plan).edges:
+        limits = [step.at_us for step in edge.steps if isinstance(step, Period) and step.ends]
+        if limits and isinstance(edge.receiver, Stage):
+            found[f"{edge.receiver.name} from {edge.sender.name}"] = min(limits)
+    return found
+
+
+def test_stages_of_dropped_queries_take_no_late_rows() -> None:
+    """Each takes what the last one of its queries needs; a stage that a query needs which goes on takes all rows."""
+    tables = {name: Table((("ts", "timestamp[us]"), ("k", "int64"), ("v", "int64"), ("x", "string")), "ts") for name in "ab"}
+    texts = {"near": NEAR, "sums": SUMS, "big": BIG}
+    texts["unmatched"] = NEAR.replace("JOIN", "LEFT JOIN").replace("'100' MILLISECOND", "'7' SECOND")
+    texts["counts"] = SUMS.replace("sum(v) AS s", "min(v) AS m")  # another aggregate of the same windows
+    plan = shared({name: plan_query(text, tables).plan for name, text in texts.items()})
+    names = {"near": "join 1", "unmatched": "join 2", "sums": "aggregate 1", "counts": "aggregate 2", "big": "big"}
+    assert {name: _sender(plan, name) for name in texts} == names
+    at = 1_234_567
+    fewer = changes.without_queries(plan, ["near", "big"], at)
+    near = {f"join 1 from {source}": at + 100_000 for source in "ab"}  # a row's time is that of a, b's may be greater
+    assert _limits(fewer) == near
+    fewer = changes.without_queries(fewer, ["unmatched"], 2 * at)
+    unmatched = {f"join 2 from {source}": 2 * at + 7_000_000 for source in "ab"}  # without a match after the last partner
+    assert _limits(fewer) == near | unmatched
+    fewer = changes.without_queries(fewer, ["sums"], 3 * at)
+    sums = {"aggregate 1 from b": 3 * at}
+    assert _limits(fewer) == near | unmatched | sums
+    fewer = changes.without_queries(fewer, ["counts"], 4 * at)
+    assert changes.latest_change_us(fewer) == 4 * at, "limits are no changes"
+    assert changes.periods(fewer)["unmatched"] == (None, 2 * at)
+    assert plan_from_plain(plan_to_plain(fewer)) == fewer
+
+
+def _sender(plan: LogicalPlan, result: str) -> str:
+    """Name of the stage that sends the rows of a result."""
+    (edge,) = (edge for edge in cut(plan).edges if isinstance(edge.receiver, Result) and edge.receiver.name == result)
+    return edge.sender.name
