@@ -262,7 +262,7 @@ class Simulation:
         self.sinks = [make(number=i, sink_count=count) for i in range(count)]
         families = {} if named is None else named.by_first
         for sink in self._sinks:
-            sink.families = {first: len(family) for first, family in families.items()}
+            sink.families = {first: family.tolist() for first, family in families.items()}
 
     def _make_roles(self, slave_count: int) -> None:
         """Make new roles, from the newest checkpoint if there is one."""

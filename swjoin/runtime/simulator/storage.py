@@ -54,9 +54,17 @@ class VirtualDisk:
 _Written: TypeAlias = tuple[int, Pairs | ResultRows]
 
 
+def _up_to(rows: ResultRows, rank: int) -> ResultRows:
+    """The rows of a family that the query of this rank has."""
+    assert rows.ranks is not None, "rows of no family"
+    index = np.flatnonzero(rows.ranks <= rank)
+    columns = None if rows.columns is None else rows.columns.take(index)
+    return ResultRows(rows.id[index], rows.ts[index], columns)
+
+
 class MemorySink:
     """Pairs, each batch with the number of its query, by generation. pairs: of all generations, published or not. checked:
-    count of published pairs at the last check. families: number of the queries of each family, by its first one.
+    count of published pairs at the last check. families: those of queries that share rows, by the first one of each.
 
     As in a directory of result files, every process marks those that are not published with its own mark, the writer's.
     """
@@ -64,7 +72,7 @@ class MemorySink:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self.checked = self._writer = 0
-        self.families: dict[int, int] = {}
+        self.families: dict[int, Sequence[int]] = {}
         self._open: dict[int, list[_Written]] = {}
         self._sealed: dict[tuple[str, int], list[_Written]] = {}  # by name and writer
         self._shown: dict[str, list[_Written]] = {}
@@ -85,15 +93,14 @@ class MemorySink:
     @property
     def shown_count(self) -> int:
         """Count of published pairs, those of several queries for each of them."""
-        return sum(self._count(query, pairs) for group in self._shown.values() for query, pairs in group)
-
-    def _count(self, query: int, pairs: Pairs | ResultRows) -> int:
-        if isinstance(pairs, ResultRows) and pairs.ranks is not None:
-            return int((self.families[query] - pairs.ranks).sum())
-        return len(pairs)
+        return sum(len(pairs) for group in self._shown.values() for _, pairs in group)
 
     def write(self, pairs: Pairs | ResultRows, generation: int = 0, query: int = 0) -> None:
-        self._open.setdefault(generation, []).append((query, pairs))
+        """Rows of a family are those of each of its queries, as in files."""
+        found = [(query, pairs)]
+        if isinstance(pairs, ResultRows) and pairs.ranks is not None:
+            found = [(member, _up_to(pairs, rank)) for rank, member in enumerate(self.families[query])]
+        self._open.setdefault(generation, []).extend(found)
 
     def seal(self, generation: int) -> list[Path]:
         name = f"part-s{self.number}-{generation:06d}"
