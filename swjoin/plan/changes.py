@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import Final
 
 from swjoin.core.errors import UserError
-from swjoin.core.ids import BEGIN_OF_TIME_US, LAST_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Period, Result, Source, nodes_below
 from swjoin.plan.sharing import check_query_name, free_name, reading, shared
 from swjoin.plan.watermarks import watermark_out
 
 _TRIES = 64  # at most so many windows after each other
-AFTER_ALL_US: Final = LAST_TIME_US + 1  # later than any row
+AFTER_ALL_US: Final = END_OF_TIME_US  # later than any row, also those of windows that the end alone has ended
 
 
 def with_queries(plan: LogicalPlan, queries: Mapping[str, LogicalPlan], from_us: int) -> LogicalPlan:
