@@ -1,11 +1,12 @@
-"""Many queries in one run: windows that differ, beside the one query with the widest, and beside runs of their own.
+"""Many queries in one run: windows or constants that differ, beside one query, and beside runs of their own.
 
-Usage: python -m benchmarks.many [windows] [memory] [rows] [added] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.many [windows] [memory] [rows] [constants] [added] [--repeat 3] [--tiny]
 Two streams of 10,000 rows/s each for five minutes, 24 bytes a row, 20,000 keys, a join within up to a second, about one partner
 a row; two threads, from Parquet, with a count and a digest of rows' values for every query.
 windows: 10,000 queries that differ in windows only, counted, beside the widest alone. memory: 1,000 of them, counted, beside
 the widest alone: bytes of windows, and resident memory of a process of its own. rows: 100 of them, of one minute, whose rows
-are written, beside 100 runs. added: 1,000 of them in realtime pace over 30 s, with checkpoints; in every second run a query is
+are written, beside 100 runs. constants: 1,000 queries of one stream that ask for a key each, counted, beside one query that has
+all their rows. added: 1,000 of them in realtime pace over 30 s, with checkpoints; in every second run a query is
 added half-way; production delay of the others' pairs with and without.
 Turn by turn, the first turn not counted; count and digest of queries are compared with those of their own runs. Planning, which
 is printed apart, is not part of a run.
@@ -39,7 +40,7 @@ from swjoin.config.run import SinkConfig
 from swjoin.frontends.configured import job_of_query
 from swjoin.runtime.in_process import run_local
 
-PARTS = ("windows", "memory", "rows", "added")
+PARTS = ("windows", "memory", "rows", "constants", "added")
 _WIDEST_US = 1_000_000
 
 
@@ -154,6 +155,22 @@ def of_memory(folder: Path, size: Size) -> None:
     print(f"memory: {size.in_memory:,} queries have {ratios} and {resident_text} of the widest alone", flush=True)
 
 
+def of_constants(folder: Path, size: Size, repeat: int) -> None:
+    """Digests are of values, so that those of the queries add up to that of the one."""
+    plain, ratios = configured(folder, ()), []
+    each = [{"name": f"of_{key}", "sql": f"SELECT k, v FROM a WHERE k = {key}"} for key in range(size.in_memory)]
+    all_of_them = [{"name": "all", "sql": f"SELECT k, v FROM a WHERE k < {size.in_memory}"}]
+    many, one = (job_of_query(plain | {"queries": queries}, "here", "bench many") for queries in (each, all_of_them))
+    for turn in range(repeat + 1):
+        of_each, of_all = ran(many, "count"), ran(one, "count")
+        if any(of_each["results"][name] != of_all["results"][name] for name in ("count", "digest")):
+            raise SystemExit(f"different rows: {of_each['results']}, {of_all['results']}")
+        if turn:
+            ratios.append(of_all["join_s"] / of_each["join_s"])
+    shown, count = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})", of_all["results"]["count"]
+    print(f"constants: {size.in_memory:,} queries of a key each run at {shown} of the speed of one, {count:,} rows", flush=True)
+
+
 def of_added(folder: Path, size: Size, repeat: int) -> None:
     """The answers of those that are there are the same, and that of the added one is that of a run over the later rows."""
     plain = configured(folder, widths_of(size.in_memory)) | {"pace": "realtime", "checkpoint": {"interval": "5s"}}
@@ -221,6 +238,8 @@ def main() -> None:
             of_windows(folder, size, args.repeat)
         if "memory" in parts:
             of_memory(folder, size)
+        if "constants" in parts:
+            of_constants(folder, size, args.repeat)
         if "rows" in parts:
             write_streams(folder, size, size.seconds_of_rows)
             of_rows(folder, size, args.repeat)

@@ -183,7 +183,7 @@ class _Receiver:
                 rows, end, share, of = (left, ends[0], i, senders) if edge is inner else (right, ends[1], 0, 1)
                 start, stop = (len(rows[0]) * (epoch + n) // epochs for n in (0, 1))
                 length = stop - start
-                outlet.add(edge.id, _tuples(rows, start + length * share // of, start + length * (share + 1) // of), header)
+                outlet.add((edge.id,), _tuples(rows, start + length * share // of, start + length * (share + 1) // of), header)
                 outlet.close(header, {edge.id: end})
                 found.append([(sender, part) for part in _drained(outlet, self.me, sent[i])])
             self._parts.append(found[-1] + [part for parts in zip(*found[:-1], strict=False) for part in parts])

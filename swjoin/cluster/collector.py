@@ -191,9 +191,7 @@ class Collector:
         if not 0 <= chunk.query < max(1, self._queries.count):
             raise RunFailed(f"{self._name}: slave {slave}: results of query {chunk.query}, of {self._queries.count}")
         if chunk.pairs is not None and len(chunk.pairs):
-            sums = self._received(chunk, chunk.pairs)
-            self._count(chunk, sums)
-            sender.received.add(sums)
+            self._count(chunk, self._received(chunk, chunk.pairs, sender.received))
             if not chunk.prefill:
                 effects.append(Write(chunk.pairs, chunk.generation, chunk.query))
         sender.chunks += 1
@@ -209,10 +207,10 @@ class Collector:
             effects.append(Finish())
         return effects
 
-    def _received(self, chunk: ResultChunk, pairs: Pairs | ResultRows) -> QuerySums:
-        """Of the rows of a chunk. RunFailed for ranks that they cannot have."""
+    def _received(self, chunk: ResultChunk, pairs: Pairs | ResultRows, sums: QuerySums) -> int:
+        """Add the rows of a chunk; how many results they are. RunFailed for ranks that they cannot have."""
         try:
-            return self._queries.sums_of(pairs, chunk.query)
+            return self._queries.add(sums, pairs, chunk.query)
         except ValueError as error:
             raise RunFailed(f"{self._name}: slave {chunk.slave}: rows of query {chunk.query}: {error}") from None
 
@@ -248,9 +246,7 @@ class Collector:
         tally = self.tally
         return self._queries.of_each(tally.by_query) or [(tally.count, tally.digest)]
 
-    def _count(self, chunk: ResultChunk, sums: QuerySums) -> None:
-        """Rows of a family count for every query that has them."""
-        pairs, _ = self._queries.total(sums)
+    def _count(self, chunk: ResultChunk, pairs: int) -> None:
         tally = self._open.setdefault(chunk.generation, Tally())
         if chunk.prefill:
             tally.prefill_count += pairs
@@ -268,7 +264,7 @@ class Collector:
             raise RunFailed(f"{self._name}: slave {chunk.slave} completed epoch {chunk.epoch} after epoch {before}")
         self._missing[chunk.epoch] = missing - 1
         if not self.materialised:
-            self._count(chunk, sums)
+            self._count(chunk, self._queries.total(sums)[0])
         else:
             self._compare(chunk, sums, sender.received)
         sender.received = QuerySums(self._queries.count)

@@ -12,9 +12,9 @@ parts; a sender ends an epoch on all of its edges before it begins the next, so 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -40,9 +40,13 @@ from swjoin.routing.hash_partition import HashPartition
 from swjoin.routing.hot_keys import HotKey, SpreadKeys
 from swjoin.routing.named import Places
 
+if TYPE_CHECKING:
+    from swjoin.expressions.comparison_index import ComparisonIndex
+
 PART_ROWS, PART_BYTES = 16_384, 4 << 20  # most of a part, about
 _LEAST_RUN = 1_024  # rows of a part that any instance may take
 PARTS_AHEAD = 8  # parts from one sender that a receiver has not worked on
+_FEWEST_FILTERS = 8  # of edges of one sender, from which on they are searched together
 _NOTHING = TupleBatch.empty()
 EPOCHS_AHEAD = 2  # epochs that a sender may begin beyond the last one that its receiver has ended
 
@@ -189,6 +193,65 @@ def _knows_origins(instances: Instances, edge: Edge) -> bool:
     return not any(isinstance(step, Within) for other in instances.stages.edges_from(edge.sender) for step in other.steps[:1])
 
 
+class Passed(NamedTuple):
+    """Rows for some edges, one edge's after the other's. ends: positions behind those of each. tested: whether they have passed
+    the edges' first filters; only then there are several edges, which do the same to rows afterwards."""
+
+    edges: tuple[int, ...]
+    ends: tuple[int, ...]
+    rows: TupleBatch
+    tested: bool
+
+
+class Filters:
+    """Edges of one sender, of which many may begin with a filter."""
+
+    def __init__(self, steps: Mapping[int, Sequence[BoundStep]], *, together: bool = False) -> None:
+        """steps: by edge. together: rows of edges that do the same behind their filters come together."""
+        self._all = list(steps)
+        self._index: ComparisonIndex | None = None
+        self._alike: dict[int, int] = {}  # by edge, the first one of those that do the same
+        if len(steps) < _FEWEST_FILTERS:
+            return
+        from swjoin.expressions.chain import Projection, Selection
+        from swjoin.expressions.comparison_index import ComparisonIndex
+
+        first = {edge: of[0].condition for edge, of in steps.items() if of and isinstance(of[0], Selection)}
+        self._index = ComparisonIndex.of(first, _FEWEST_FILTERS)
+        self._all = [edge for edge in steps if edge not in self._index.numbers]
+        firsts: dict[object, int] = {}
+        for edge in sorted(self._index.exact) if together else ():
+            after = steps[edge][1:]
+            if all(isinstance(step, Projection) for step in after):  # a row stays a row
+                done = tuple(step.columns for step in after if isinstance(step, Projection))
+                self._alike[edge] = firsts.setdefault(done, edge)
+
+    def passed(self, rows: TupleBatch) -> Iterator[Passed]:
+        """The edges whose first filters some of these rows may pass, with these rows."""
+        yield from (Passed((edge,), (len(rows),), rows, tested=False) for edge in self._all)
+        if self._index is None or not self._index.numbers:
+            return
+        assert rows.columns is not None, "filters read columns"
+        waiting: dict[int, list[tuple[int, I64]]] = {}
+        counts = Counter[int]()
+        for edge, at in self._index.candidates(rows.columns.batch):
+            if edge not in self._alike:
+                yield Passed((edge,), (len(at),), rows.take(at), tested=False)
+                continue
+            group = self._alike[edge]
+            waiting.setdefault(group, []).append((edge, at))
+            counts[group] += len(at)
+            if counts[group] >= PART_ROWS:
+                yield _together(rows, waiting.pop(group))
+                counts[group] = 0
+        yield from (_together(rows, members) for members in waiting.values())
+
+
+def _together(rows: TupleBatch, members: Sequence[tuple[int, I64]]) -> Passed:
+    edges, at = zip(*members, strict=True)
+    return Passed(edges, tuple(np.cumsum([len(of) for of in at]).tolist()), rows.take(np.concatenate(at)), tested=True)
+
+
 @dataclass
 class _Receiver:
     """Deliveries to one receiver, and its credit. until_epoch: the last epoch whose parts it takes."""
@@ -262,6 +325,7 @@ class Outlet:
         self.traffic = Traffic(instances.config.cluster.partition_count, origins=of_stage)
         self._index = index
         self._sendings: dict[int, _Sending] = {}
+        self._filters: dict[tuple[int, ...], Filters] = {}  # by edges to which rows were added at once
         self._receivers: dict[RoleId, _Receiver] = {}
         skewed = {join.stage for join in instances.skewed_joins}
         scaled = {join.stage: join.units for join in instances.scaled_joins}
@@ -282,10 +346,21 @@ class Outlet:
                 sending.newest_by_unit_us = np.full(count, BEGIN_OF_TIME_US, np.int64)
             self._sendings[edge.id] = sending
 
-    def add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
-        """Rows of the sender for this edge, of the epoch of `header`."""
+    def add(self, edges: Sequence[int], rows: TupleBatch, header: EpochHeader) -> None:
+        """Rows of the sender for these edges, of the epoch of `header`."""
         if not len(rows):
             return
+        filters = self._filters.get(tuple(edges))
+        if filters is None:
+            steps = {edge: self._sendings[edge].keyed.steps for edge in edges}
+            filters = self._filters[tuple(edges)] = Filters(steps)
+        for edge in edges:
+            self.ledger.filtered[edge] += len(rows)
+        for (edge,), _, some, _ in filters.passed(rows):
+            self.ledger.filtered[edge] -= len(some)
+            self._add(edge, some, header)
+
+    def _add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         sending = self._sendings[edge]
         keyed = sending.keyed.keyed(rows, sending.places)
         if keyed.groups is not None and len(keyed.rows):
@@ -309,8 +384,7 @@ class Outlet:
                     self._put(self._part(sending, slave, header, part))
 
     def add_to_all(self, rows: TupleBatch, header: EpochHeader) -> None:
-        for edge in self._sendings:
-            self.add(edge, rows, header)
+        self.add(tuple(self._sendings), rows, header)
 
     def spread(self, hot_keys: Sequence[HotKey]) -> None:
         """Between two epochs: the keys whose rows are spread from now on."""

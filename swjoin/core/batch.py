@@ -306,6 +306,13 @@ class ResultRows:
     def __len__(self) -> int:
         return int(self.id.shape[0])
 
+    def slice(self, start: int, stop: int) -> ResultRows:
+        """A part of the rows, views."""
+        columns = None if self.columns is None else self.columns.slice(start, stop)
+        return ResultRows(
+            self.id[start:stop], self.ts[start:stop], columns, None if self.ranks is None else self.ranks[start:stop]
+        )
+
     @property
     def nbytes(self) -> int:
         ranks = 0 if self.ranks is None else self.ranks.nbytes

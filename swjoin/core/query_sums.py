@@ -100,14 +100,21 @@ class NamedQueries:
         for family in self.by_first.values():
             self._sharers[family] = np.arange(len(family), 0, -1)
 
-    def sums_of(self, rows: Pairs | ResultRows, query: int) -> QuerySums:
-        """As `QuerySums.of_rows`. ValueError for ranks that rows of this query cannot have."""
+    def add(self, sums: QuerySums, rows: Pairs | ResultRows, query: int) -> int:
+        """Add rows, as of `QuerySums.of_rows`, to sums; returns how many results they are, in which a shared row is several
+        times. ValueError for ranks that rows of this query cannot have."""
         ranks, family = rows.ranks if isinstance(rows, ResultRows) else None, self.by_first.get(query)
         if (ranks is None) != (family is None):
             raise ValueError("rows with ranks of no family, or without")
-        if ranks is not None and family is not None and int(ranks.max(initial=-1)) >= len(family):
+        if ranks is None or family is None:  # without an array of all queries
+            sums.counts[query] += len(rows)
+            sums.digests[query : query + 1] += np.uint64(digest_results(rows))  # modulo 2^64, as arrays are
+            return len(rows)
+        if int(ranks.max(initial=-1)) >= len(family):
             raise ValueError(f"rank {int(ranks.max())} of {len(family)}")
-        return QuerySums.of_rows(rows, query, self.count, self.by_first)
+        found = QuerySums.of_rows(rows, query, self.count, self.by_first)
+        sums.add(found)
+        return self.total(found)[0]
 
     def total(self, sums: QuerySums) -> tuple[int, int]:
         """Count and digest of the results of all queries, in which a shared row is several times."""

@@ -40,7 +40,9 @@ SOMETIMES = {
     "bench gateways --tiny": r"(?s)\| 2 \| \d.*nothing held.*\| 2 \| \d.*t_d = 10 ms\n.*\| 2 \| \d",
     "bench bands --tiny": r"(?s)wide: .*answer right.*evaluations/s.*band over equality: \d.*value grid over equality, C",
     "bench bands files --tiny": r"(?s)band:\n.*swjoin: .*answer right.*DuckDB, cells of value: .*right.*wide:\n.*swjoin: ",
-    "bench many --tiny": r"(?s)windows: 40 q.* at [\d.]+.*planned in.*memory: 10 q.* x .*rows: 4 q.* x .*added: .* x .* s ",
+    "bench many --tiny": (
+        r"(?s)windows: 40 q.* at [\d.]+.*planned in.*memory: 10 q.* x .*constants: 10 q.*rows: 4 q.* x .*added: .* x .* s "
+    ),
     "bench placement graphs --tiny": r"(?s)OpenGov \| ours, bound 1.03 \| [\d.]+ .*ours partitions: abs.*F4",
     "bench placement counting cpu drift --tiny": r"(?s)counting: two joins.*cpu: join, aggregate, policy.*drift: regret [\d.]+",
     "bench rdf --tiny": r"(?s)parse.* x pyoxigraph.*slide.* x DuckDB.*star of three: \d.*many over few \d.*Q10, 10: \d",

@@ -7,9 +7,11 @@ import re
 import shlex
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +20,7 @@ import yaml
 
 import swjoin as library
 from swjoin.cli.main import main
+from swjoin.cluster import exchange
 from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.core.errors import RunFailed, UserError
@@ -476,6 +479,50 @@ def test_configurations_that_are_refused(more: dict[str, Any], problem: str, swj
 
 
 # ---------------------------------------------------------------- planted bugs
+
+
+_HALF = "INTERVAL '30' SECOND"
+CONSTANTS = {
+    **{f"key_{k}": f"SELECT k, v FROM a WHERE k = {k}" for k in range(-1, 9)},
+    **{f"twice_{k}": f"SELECT v, k + 1 AS k FROM a WHERE {k} = k" for k in range(4)},
+    **{f"above_{v}": f"SELECT k, v FROM a WHERE v {'>' if v % 2 else '>='} {v}" for v in range(92, 102)},
+    **{f"below_{v}": f"SELECT * FROM b WHERE v < {v} AND k <> 3" for v in range(0, 18, 2)},
+    **{f"text_{k}": f"SELECT name, v FROM t WHERE name = 'name {k}'" for k in range(8)},
+    **{f"joined_{k}": f"SELECT a.v, b.v AS w FROM a JOIN b ON a.k = b.k AND {_NEAR} WHERE a.k = {k}" for k in range(8)},
+    "hours": f"SELECT window_end, count(*) AS n FROM TUMBLE((SELECT * FROM a WHERE k = 2), ts, {_HALF}) GROUP BY window_end",
+}
+
+
+@pytest.mark.parametrize(("kind", "most"), [("parquet", 16_384), ("parquet", 5), ("count", 16_384)])
+def test_constants_that_differ(kind: str, most: int, monkeypatch: pytest.MonkeyPatch, swjoin: Any, tmp_path: Path) -> None:
+    """Filters of many queries are searched together: each query has the rows that DuckDB finds."""
+    monkeypatch.setattr(exchange, "PART_ROWS", most)  # also of rows that are projected together
+    inputs = _inputs(tmp_path)
+    table = pq.read_table(tmp_path / "a.parquet")
+    names = pa.array([f"name {k}" if k < 30 else None for k in table["k"].to_pylist()]).dictionary_encode()
+    pq.write_table(table.append_column("name", names), tmp_path / "t.parquet")
+    inputs |= {"t": {"path": str(tmp_path / "t.parquet"), "time": "ts"}}
+    queries = [{"name": name, "sql": sql} for name, sql in CONSTANTS.items()]
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"queries": queries, "inputs": inputs, "sink": {"kind": kind, "ids": False}}))
+    swjoin("run", path, "--out", tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert report["ledger"]["balanced"]
+    counts = {query["name"]: query["count"] for query in report["queries"]}
+    with duckdb.connect() as db:
+        for name in "abt":
+            db.sql(f"CREATE VIEW {name} AS SELECT * FROM '{tmp_path / name}.parquet'")
+        for name, sql in CONSTANTS.items():
+            plain = re.sub(
+                r"window_end, count", "time_bucket(INTERVAL 30 SECOND, ts) + INTERVAL 30 SECOND AS window_end, count", sql
+            )
+            plain = re.sub(r"TUMBLE\((.*), ts, INTERVAL '30' SECOND\)", r"\1", plain)
+            expected = Counter(db.sql(plain).fetchall())
+            assert counts[name] == expected.total(), name
+            if kind == "parquet":
+                found = pq.ParquetDataset(tmp_path / "out" / "results" / name).read()
+                assert Counter(zip(*(column.to_pylist() for column in found.columns), strict=True)) == expected, name
+    assert sum(count == 0 for count in counts.values()) < 10
 
 
 def test_rows_under_another_query_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

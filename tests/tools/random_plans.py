@@ -885,12 +885,14 @@ def simulate(scenario: PlanScenario, expected: Sequence[Row], kind: type[PlanSim
 
 @contextmanager
 def parts_of(rows: int | None) -> Iterator[None]:
-    """Parts between stages have about so many rows at most, and several of them are joined at once."""
+    """Parts between stages have about so many rows at most, and several of them are joined at once; filters are searched
+    together, however few they are."""
     if rows is None:
         yield
         return
     with (
         patch.object(exchange, "PART_ROWS", rows),
+        patch.object(exchange, "_FEWEST_FILTERS", 1),
         patch.object(merger, "READY_ROWS", rows),
         patch.object(merger, "MERGED_ROWS", 3 * rows),
     ):

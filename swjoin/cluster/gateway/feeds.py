@@ -62,10 +62,13 @@ class Feeds:
         later epochs may be below."""
         for edges, parts, watermark_us in zip(self.edges, batches, watermarks_us, strict=True):
             self._newest_us = max([self._newest_us, *(int(part.ts.max(initial=BEGIN_OF_TIME_US)) for part in parts)])
-            whole = [TupleBatch.concat(parts)] if parts and not self._unkeyed.issuperset(edges) else []
+            unkeyed = tuple(edge for edge in edges if edge in self._unkeyed)
+            keyed = tuple(edge for edge in edges if edge not in self._unkeyed)
+            for batch in parts if unkeyed else ():
+                self.outlet.add(unkeyed, batch, header)
+            if keyed and parts:
+                self.outlet.add(keyed, TupleBatch.concat(parts), header)
             for edge in edges:
-                for batch in parts if edge in self._unkeyed else whole:
-                    self.outlet.add(edge, batch, header)
                 self._watermarks_us[edge] = max(self._watermarks_us[edge], watermark_us)
         self.outlet.close(header, self._watermarks_us)
         return self.outlet.serve()

@@ -79,7 +79,7 @@ class ResultOutlet:
     def _count(self, sink: int, chunk: ResultChunk) -> None:
         if not self._sums or chunk.pairs is None:
             return
-        self._of_epoch[sink].add(self._named.sums_of(chunk.pairs, chunk.query))
+        self._named.add(self._of_epoch[sink], chunk.pairs, chunk.query)
         self._pairs[sink] += len(chunk.pairs)
 
     def _send(self, sink: int, chunk: ResultChunk) -> Send:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from swjoin.cluster.edge_ledger import EdgeLedger, count
-from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Outlet, move_rows, rows_after
+from swjoin.cluster.exchange import EPOCHS_AHEAD, PARTS_AHEAD, EpochHeader, Filters, Outlet, move_rows, rows_after
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted
 from swjoin.cluster.role import Effect, RoleId, Send, is_slave, slave_of
@@ -230,11 +230,26 @@ class StageInstance:
                 found.append((query, self._rows_of_family(*self._families[edge.id], rows)))
             elif edge.id not in columns.travels:
                 found.append((query, self._shown(edge, rows.id, rows.ts, rows.columns)))
-            else:
-                mine = self._after_steps(edge, rows)
-                self.ledger.filtered[edge.id] += len(pairs) - len(mine)
-                found.append((query, self._shown(edge, mine.id, mine.ts, mine.columns)))
+        filters, queries = self._filters
+        for number in queries:
+            self.ledger.filtered[number] += len(pairs)
+        for edges, ends, some, tested in filters.passed(rows):
+            _, edge = queries[edges[0]]
+            mine = self._after_steps(edge, some, 1 if tested else 0)
+            shown = self._shown(edge, mine.id, mine.ts, mine.columns)
+            for number, begin, end in zip(edges, (0, *ends), ends if tested else (len(mine),), strict=False):
+                self.ledger.filtered[number] -= end - begin
+                found.append((queries[number][0], shown if len(edges) == 1 else shown.slice(begin, end)))
         return found
+
+    @cached_property
+    def _filters(self) -> tuple[Filters, dict[int, tuple[QueryId, Edge]]]:
+        """The results that have steps and are of no family, by edge."""
+        columns, found = self._instances.columns, dict[int, tuple[QueryId, Edge]]()
+        for query, edge in self._answers:
+            if edge.id not in self._families and edge.id in columns.travels:
+                found[edge.id] = query, edge
+        return Filters({edge.id: columns.steps[edge.id] for _, edge in found.values()}, together=True), found
 
     @cached_property
     def _answers(self) -> list[tuple[QueryId, Edge]]:
@@ -242,10 +257,10 @@ class StageInstance:
         others = {edge.id for family, _ in self._families.values() for edge in family.edges[1:]}
         return [(query, edge) for query, edge in self.results if edge.id not in others]
 
-    def _after_steps(self, edge: Edge, rows: TupleBatch) -> TupleBatch:
-        """The rows that the steps of an edge leave, with the columns that travel."""
+    def _after_steps(self, edge: Edge, rows: TupleBatch, done: int = 0) -> TupleBatch:
+        """The rows that the steps of an edge leave, with the columns that travel. done: steps that they have passed."""
         columns = self._instances.columns
-        rows, shown = rows_after(rows, edge.id, columns.steps[edge.id]), columns.travels[edge.id]
+        rows, shown = rows_after(rows, edge.id, columns.steps[edge.id][done:]), columns.travels[edge.id]
         return replace(rows, columns=None if rows.columns is None or not shown else rows.columns.select(shown))
 
     @property
