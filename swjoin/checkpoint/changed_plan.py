@@ -122,7 +122,7 @@ def change_plan(
 
 
 def _stored(instances: Instances, stage: Stage) -> object:
-    """By which a stage's state is the same, whichever steps its rows pass before."""
+    """What a stage with the same state has in common: what it stores, or what it computes, but not the name of its input."""
     columns = instances.columns.stages[stage.id]
     return [codec.columns for codec in columns.codecs] if stage.joins else reading(stage.node, defaultdict(str))
 
@@ -180,8 +180,8 @@ def _master_state(state: Mapping[str, Any], after: Instances, olds: Sequence[int
 
 
 def _sink(plain: Mapping[str, Any], before: Instances, after: Instances) -> dict[str, Any]:
-    """A sink's part. It has queries by number, and new ones come behind those that there are; of those that share rows it has
-    the rows that each is the first to have, and which do has changed."""
+    """A sink's part, with sums by query: new queries have the next numbers. Those of queries that share rows are of the rows
+    that each is the first of its family to have, and families have changed."""
     state = plain["state"]
     table = np.array(state["tally"].get("queries", []), np.uint64).reshape(-1, 3)
     whole = QuerySums.of_table(table, after.query_count).of_families(_families(before))

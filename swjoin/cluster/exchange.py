@@ -206,8 +206,8 @@ class Passed(NamedTuple):
 class Filters:
     """Edges of one sender, of which many may begin with a filter."""
 
-    def __init__(self, steps: Mapping[int, Sequence[BoundStep]], *, together: bool = False) -> None:
-        """steps: by edge. together: rows of edges that do the same behind their filters come together."""
+    def __init__(self, steps: Mapping[int, Sequence[BoundStep]], kinds: Mapping[int, object] | None = None) -> None:
+        """steps: by edge. kinds: rows of edges of one kind that do the same behind their filters come together."""
         self._all = list(steps)
         self._index: ComparisonIndex | None = None
         self._alike: dict[int, int] = {}  # by edge, the first one of those that do the same
@@ -220,11 +220,11 @@ class Filters:
         self._index = ComparisonIndex.of(first, _FEWEST_FILTERS)
         self._all = [edge for edge in steps if edge not in self._index.numbers]
         firsts: dict[object, int] = {}
-        for edge in sorted(self._index.exact) if together else ():
+        for edge in sorted(self._index.exact & (kinds or {}).keys()):
             after = steps[edge][1:]
             if all(isinstance(step, Projection) for step in after):  # a row stays a row
                 done = tuple(step.columns for step in after if isinstance(step, Projection))
-                self._alike[edge] = firsts.setdefault(done, edge)
+                self._alike[edge] = firsts.setdefault(((kinds or {})[edge], done), edge)
 
     def passed(self, rows: TupleBatch) -> Iterator[Passed]:
         """The edges whose first filters some of these rows may pass, with these rows."""
@@ -235,6 +235,9 @@ class Filters:
         waiting: dict[int, list[tuple[int, I64]]] = {}
         counts = Counter[int]()
         for edge, at in self._index.candidates(rows.columns.batch):
+            if at is None:
+                yield Passed((edge,), (len(rows),), rows, tested=False)
+                continue
             if edge not in self._alike:
                 yield Passed((edge,), (len(at),), rows.take(at), tested=False)
                 continue

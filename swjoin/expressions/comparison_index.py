@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +24,21 @@ from swjoin.core.arrow_views import booleans_of, decoded, integers_of
 from swjoin.core.batch import I64
 from swjoin.expressions.tree import Call, Column, Expr, Literal, can_fail
 
+_FIRST, _LAST = -(2**63), 2**63 - 1
+_MOST = 4  # a condition that may hold for more than 1 in so many rows is tested for all of them: nothing is copied
 _REVERSED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def _comparison(condition: Expr) -> tuple[Column, str, Literal] | None:
-    """The column, operator and constant of a comparison that every row satisfies which satisfies the condition; of several one
-    for equality, if there is one."""
+class _Comparison(NamedTuple):
+    """column operator literal"""
+
+    column: Column
+    operator: str
+    literal: Literal
+
+
+def _comparisons(condition: Expr) -> list[_Comparison]:
+    """Comparisons of a column with a constant that every row satisfies which satisfies the condition."""
     found = []
     for part in condition.args if isinstance(condition, Call) and condition.function == "and" else (condition,):
         if not isinstance(part, Call) or part.function not in _REVERSED:
@@ -37,15 +47,21 @@ def _comparison(condition: Expr) -> tuple[Column, str, Literal] | None:
         if isinstance(one, Literal):
             operator, one, other = _REVERSED[operator], other, one
         if isinstance(one, Column) and isinstance(other, Literal) and other.scalar.is_valid and one.type == other.type:
-            if operator == "=" and _is_exact(one.type):
-                return one, operator, other
-            if operator != "=" and (pa.types.is_signed_integer(one.type) or pa.types.is_timestamp(one.type)):
-                found.append((one, operator, other))
-    return found[0] if found else None
+            able = _is_exact(one.type) if operator == "=" else _is_whole(one.type)
+            found += [_Comparison(one, operator, other)] if able else []
+    return found
 
 
-def _is_comparison(condition: Expr) -> bool:
-    return isinstance(condition, Call) and condition.function in _REVERSED
+def _searched(condition: Expr) -> tuple[_Comparison, ...]:
+    """Those by which rows are found: one for equality, or all limits of the first column that has one."""
+    found = [] if can_fail(condition) else _comparisons(condition)
+    equal = next((of for of in found if of.operator == "="), None)
+    return (equal,) if equal is not None else tuple(of for of in found if of.column == found[0].column)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    """Whether values of a type are ordered as integers of 64 bits."""
+    return bool(pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind))
 
 
 def _is_exact(kind: pa.DataType) -> bool:
@@ -62,7 +78,7 @@ class _Equal:
     constants: pa.Array
     numbers: tuple[tuple[int, ...], ...]
 
-    def candidates(self, values: pa.Array) -> Iterator[tuple[int, I64]]:
+    def candidates(self, values: pa.Array) -> Iterator[tuple[int, I64 | None]]:
         found = pc.index_in(values, value_set=self.constants)
         rows = np.flatnonzero(booleans_of(pc.is_valid(found)))
         which = integers_of(found)[rows]
@@ -70,37 +86,36 @@ class _Equal:
         rows, which = rows[order], which[order]
         ends = np.flatnonzero(np.diff(which, append=-1)) + 1  # behind the rows of each constant
         for begin, end in pairwise([0, *ends.tolist()]):
+            some = None if _MOST * (end - begin) > len(values) else rows[begin:end]
             for number in self.numbers[which[begin]]:
-                yield number, rows[begin:end]
+                yield number, some
 
 
 @dataclass(frozen=True)
 class _Limited:
-    """Conditions with a limit. limits: int64, ascending. above: whether values above a limit satisfy them, or those below.
-    inclusive: by limit, whether it does."""
+    """Conditions with limits. least, most: int64, by condition, the values that satisfy it lie between them, both inclusive."""
 
     column: Column
-    limits: I64
-    inclusive: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    least: I64
+    most: I64
     numbers: tuple[int, ...]
-    above: bool
 
-    def candidates(self, values: pa.Array) -> Iterator[tuple[int, I64]]:
+    def candidates(self, values: pa.Array) -> Iterator[tuple[int, I64 | None]]:
         rows = np.flatnonzero(booleans_of(pc.is_valid(values)))
         whole = integers_of(values.cast(pa.int64()))[rows]
         order = np.argsort(whole, kind="stable")
         rows, whole = rows[order], whole[order]
-        left, right = np.searchsorted(whole, self.limits, "left"), np.searchsorted(whole, self.limits, "right")
-        ends = np.where(self.inclusive == self.above, left, right).tolist()
-        for number, end in zip(self.numbers, ends, strict=True):
-            some = rows[end:] if self.above else rows[:end]
-            if len(some):
-                yield number, np.sort(some)
+        begins, ends = np.searchsorted(whole, self.least, "left"), np.searchsorted(whole, self.most, "right")
+        for number, begin, end in zip(self.numbers, begins.tolist(), ends.tolist(), strict=True):
+            if _MOST * (end - begin) > len(values):
+                yield number, None
+            elif begin < end:
+                yield number, np.sort(rows[begin:end])
 
 
 @dataclass(frozen=True)
 class ComparisonIndex:
-    """numbers: of the conditions that it has. exact: of those that are a comparison alone, which their candidates satisfy."""
+    """numbers: of the conditions that it has. exact: of those that are satisfied by all rows that are found for them."""
 
     numbers: frozenset[int] = frozenset()
     exact: frozenset[int] = frozenset()
@@ -109,36 +124,48 @@ class ComparisonIndex:
     @staticmethod
     def of(conditions: Mapping[int, Expr], fewest: int = 1) -> ComparisonIndex:
         """conditions: by number, over the columns of the same rows. fewest: of a column and operator that it has."""
-        by_kind: dict[tuple[Column, str], list[tuple[int, str, Literal]]] = {}
+        by_kind: dict[tuple[Column, bool], dict[int, tuple[_Comparison, ...]]] = {}
         for number, condition in conditions.items():
-            comparison = None if can_fail(condition) else _comparison(condition)
-            if comparison is not None:
-                column, operator, literal = comparison
-                by_kind.setdefault((column, operator[0]), []).append((number, operator, literal))
+            if searched := _searched(condition):
+                by_kind.setdefault((searched[0].column, searched[0].operator == "="), {})[number] = searched
         several = {kind: members for kind, members in by_kind.items() if len(members) >= fewest}
-        parts = [_equal(column, of) if kind == "=" else _limited(column, of) for (column, kind), of in several.items()]
-        numbers = frozenset(number for of in several.values() for number, _, _ in of)
-        exact = frozenset(number for number in numbers if _is_comparison(conditions[number]))
-        return ComparisonIndex(numbers, exact, tuple(parts))
+        parts = [_equal(column, of) if equal else _limited(column, of) for (column, equal), of in several.items()]
+        members = {number: searched for of in several.values() for number, searched in of.items()}
+        exact = (number for number, searched in members.items() if len(searched) == _parts_of(conditions[number]))
+        return ComparisonIndex(frozenset(members), frozenset(exact), tuple(parts))
 
-    def candidates(self, rows: pa.RecordBatch) -> Iterator[tuple[int, I64]]:
-        """Of each of its conditions that some rows may satisfy, these rows, int64, ascending; no other row does."""
+    def candidates(self, rows: pa.RecordBatch) -> Iterator[tuple[int, I64 | None]]:
+        """Of each of its conditions that some rows may satisfy, these rows, int64, ascending; no other row does. None: many
+        may, and each is to be tested."""
         for part in self._parts if rows.num_rows else ():
             column = decoded(rows.column(part.column.name))
             yield from part.candidates(column if column.type == part.column.type else column.cast(part.column.type))
 
 
-def _equal(column: Column, members: list[tuple[int, str, Literal]]) -> _Equal:
+def _parts_of(condition: Expr) -> int:
+    return len(condition.args) if isinstance(condition, Call) and condition.function == "and" else 1
+
+
+def _equal(column: Column, members: Mapping[int, tuple[_Comparison, ...]]) -> _Equal:
     numbers: dict[Literal, list[int]] = {}
-    for number, _, literal in members:
-        numbers.setdefault(literal, []).append(number)
+    for number, (comparison,) in members.items():
+        numbers.setdefault(comparison.literal, []).append(number)
     constants = pa.concat_arrays([pa.repeat(literal.scalar, 1) for literal in numbers])
     return _Equal(column, constants, tuple(map(tuple, numbers.values())))
 
 
-def _limited(column: Column, members: list[tuple[int, str, Literal]]) -> _Limited:
-    limits = np.array([literal.scalar.cast(pa.int64()).as_py() for _, _, literal in members], np.int64)
-    order = np.argsort(limits, kind="stable")
-    inclusive = np.array([operator.endswith("=") for _, operator, _ in members])
-    numbers = tuple(members[i][0] for i in order.tolist())
-    return _Limited(column, limits[order], inclusive[order], numbers, above=members[0][1].startswith(">"))
+def _limited(column: Column, members: Mapping[int, tuple[_Comparison, ...]]) -> _Limited:
+    least, most = [], []
+    for comparisons in members.values():
+        low, high = _FIRST, _LAST
+        for _, operator, literal in comparisons:
+            value = literal.scalar.cast(pa.int64()).as_py()
+            if operator.startswith(">"):
+                low = max(low, value + (operator == ">"))
+            else:
+                high = min(high, value - (operator == "<"))
+        if low > _LAST or high < _FIRST:  # no value is beyond them
+            low, high = _LAST, _FIRST
+        least.append(low)
+        most.append(high)
+    return _Limited(column, np.array(least, np.int64), np.array(most, np.int64), tuple(members))

@@ -1,8 +1,8 @@
-"""What comes out of each query: how many rows, and the newest of them as text.
+"""Results of each query while the run goes on: how many rows, and the newest of them as text.
 
 What: `ResultWatcher`, beside a sink: samples of the queries whose results have grown; `QueryBoard`: of the samples of all
 sinks, the queries with the most rows, and one of them with its newest rows.
-Why: whoever asks a running stream wants to see what comes. A sample has some queries in turn, so that thousands of them cost
+Why: whoever adds a query to a stream looks at its first rows. A sample has some queries in turn, so that thousands of them cost
 no more than a few.
 Stays out: the counts themselves (`cluster.collector`), files and their columns (`connectors`), presentation (`monitor.web`).
 """
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 NEWEST = 10  # rows of a query
 LISTED = 100  # queries of a snapshot
 IN_A_SAMPLE = 24  # queries
+_AT_THE_END = 400  # of the last sample, those whose rows are in it
 _SHARED = 256  # newest rows that are kept of queries that share rows, among which are those of each
 _CHARACTERS = 120  # of a value
 _COLUMNS = 24
@@ -36,16 +37,14 @@ _WHOLE = ("side", "null_keys")  # of pairs, not one for each
 
 
 def _tail(rows: Pairs | ResultRows, count: int) -> Pairs | ResultRows:
-    """The last rows, copied where they are few of many, whose memory they would keep."""
-    start, copied = max(0, len(rows) - count), len(rows) > 4 * count
+    """The last rows, copied: they may be a part of many, whose memory they would keep."""
+    start = max(0, len(rows) - count)
     index = np.arange(start, len(rows))
 
     def part(of: Any) -> Any:
         if of is None:
             return None
-        if isinstance(of, np.ndarray):
-            return of[start:].copy()
-        return of.take(index) if copied else of.slice(start, len(rows))
+        return of[start:].copy() if isinstance(of, np.ndarray) else of.take(index)
 
     return type(rows)(
         **{of.name: getattr(rows, of.name) if of.name in _WHOLE else part(getattr(rows, of.name)) for of in fields(rows)}
@@ -55,11 +54,19 @@ def _tail(rows: Pairs | ResultRows, count: int) -> Pairs | ResultRows:
 def _texts(column: pa.Array) -> list[str | None]:
     import pyarrow as pa
 
+    plain = decoded(column)
     try:
-        found = decoded(column).cast(pa.string()).to_pylist()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # bytes that are no text, lists
-        found = [None if value is None else str(value) for value in decoded(column).to_pylist()]
+        found = plain.cast(pa.string()).to_pylist()
+    except (pa.ArrowException, ValueError):  # bytes that are no text, lists
+        found = [_text(value) for value in plain]
     return [text if text is None or len(text) <= _CHARACTERS else text[: _CHARACTERS - 1] + "…" for text in found]
+
+
+def _text(value: pa.Scalar[Any]) -> str | None:
+    try:
+        return str(value.as_py()) if value.is_valid else None
+    except (ValueError, LookupError, OverflowError):  # a time zone that this machine does not know, a year beyond 9999
+        return "?"
 
 
 class ResultWatcher:
@@ -96,34 +103,41 @@ class ResultWatcher:
         by number. all_of_them: counts of all that have grown."""
         grown = [query for query, (rows, _) in enumerate(counts) if rows != self._shown.get(query, _NOTHING)[0]]
         grown = [query for query in grown if query >= self._next] + [query for query in grown if query < self._next]
-        taken = grown if all_of_them else grown[:IN_A_SAMPLE]
+        taken, most = (grown, _AT_THE_END) if all_of_them else (grown[:IN_A_SAMPLE], IN_A_SAMPLE)
         if taken:
             self._next = taken[-1] + 1
-        found = []
-        for place, query in enumerate(taken):
+        found: list[dict[str, Any]] = []
+        decoded_parts: dict[int, pa.RecordBatch] = {}
+        for number, query in enumerate(taken):
             rows, digest = counts[query]
-            newest, written = self._rows_of(query) if place < IN_A_SAMPLE else ({}, 0)
+            newest, written = self._rows_of(query, decoded_parts) if number < most else ({}, 0)
             self._shown[query] = rows, written
             found.append({"name": self._columns[query][0], "rows": rows, "digest": format_digest(digest), **newest})
         return found
 
-    def _rows_of(self, query: int) -> tuple[dict[str, Any], int]:
-        """The newest rows of a query since the last sample of it, as text, and how many were written by now."""
+    def _rows_of(self, query: int, decoded_parts: dict[int, pa.RecordBatch]) -> tuple[dict[str, Any], int]:
+        """The newest rows of a query since the last sample of it, as text, and how many were written by now. decoded_parts: of
+        this sample, by identity, as queries that share rows have the same."""
         first, rank = self._shares.get(query, (query, 0))
         _, before = self._shown.get(query, _NOTHING)
         if first not in self._newest:
             return {}, before
         names: list[str] = []
         found: list[list[str | None]] = []
-        for rows in self._newest[first].since(before):
-            batch = self._columns[query][1].decode(rows)
-            if isinstance(rows, ResultRows) and rows.ranks is not None:
-                batch = batch.filter(array_of(rows.ranks <= rank))
-            batch = batch.slice(max(0, batch.num_rows - NEWEST))
-            names = batch.schema.names[:_COLUMNS]
-            columns = [_texts(column) for column in batch.columns[:_COLUMNS]]
-            found += [list(row) for row in zip(*columns, strict=True)]
-        return {"columns": names, "newest": found[-NEWEST:]} if found else {}, self._newest[first].written
+        for rows in reversed(self._newest[first].since(before)):
+            ranks = rows.ranks if isinstance(rows, ResultRows) else None
+            index = np.arange(len(rows)) if ranks is None else np.flatnonzero(ranks <= rank)
+            index = index[max(0, len(index) - NEWEST + len(found)) :]
+            if len(index):
+                batch = decoded_parts.get(id(rows))
+                if batch is None:
+                    batch = decoded_parts[id(rows)] = self._columns[query][1].decode(rows)
+                names = batch.schema.names[:_COLUMNS]
+                columns = [_texts(column.take(array_of(index))) for column in batch.columns[:_COLUMNS]]
+                found = [list(row) for row in zip(*columns, strict=True)] + found
+            if len(found) == NEWEST:
+                break
+        return {"columns": names, "newest": found} if found else {}, self._newest[first].written
 
 
 class _Newest:
@@ -146,36 +160,48 @@ class _Newest:
 
 
 @dataclass
-class _Result:
-    """Of one query. by_sink: the last sample of each."""
+class _OfSink:
+    """The last sample of a query from one sink. rate: rows per second between the last two. span_s: from one to the other."""
 
-    name: str
-    by_sink: dict[int, dict[str, Any]] = field(default_factory=dict)
-    columns: list[str] = field(default_factory=list)
-    newest: deque[list[str | None]] = field(default_factory=lambda: deque(maxlen=NEWEST))
-    at_s: float = 0.0  # of the last sample
-    rate: float = 0.0  # rows per second between the last two
-    span_s: float = 0.0  # from one to the other
-
-    @property
-    def rows(self) -> int:
-        return sum(sample["rows"] for sample in self.by_sink.values())
-
-    @property
-    def digest(self) -> str:
-        return format_digest(sum(int(sample["digest"], 16) for sample in self.by_sink.values()) % 2**64)
-
-    def take(self, sink: int, sample: dict[str, Any], at_s: float) -> None:
-        before, first = self.rows, not self.by_sink
-        self.by_sink[sink] = sample
-        self.span_s, self.at_s = at_s - self.at_s, at_s
-        self.rate = 0.0 if first or self.span_s <= 0 else max(0, self.rows - before) / self.span_s
-        self.columns = sample.get("columns", self.columns)
-        self.newest.extend(sample.get("newest", []))
+    rows: int
+    digest: int
+    at_s: float
+    rate: float = 0.0
+    span_s: float = 0.0
 
     def rate_at(self, now_s: float) -> float:
         """Nothing when no sample has come for long: the query's rows no longer grow."""
         return self.rate if now_s - self.at_s < 3 * self.span_s + 2 else 0.0
+
+
+@dataclass
+class _Result:
+    """Of one query. by_sink: the last sample of each."""
+
+    name: str
+    by_sink: dict[int, _OfSink] = field(default_factory=dict)
+    columns: list[str] = field(default_factory=list)
+    newest: deque[list[str | None]] = field(default_factory=lambda: deque(maxlen=NEWEST))
+
+    @property
+    def rows(self) -> int:
+        return sum(of.rows for of in self.by_sink.values())
+
+    @property
+    def digest(self) -> str:
+        return format_digest(sum(of.digest for of in self.by_sink.values()) % 2**64)
+
+    def take(self, sink: int, sample: dict[str, Any], at_s: float) -> None:
+        found, before = _OfSink(sample["rows"], int(sample["digest"], 16), at_s), self.by_sink.get(sink)
+        if before is not None and at_s > before.at_s:
+            found.span_s = at_s - before.at_s
+            found.rate = max(0, found.rows - before.rows) / found.span_s
+        self.by_sink[sink] = found
+        self.columns = sample.get("columns", self.columns)
+        self.newest.extend(sample.get("newest", []))
+
+    def rate_at(self, now_s: float) -> float:
+        return sum(of.rate_at(now_s) for of in self.by_sink.values())
 
 
 class QueryBoard:

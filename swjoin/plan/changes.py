@@ -11,14 +11,14 @@ Stays out: when that is (`runtime.query_changes`), checkpoints (`checkpoint.chan
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
 from swjoin.plan.kept_rows import Keyed
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Period, Result, Source, nodes_below
+from swjoin.plan.logical import Copies, IntervalJoin, LogicalPlan, Node, Period, Result, Source, Spread, nodes_below
 from swjoin.plan.sharing import check_query_name, free_name, reading, shared
 from swjoin.plan.watermarks import watermark_out
 
@@ -105,9 +105,13 @@ def _with_late_rows_left_out(plan: LogicalPlan) -> LogicalPlan:
     sources = {node.name for node in plan.nodes if isinstance(node, Source)}
     stays = going_on.union(sources, *(_unkept(nodes, name) for name in ended))
     needed_us = dict[str, int]()  # by node of dropped queries alone: rows of sources from this time on change no result
+    order = {node.name: i for i, node in enumerate(plan.ordered)}
     for name, until_us in ended.items():
-        limit_us = _limit_us(plan, name, until_us)
-        for below in nodes_below(nodes, name) - stays:
+        needed = nodes_below(nodes, name)
+        if needed <= stays:
+            continue
+        limit_us = _limit_us([nodes[below] for below in sorted(needed, key=order.__getitem__)], until_us)
+        for below in needed - stays:
             needed_us[below] = max(needed_us.get(below, limit_us), limit_us)
     numbers, taken, made = Counter[str](), set(nodes), dict[tuple[str, int], Period]()
 
@@ -128,10 +132,11 @@ def _with_late_rows_left_out(plan: LogicalPlan) -> LogicalPlan:
 
 
 def _of_sources(plan: LogicalPlan, node: Node) -> bool:
-    """Whether a node's rows are those of streams, whatever filters or projections have made of them."""
+    """Whether a node's rows are those of streams, whatever filters or projections have made of them. Not what only a join
+    reads."""
     if isinstance(node, Source):
         return node.time is not None
-    stateless = not isinstance(node, IntervalJoin | Keyed) and plan.schema(node.name).time is not None
+    stateless = not isinstance(node, IntervalJoin | Keyed | Spread | Copies) and plan.schema(node.name).time is not None
     return stateless and any(_of_sources(plan, plan.node(name)) for name in node.inputs)
 
 
@@ -152,10 +157,11 @@ def _unkept(nodes: Mapping[str, Node], result: str) -> set[str]:
     return found
 
 
-def _limit_us(plan: LogicalPlan, result: str, until_us: int) -> int:
+def _limit_us(nodes: Sequence[Node], until_us: int) -> int:
     """A time from which on no row of a source changes the rows of a result before `until_us`: with this watermark of all
-    sources, that of the result has reached it. AFTER_ALL_US: there is none."""
-    streams = [node for node in plan.ordered if not (isinstance(node, Source) and node.time is None)]
+    sources, that of the result has reached it. AFTER_ALL_US: there is none. nodes: of the result, each after its inputs."""
+    streams = [node for node in nodes if not (isinstance(node, Source) and node.time is None)]
+    result = nodes[-1].name
     limit_us = until_us
     for _ in range(_TRIES):
         found = dict[str, int]()

@@ -299,7 +299,7 @@ def _summary(plan: logical.LogicalPlan) -> str:
 
 def _descriptions(plan: logical.LogicalPlan) -> dict[str, str]:
     """What each query that has a name does."""
-    place = {node.name: i for i, node in enumerate(plan.ordered)}
+    order = {node.name: i for i, node in enumerate(plan.ordered)}
     found = {}
     for result in plan.nodes:
         if isinstance(result, logical.Result) and result.named:
@@ -310,7 +310,7 @@ def _descriptions(plan: logical.LogicalPlan) -> dict[str, str]:
                 if node.name not in before:
                     before[node.name] = node
                     todo += node.inputs
-            found[result.name] = _described(sorted(before.values(), key=lambda node: place[node.name]))
+            found[result.name] = _described(sorted(before.values(), key=lambda node: order[node.name]))
     return found
 
 

@@ -525,6 +525,20 @@ def test_constants_that_differ(kind: str, most: int, monkeypatch: pytest.MonkeyP
     assert sum(count == 0 for count in counts.values()) < 10
 
 
+def test_a_row_that_fails_is_that_of_its_query(tmp_path: Path) -> None:
+    """Rows of queries that differ in a constant are computed together."""
+    table = pa.table({"k": np.arange(100) % 10, "v": np.arange(100), "ts": pa.array(np.arange(100), pa.timestamp("us"))})
+    queries = {f"of_{k}": f"SELECT k, 1 % (v - 17) AS q FROM a WHERE k = {k}" for k in range(10)}
+    steps = {query: plan for query, plan in queries.items() if query != "of_7"}
+    assert sum(map(len, library.sql(steps, a=table, time="ts").values())) == 90
+    with pytest.raises(RunFailed, match=r"row 17") as found:
+        library.sql(queries, a=table, time="ts")
+    alone = library.sql
+    with pytest.raises(RunFailed) as expected:
+        alone({"of_7": queries["of_7"]}, a=table, time="ts")
+    assert str(found.value).split(", row")[1] == str(expected.value).split(", row")[1]
+
+
 def test_rows_under_another_query_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On their way to the sink."""
     _inputs(tmp_path)

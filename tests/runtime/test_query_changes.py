@@ -34,7 +34,7 @@ from swjoin.frontends.configured import job_to_run
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.monitor.role_watchers import ADDRESS_FILE
 from swjoin.plan import changes
-from swjoin.plan.logical import LogicalPlan, Period, Result
+from swjoin.plan.logical import LogicalPlan, Period, Result, Spread
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.plan.sharing import shared
 from swjoin.plan.stages import Stage, cut
@@ -675,6 +675,19 @@ def test_stages_of_dropped_queries_take_no_late_rows() -> None:
     assert changes.latest_change_us(fewer) == 4 * at, "limits are no changes"
     assert changes.periods(fewer)["unmatched"] == (None, 2 * at)
     assert plan_from_plain(plan_to_plain(fewer)) == fewer
+
+
+def test_a_join_that_shares_how_its_rows_are_spread_can_be_dropped() -> None:
+    tables = {name: Table((("ts", "timestamp[us]"), ("k", "int64"), ("v", "int64"), ("x", "string")), "ts") for name in "ab"}
+    near = "b.ts BETWEEN a.ts AND a.ts + INTERVAL '100' MILLISECOND"
+    texts = {name: f"SELECT a.k FROM a JOIN b ON a.v {of} b.v AND {near}" for name, of in {"one": "<", "other": ">"}.items()}
+    plan = shared({name: plan_query(text, tables).plan for name, text in texts.items()})
+    spread = [node for node in plan.nodes if isinstance(node, Spread)]
+    assert any(len(plan.readers[node.name]) == 2 for node in spread), "a plan that shares none"
+    fewer = changes.without_queries(plan, ["one"], 5_000)
+    assert changes.periods(fewer)["one"] == (None, 5_000)
+    none = changes.without_queries(fewer, ["other"], 9_000)
+    assert set(_limits(none).values()) == {109_000}
 
 
 def _sender(plan: LogicalPlan, result: str) -> str:

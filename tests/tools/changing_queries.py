@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -73,12 +74,22 @@ class ChangingSimulation(PlanSimulation):
 
     def _crash(self, slave_count: int) -> None:
         if self._newest is not None and self._changes:
+            change = self._changes.popleft()
             try:
-                self._change(self._changes.popleft())
+                self._change(change)
                 self.made += 1
-            except UserError:
-                pass  # a change that a run refuses
+            except UserError as error:  # a change that a run refuses
+                with patch("swjoin.plan.changes._with_late_rows_left_out", lambda plan: plan):
+                    self._check_refused(change, error)
         super()._crash(slave_count)
+
+    def _check_refused(self, change: Change, error: UserError) -> None:
+        """SimulationError if the change is refused for what keeps late rows from dropped queries."""
+        try:
+            check_change(self._instances_of(self._plan), self._instances_of(change.made(self._plan)))
+        except UserError:
+            return
+        raise SimulationError(f"a change is refused that could be made: {error}")
 
     def _change(self, change: Change) -> None:
         manifest, before = self._newest, self._instances_of(self._plan)

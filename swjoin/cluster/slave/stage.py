@@ -28,6 +28,7 @@ from swjoin.cluster.traffic import Traffic
 from swjoin.core.batch import BOTH, I64, LEFT, RIGHT, STREAM_NAMES, U64, Bool, Pairs, ResultRows, RowLayout, TupleBatch
 from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery
+from swjoin.core.errors import RunFailed
 from swjoin.core.hashing import pair_ids
 from swjoin.core.ids import QueryId, SlaveId
 from swjoin.core.key_encoder import KeyEncoder
@@ -235,7 +236,12 @@ class StageInstance:
             self.ledger.filtered[number] += len(pairs)
         for edges, ends, some, tested in filters.passed(rows):
             _, edge = queries[edges[0]]
-            mine = self._after_steps(edge, some, 1 if tested else 0)
+            try:
+                mine = self._after_steps(edge, some, 1 if tested else 0)
+            except RunFailed:
+                for number, begin, end in zip(edges, (0, *ends), ends, strict=False):  # by the query whose row fails
+                    self._after_steps(queries[number][1], some.take(np.arange(begin, end)), 1 if tested else 0)
+                raise
             shown = self._shown(edge, mine.id, mine.ts, mine.columns)
             for number, begin, end in zip(edges, (0, *ends), ends if tested else (len(mine),), strict=False):
                 self.ledger.filtered[number] -= end - begin
@@ -249,7 +255,10 @@ class StageInstance:
         for query, edge in self._answers:
             if edge.id not in self._families and edge.id in columns.travels:
                 found[edge.id] = query, edge
-        return Filters({edge.id: columns.steps[edge.id] for _, edge in found.values()}, together=True), found
+        steps = {number: columns.steps[edge.id] for number, (_, edge) in found.items()}
+        shown = {edge.id: (edge.receiver, columns.travels[edge.id]) for _, edge in found.values()}
+        kinds: dict[int, object] = {n: (isinstance(of, Result) and of.of_values, travels) for n, (of, travels) in shown.items()}
+        return Filters(steps, kinds), found
 
     @cached_property
     def _answers(self) -> list[tuple[QueryId, Edge]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from swjoin.connectors.files.proofs import Claim, sampled_hash
 from swjoin.connectors.output_columns import ResultColumns
+from swjoin.core.arrow_views import without_surplus
 from swjoin.core.batch import Pairs, ResultRows
 from swjoin.core.errors import NotWritten, RunFailed, UserError
 from swjoin.core.hashing import digest_results
@@ -251,7 +252,7 @@ class FileSink:
 
     def write_rows(self, rows: pa.RecordBatch, generation: int, digest: int = 0) -> None:
         """Write rows of decoded pairs. digest: of their ids."""
-        part = self._parts.setdefault(generation, _Part())
+        part, rows = self._parts.setdefault(generation, _Part()), without_surplus(rows)  # a few of many queries' rows
         part.batches.append(rows)
         part.rows += rows.num_rows
         part.digest += digest
