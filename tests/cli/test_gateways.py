@@ -137,7 +137,8 @@ def test_numbers_of_gateways_that_no_run_can_have(path: Path, swjoin: Any) -> No
 
 
 def test_a_run_may_be_resumed_with_any_number(path: Path, swjoin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {**PLAIN, "checkpoint": {"epochs": 2}, "cluster": {"epoch_tuples": 1000}}
+    workload = {**WORKLOAD, "duration": "40s"}  # of which rows are left at the second stop, however late it comes
+    plain = {**PLAIN, "workload": workload, "checkpoint": {"epochs": 2}, "cluster": {"epoch_tuples": 1000}}
     config, out = config_from_plain(plain), path.parent / "run"
     whole = run_local(Job(config, None, True, path.parent / "whole", None, "test"), False, 1)
     for number, gateways in enumerate((2, 3)):
