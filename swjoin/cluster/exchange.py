@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -206,7 +207,7 @@ class Passed(NamedTuple):
 class Filters:
     """Edges of one sender, of which many may begin with a filter."""
 
-    def __init__(self, steps: Mapping[int, Sequence[BoundStep]], kinds: Mapping[int, object] | None = None) -> None:
+    def __init__(self, steps: Mapping[int, Sequence[BoundStep]], kinds: Mapping[int, object] = MappingProxyType({})) -> None:
         """steps: by edge. kinds: rows of edges of one kind that do the same behind their filters come together."""
         self._all = list(steps)
         self._index: ComparisonIndex | None = None
@@ -220,11 +221,11 @@ class Filters:
         self._index = ComparisonIndex.of(first, _FEWEST_FILTERS)
         self._all = [edge for edge in steps if edge not in self._index.numbers]
         firsts: dict[object, int] = {}
-        for edge in sorted(self._index.exact & (kinds or {}).keys()):
+        for edge in sorted(self._index.exact & kinds.keys()):
             after = steps[edge][1:]
             if all(isinstance(step, Projection) for step in after):  # a row stays a row
                 done = tuple(step.columns for step in after if isinstance(step, Projection))
-                self._alike[edge] = firsts.setdefault(((kinds or {})[edge], done), edge)
+                self._alike[edge] = firsts.setdefault((kinds[edge], done), edge)
 
     def passed(self, rows: TupleBatch) -> Iterator[Passed]:
         """The edges whose first filters some of these rows may pass, with these rows."""

@@ -7,7 +7,7 @@ Stays out: who compares them (`cluster.collector`), the digest of a row (`core.h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,19 +25,6 @@ class QuerySums:
 
     def __len__(self) -> int:
         return len(self.counts)
-
-    @staticmethod
-    def of_rows(rows: Pairs | ResultRows, query: int, queries: int, families: Mapping[int, I64]) -> QuerySums:
-        """query: whose rows they are, or the first one of their family. families: by the first query of each, int64."""
-        sums = QuerySums(queries)
-        if isinstance(rows, ResultRows) and rows.ranks is not None:
-            first = families[query][rows.ranks]
-            sums.counts += np.bincount(first, minlength=len(sums))
-            np.add.at(sums.digests, first, rows.id)
-        else:
-            sums.counts[query] = len(rows)
-            sums.digests[query] = digest_results(rows)
-        return sums
 
     @staticmethod
     def of_table(table: U64, queries: int) -> QuerySums:
@@ -101,18 +88,20 @@ class NamedQueries:
             self._sharers[family] = np.arange(len(family), 0, -1)
 
     def add(self, sums: QuerySums, rows: Pairs | ResultRows, query: int) -> int:
-        """Add rows, as of `QuerySums.of_rows`, to sums; returns how many results they are, in which a shared row is several
-        times. ValueError for ranks that rows of this query cannot have."""
+        """Add rows to sums; returns how many results they are, in which a shared row is several times. query: whose rows they
+        are, or the first one of their family. ValueError for ranks that rows of this query cannot have."""
         ranks, family = rows.ranks if isinstance(rows, ResultRows) else None, self.by_first.get(query)
         if (ranks is None) != (family is None):
             raise ValueError("rows with ranks of no family, or without")
-        if ranks is None or family is None:  # without an array of all queries
+        if not isinstance(rows, ResultRows) or ranks is None or family is None:  # without an array of all queries
             sums.counts[query] += len(rows)
             sums.digests[query : query + 1] += np.uint64(digest_results(rows))  # modulo 2^64, as arrays are
             return len(rows)
         if int(ranks.max(initial=-1)) >= len(family):
             raise ValueError(f"rank {int(ranks.max())} of {len(family)}")
-        found = QuerySums.of_rows(rows, query, self.count, self.by_first)
+        found, first = QuerySums(self.count), family[ranks]
+        found.counts += np.bincount(first, minlength=len(found))
+        np.add.at(found.digests, first, rows.id)
         sums.add(found)
         return self.total(found)[0]
 

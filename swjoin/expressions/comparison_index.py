@@ -30,7 +30,7 @@ _REVERSED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class _Comparison(NamedTuple):
-    """column operator literal"""
+    """A column beside a constant, in this order."""
 
     column: Column
     operator: str

@@ -299,18 +299,12 @@ def _summary(plan: logical.LogicalPlan) -> str:
 
 def _descriptions(plan: logical.LogicalPlan) -> dict[str, str]:
     """What each query that has a name does."""
-    order = {node.name: i for i, node in enumerate(plan.ordered)}
+    order, nodes = {node.name: i for i, node in enumerate(plan.ordered)}, {node.name: node for node in plan.nodes}
     found = {}
     for result in plan.nodes:
         if isinstance(result, logical.Result) and result.named:
-            before: dict[str, logical.Node] = {}
-            todo = [result.input]
-            while todo:
-                node = plan.node(todo.pop())
-                if node.name not in before:
-                    before[node.name] = node
-                    todo += node.inputs
-            found[result.name] = _described(sorted(before.values(), key=lambda node: order[node.name]))
+            names = sorted(logical.nodes_below(nodes, result.input), key=order.__getitem__)
+            found[result.name] = _described([nodes[name] for name in names])
     return found
 
 

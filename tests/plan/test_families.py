@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swjoin.core.batch import ResultRows
-from swjoin.core.query_sums import QuerySums
+from swjoin.core.query_sums import NamedQueries, QuerySums
 from swjoin.plan.families import families_of
 from swjoin.plan.logical import Filter, LogicalPlan, Node, Project, Result
 from swjoin.plan.map_batches import MapBatches
@@ -74,7 +74,8 @@ def test_sums(data: st.DataObject) -> None:
         columns = np.array(ids, np.uint64), np.zeros(len(ids), np.int64), None
         rows = ResultRows(*columns, None if ranks is None else np.array(ranks, np.int64))
         query = other if ranks is None else family[0]
-        sums.add(QuerySums.of_rows(rows, query, 4, {family[0]: np.array(family)}))
+        results = NamedQueries(4, [family]).add(sums, rows, query)
+        assert results == (len(ids) if ranks is None else sum(3 - rank for rank in ranks))
         for i, number in enumerate(ids):
             for of in [other] if ranks is None else family[ranks[i] :]:
                 expected[of] = [expected[of][0] + 1, (expected[of][1] + number) % 2**64]
