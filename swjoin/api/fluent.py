@@ -36,6 +36,7 @@ from swjoin.frontends.sql.planner import Query, Table, plan_query
 from swjoin.frontends.sql.tables import with_time
 from swjoin.frontends.sql.windows import AS_OF, END, START
 from swjoin.plan.map_batches import is_importable
+from swjoin.plan.multiway import with_multiway_joins
 from swjoin.plan.stages import cut, describe_edge, describe_stage
 
 if TYPE_CHECKING:
@@ -597,7 +598,7 @@ class Stream:
 
     def explain(self, strategy: Strategy = "subquery") -> str:
         """The stages of the query, and the edges between them, a line each. strategy: as of `swjoin.sql`."""
-        stages = cut(self._planned().plan, strategy)
+        stages = cut(with_multiway_joins(self._planned().plan), strategy)
         return "\n".join([*map(describe_stage, stages.stages), *map(describe_edge, stages.edges)])
 
     # ------------------------------------------------------------ making queries

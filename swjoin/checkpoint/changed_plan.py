@@ -28,10 +28,12 @@ from swjoin.core.batch import I64, TupleBatch, in_memory
 from swjoin.core.columns import Columns, type_named
 from swjoin.core.errors import UserError
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.multiway_columns import MultiwayColumns
 from swjoin.core.query_sums import QuerySums
 from swjoin.core.row_codec import storage
 from swjoin.core.storage import write_whole
 from swjoin.plan.changes import latest_change_us
+from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.sharing import reading
 from swjoin.plan.stages import Edge, Stage
 
@@ -124,6 +126,10 @@ def change_plan(
 def _stored(instances: Instances, stage: Stage) -> object:
     """What a stage with the same state has in common: what it stores, or what it computes, but not the name of its input."""
     columns = instances.columns.stages[stage.id]
+    if isinstance(stage.node, MultiwayJoin):
+        assert isinstance(columns.keyed, MultiwayColumns), "a multiway join without its columns"
+        bounds = [times.tolist() for times in stage.node.bounds]
+        return columns.keyed.keys, columns.keyed.slots, columns.keyed.parts, bounds
     return [codec.columns for codec in columns.codecs] if stage.joins else reading(stage.node, defaultdict(str))
 
 

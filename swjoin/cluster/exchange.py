@@ -24,7 +24,8 @@ from swjoin.cluster.instances import Instances
 from swjoin.cluster.messages import Granted, KeyLoad, UnitLoad
 from swjoin.cluster.role import Effect, RoleId, Send, slave_role
 from swjoin.cluster.traffic import Traffic
-from swjoin.core.batch import I64, LEFT, TupleBatch
+from swjoin.core.arrow_views import booleans_of
+from swjoin.core.batch import I64, LEFT, Bool, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
@@ -34,6 +35,7 @@ from swjoin.core.merged_deliveries import Grouped
 from swjoin.plan.aggregates import PreAggregate
 from swjoin.plan.columns import BoundStep
 from swjoin.plan.logical import Within
+from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.stages import Edge, Stage
 from swjoin.policy.skew import KeySample
 from swjoin.routing.biclique import Biclique, UnitsInUse, UnitTable
@@ -143,16 +145,23 @@ class KeyedEdge:
         columns = None if rows.columns is None or not self.columns else rows.columns.select(self.columns)
         if isinstance(self.keys, GroupKeys):
             key = self._routed(rows) if self.router is not None else self.keys.hashed(self._values(rows), len(rows))
-            return Keyed(TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns), origins=origins)
+            whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
+            missing = self._missing_keys(rows)
+            return Keyed(whole, origins=origins) if missing is None else _apart(whole, ~missing, origins)
         key, valid = self.keys.hashed(self._values(rows))
         if self.router is not None and not self.keys.native:
             key = self._routed(rows)
         whole = TupleBatch(key, rows.ts, rows.id, rows.arrival_us, None, columns)
         if valid is None or bool(valid.all()):
             return self._spread(Keyed(whole, _NOTHING, None, origins), places)
-        good = np.flatnonzero(valid)
-        origins = None if origins is None else origins[good]
-        return self._spread(Keyed(whole.take(good), whole.take(np.flatnonzero(~valid)), None, origins), places)
+        return self._spread(_apart(whole, valid, origins), places)
+
+    def _missing_keys(self, rows: TupleBatch) -> Bool | None:
+        """Of rows to a multiway join, which have a null in their key, bool (n,); None: none has."""
+        assert isinstance(self.edge.receiver, Stage), "results have no keys"
+        columns = self._values(rows) if isinstance(self.edge.receiver.node, MultiwayJoin) else []
+        found = [booleans_of(column.is_null()) for column in columns if column.null_count]
+        return np.logical_or.reduce(found) if found else None
 
     def _origins(self, rows: TupleBatch) -> I64 | None:
         """Of rows after the steps."""
@@ -184,6 +193,13 @@ class KeyedEdge:
         assert self.router is not None, "rows are routed by their receiver's key"
         key, valid = self.router.hashed(given)
         return key if valid is None else np.where(valid, key, 0)
+
+
+def _apart(rows: TupleBatch, valid: Bool, origins: I64 | None) -> Keyed:
+    """Rows with keys, and those whose key is null."""
+    good = np.flatnonzero(valid)
+    origins = None if origins is None else origins[good]
+    return Keyed(rows.take(good), rows.take(np.flatnonzero(~valid)), None, origins)
 
 
 def _knows_origins(instances: Instances, edge: Edge) -> bool:

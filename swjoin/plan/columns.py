@@ -22,6 +22,7 @@ from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.life_columns import LifeColumns
+from swjoin.core.multiway_columns import MultiwayColumns
 from swjoin.core.pair_columns import PairColumn, PairColumns
 from swjoin.core.row_codec import RowCodec, StreamCodec, returned, storage
 from swjoin.expressions.compiler import compile_text, resolve
@@ -51,6 +52,8 @@ from swjoin.plan.logical import (
 )
 from swjoin.plan.lookups import Lookup, equality, lookup_reads
 from swjoin.plan.map_batches import MapBatches, keeps_time
+from swjoin.plan.multiway import MultiwayJoin, Part
+from swjoin.plan.multiway_columns import multiway_columns_of
 from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
     from swjoin.state.pre_aggregation import PreAggregation
 
 _Types = list[tuple[str, Any]]
-_Keyed: TypeAlias = AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | LifeColumns
+_Keyed: TypeAlias = AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | LifeColumns | MultiwayColumns
 BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
 StaticTables: TypeAlias = Callable[[str, tuple[str, ...]], tuple[Columns | None, int]]  # columns of a source; number of rows
 
@@ -68,8 +71,8 @@ StaticTables: TypeAlias = Callable[[str, tuple[str, ...]], tuple[Columns | None,
 @dataclass(frozen=True)
 class StageColumns:
     """codecs: of both ports' stored rows. keys: types of both ports' key columns. produced: columns of the rows that come out
-    of a join for the stages after it. A stage that is no join has none of them. keyed: of an aggregate, or of a node that keeps
-    rows."""
+    of a join for the stages after it. A stage that is no join of two has none of them. keyed: of an aggregate, a node that
+    keeps rows, or a multiway join."""
 
     stage: Stage
     codecs: tuple[StreamCodec, StreamCodec]
@@ -109,11 +112,11 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
     tables, when a lookup needs them first. UserError for a column whose type cannot travel."""
     rows, named = rows or any(result.of_values for result in stages.results), stages.results[0].named
     needed = _needed(plan, rows=rows)
-    described = tuple(_stage_columns(plan, stage, needed) for stage in stages.stages)
     travels: dict[EdgeId, tuple[str, ...]] = {}
     steps: dict[EdgeId, tuple[BoundStep, ...]] = {}
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     binder = _Binder(plan, sent, tables)
+    described = tuple(_stage_columns(binder, stage, needed) for stage in stages.stages)
     families = families_of(stages)
     firsts = {edge.id: family.edges[0].id for family in families for edge in family.edges}
     steps_of = {family.edges[0].id: family.steps for family in families}
@@ -122,6 +125,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
             continue  # its rows are those of the family's first
         if isinstance(edge.receiver, Stage) and edge.receiver.gathers:
             node = edge.receiver.node
+            assert not isinstance(node, MultiwayJoin), "a join gathers nothing"
             through = _through(plan, node, needed[node.name], rows=rows)
             if isinstance(node, Result):  # what is after it is its instances' work
                 through = set()
@@ -135,6 +139,16 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
             travels[edge.id] = tuple(n for n in edge.receiver.schemas[0].types if n in read)
             if isinstance(keyed, AggregateColumns) and keyed.pre_aggregated:
                 travels[edge.id] = (*keyed.key, keyed.accumulators)
+        elif isinstance(edge.receiver, Stage) and isinstance(edge.receiver.node, MultiwayJoin):
+            part, columns_of_all = edge.steps[-1], described[edge.receiver.id].keyed
+            assert isinstance(part, Part), "an input of a multiway join is one of its parts"
+            assert isinstance(columns_of_all, MultiwayColumns), "a multiway join without its columns"
+            key = edge.receiver.node.input_keys[part.number]
+            before, of_sender = binder.steps(edge.steps[:-1], {*columns_of_all.reads(part.number), *key})
+            travels[edge.id] = columns_of_all.travels
+            steps[edge.id] = (*before, columns_of_all.part_columns(part.number, key))
+            sent[edge.sender.name] |= of_sender
+            continue
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
             codec, key = columns.codecs[edge.port], () if columns.new_keys().native else edge.receiver.keys[edge.port]
@@ -173,6 +187,7 @@ class _Binder:
                 found.append(self._pre_aggregation(step.node))
                 wanted = step.node.reads(set())
                 continue
+            assert not isinstance(step, Part), "a step that its receiver binds"
             columns = self.plan.schema(step.input).columns
             if isinstance(step, Filter):
                 found.append(_selection(step, columns))
@@ -365,13 +380,16 @@ def _types(pairs: Mapping[str, str], names: tuple[str, ...] | set[str], stage: s
     return found
 
 
-def _stage_columns(plan: LogicalPlan, stage: Stage, needed: Mapping[str, set[str]]) -> StageColumns:
+def _stage_columns(binder: _Binder, stage: Stage, needed: Mapping[str, set[str]]) -> StageColumns:
+    plan = binder.plan
     if not stage.joins:
         nothing = StreamCodec((), (), None)
         node, types = stage.node, stage.schemas[0].types
         found: _Keyed | None = None
         if isinstance(node, Aggregate):
             found = aggregate_columns_of(node, types, stage.schema.types)
+        elif isinstance(node, MultiwayJoin):
+            found = multiway_columns_of(plan, node, needed[node.name], binder.steps)
         elif isinstance(node, LiveGroups):
             found = live_columns_of(node, types)
         elif isinstance(node, Keyed):

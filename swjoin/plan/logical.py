@@ -86,7 +86,8 @@ class IntervalJoin:
     left, right: names of the inputs. left_key, right_key: columns that are compared, the i-th with the i-th. query: bounds,
     kind and residual predicate; None is refused. output_time: the time of a pair, the greater or the lesser of both rows'
     times, or the left one's; a row that comes out alone keeps its own. band: of a join by a band, what the keys of both sides,
-    an int64 column each, mean; the residual predicate has the condition itself.
+    an int64 column each, mean; the residual predicate has the condition itself. nested: the joins that read its rows, behind
+    filters and projections alone, are one stage with it (`plan.multiway`).
     """
 
     name: str
@@ -97,6 +98,7 @@ class IntervalJoin:
     query: QueryConfig | None
     output_time: OutputTime = "max"
     band: BandKeys | None = None
+    nested: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -306,7 +308,8 @@ def can_share_windows(join: IntervalJoin) -> bool:
     """Whether the pairs of this join with narrower windows are those of its pairs that are within them. What reads a join of
     the full history waits for the end of all, so none is made of it."""
     query = join.semantics
-    return query.how == "inner" and query.match == "all" and not query.bounds.count_windows and not query.unbounded
+    plain = query.how == "inner" and query.match == "all" and not join.nested
+    return plain and not query.bounds.count_windows and not query.unbounded
 
 
 def check_routing(plan: LogicalPlan, routing: str) -> None:

@@ -27,6 +27,7 @@ from swjoin.plan.aggregates import Aggregate, PreAggregate, is_pre_aggregated
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
+    Column,
     Copies,
     Filter,
     IntervalJoin,
@@ -46,6 +47,7 @@ from swjoin.plan.logical import (
 )
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
+from swjoin.plan.multiway import MultiwayJoin, Part, check_nested, multiway_of
 from swjoin.plan.watermarks import join_shifts
 from swjoin.routing.named import Places
 
@@ -55,7 +57,7 @@ _FAMILIES = ("integer", "string")  # whose hashes are those of the values, at ev
 Sender: TypeAlias = "Source | Stage"
 Receiver: TypeAlias = "Stage | Result"
 Step: TypeAlias = (
-    UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies | Within | Period | PreAggregate
+    UnionInput | Filter | Project | MapBatches | Lookup | Spread | Copies | Within | Period | PreAggregate | Part
 )  # on the way of rows
 _Port: TypeAlias = tuple[int, str, tuple[str, ...], tuple[Step, ...]]  # number, input, key, last steps on the way there
 Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies | Within | Period | Union
@@ -63,12 +65,12 @@ Stateless: TypeAlias = Filter | Project | MapBatches | Lookup | Spread | Copies 
 
 @dataclass(frozen=True)
 class Stage:
-    """A join, an aggregate, a node that keeps rows, or what gathers rows: a result, or an operator without state, which is a
-    step of the edges from here on. schemas: of the rows at its left and its right port; only a join has a right one. schema: of
-    its node's rows."""
+    """A join, joins that are one, an aggregate, a node that keeps rows, or what gathers rows: a result, or an operator without
+    state, which is a step of the edges from here on. schemas: of the rows at its left and its right port; only a join of two
+    has a right one, and of a multiway join it is the key. schema: of its node's rows."""
 
     id: StageId
-    node: IntervalJoin | Keyed | Stateless | Result
+    node: IntervalJoin | MultiwayJoin | Keyed | Stateless | Result
     schemas: tuple[Schema, Schema]
     schema: Schema
 
@@ -139,8 +141,8 @@ class Edge:
 
     @property
     def sender_is_keyed(self) -> bool:
-        """Whether its sender is an aggregate, or keeps rows."""
-        return isinstance(self.sender, Stage) and isinstance(self.sender.node, Keyed)
+        """Whether its sender has groups by a key: an aggregate, what keeps rows, or a multiway join."""
+        return isinstance(self.sender, Stage) and isinstance(self.sender.node, Keyed | MultiwayJoin)
 
 
 @dataclass(frozen=True)
@@ -177,20 +179,26 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     """A stage for every join, aggregate and node that keeps rows, and for every result but the rows of one of them; an edge for
     every way from a source or a stage to a port of a stage, or to a result. strategy: with `operator`, a stage for every node
     between source and result; with the others the stages are the same, and with `subquery` edges between stages that partition
-    alike need no exchange."""
+    alike need no exchange. UserError for joins that are marked to be one and cannot be."""
+    check_nested(plan)
     kinds = IntervalJoin | Keyed | Stateless if strategy == "operator" else IntervalJoin | Keyed
     of_streams = _of_streams(plan)
     alone = [node for node in plan.ordered if not isinstance(node, Within | Period)]  # steps of what sends to them
     nodes = [node for node in alone if isinstance(node, kinds) and node.name in of_streams]
+    rows_of = {} if strategy == "operator" else _multiway_joins(plan, nodes)  # by their last join
+    nodes = [node for node in nodes if strategy == "operator" or not (isinstance(node, IntervalJoin) and node.nested)]
     senders: dict[str, Sender] = {node.name: node for node in plan.nodes if isinstance(node, Source)}
     receivers: list[tuple[Stage, tuple[_Port, ...]]] = []
     for i, node in enumerate(nodes):
         stateful = isinstance(node, IntervalJoin | Keyed)
         names = node.inputs if stateful else node.inputs[:1]
         ports = [*(plan.schema(name) for name in names), Schema((), None)]
-        stage = Stage(StageId(i), node, (ports[0], ports[1]), plan.schema(node.name))
+        multiway = rows_of.get(node.name)
+        if multiway is not None:
+            ports = [_key_schema(plan, multiway), Schema((), None)]
+        stage = Stage(StageId(i), multiway or node, (ports[0], ports[1]), plan.schema(node.name))
         senders[node.name] = stage
-        receivers.append((stage, tuple(_ports(plan, node))))
+        receivers.append((stage, tuple(_ports(plan, multiway or node))))
     results = tuple(node for node in plan.nodes if isinstance(node, Result))
     gathering: dict[str, tuple[Stage, tuple[Step, ...]]] = {}
     for gathered, ways_on in _gathered(plan, results, senders).items():
@@ -214,6 +222,17 @@ def cut(plan: LogicalPlan, strategy: Strategy = "query") -> StagePlan:
     sources = tuple(node for node in plan.nodes if isinstance(node, Source) and node.name in streams)
     found = StagePlan(sources, tuple(stage for stage, _ in receivers), results, tuple(edges))
     return _aligned(found) if strategy == "subquery" else found
+
+
+def _multiway_joins(plan: LogicalPlan, nodes: Sequence[Node]) -> dict[str, MultiwayJoin]:
+    tops = (node for node in nodes if isinstance(node, IntervalJoin) and not node.nested)
+    return {node.name: found for node in tops if (found := multiway_of(plan, node)) is not None}
+
+
+def _key_schema(plan: LogicalPlan, node: MultiwayJoin) -> Schema:
+    """Of the key columns, as all inputs of a multiway join have them."""
+    types = plan.schema(node.inputs[0]).types
+    return Schema(tuple(Column(name, types[of]) for name, of in zip(node.key, node.input_keys[0], strict=True)), "ts")
 
 
 def _gathered(
@@ -263,8 +282,12 @@ def _of_streams(plan: LogicalPlan) -> set[str]:
     return found
 
 
-def _ports(plan: LogicalPlan, node: Node) -> Iterator[_Port]:
+def _ports(plan: LogicalPlan, node: Node | MultiwayJoin) -> Iterator[_Port]:
     """What comes to the ports of a node's stage."""
+    if isinstance(node, MultiwayJoin):
+        for number, name in enumerate(node.inputs):
+            yield 0, name, node.key, (Part(node, number),)
+        return
     if isinstance(node, Aggregate) and is_pre_aggregated(node, plan.schema(node.input).types):
         yield 0, node.input, node.key, (PreAggregate(node),)
     elif isinstance(node, IntervalJoin | Keyed):
@@ -351,6 +374,9 @@ def _after(steps: Sequence[Step], names: list[str]) -> list[str]:
     for step in steps:
         if isinstance(step, UnionInput | MapBatches):  # a function may change any value
             return []
+        if isinstance(step, Part):
+            keys = dict(zip(step.node.input_keys[step.number], step.node.key, strict=True))
+            names = [keys[name] for name in names] if set(names) <= set(keys) else []
         if isinstance(step, Project):
             renamed = {text.strip('"') if text.startswith('"') else text: name for name, text in reversed(step.columns)}
             names = [renamed[name] for name in names] if set(names) <= set(renamed) else []
@@ -417,6 +443,10 @@ def describe_stage(stage: Stage) -> str:
     if stage.gathers:
         what = "rows as they come" if stage.description == "rows as they come" else f"{stage.description}, as the rows go on"
         return f"stage {stage.id} {stage.name}: {what}, at any instance; watermark: the least of its inputs"
+    if isinstance(stage.node, MultiwayJoin):
+        last = stage.node.joins[-1]
+        times = f"time of a row: {_output_time(last)} of the last join; watermark: that of its joins in a row"
+        return f"stage {stage.id} {stage.name}: {stage.description}; {times}"
     join = stage.join
     kind = "inner join, " if join.semantics.how == "inner" else ""
     sign = "=" if join.band is None else "near"
@@ -447,7 +477,7 @@ def _watermark_rule(join: IntervalJoin) -> str:
 def _described_step(step: Step) -> str:
     if isinstance(step, UnionInput):
         return f", union input {step.index}"
-    if isinstance(step, Lookup | MapBatches | Spread | Copies | Within | Period | PreAggregate):
+    if isinstance(step, Lookup | MapBatches | Spread | Copies | Within | Period | PreAggregate | Part):
         return f", {step.description}"
     return f", filter {step.condition}" if isinstance(step, Filter) else f", projection {step.name}"
 

@@ -19,6 +19,7 @@ from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, Vi
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import IntervalJoin, Node, Source
 from swjoin.plan.lookups import Lookup
+from swjoin.plan.multiway import MultiwayJoin
 
 
 def join_shifts(join: IntervalJoin) -> tuple[int, int]:
@@ -53,13 +54,18 @@ def _shifted(watermark_us: int, by_us: int) -> int:
     return max(watermark_us + by_us, BEGIN_OF_TIME_US)
 
 
-def watermark_out(node: Node, inputs: Sequence[int]) -> int:
+def watermark_out(node: Node | MultiwayJoin, inputs: Sequence[int]) -> int:
     """The watermark of a node's rows, in microseconds: the greatest that holds whatever its inputs have brought and will bring.
 
     inputs: those of its inputs, in the order of its ports; of a source, the one that its gateway gives.
     """
     if isinstance(node, Source | Lookup):  # a table has no watermark
         return inputs[0]
+    if isinstance(node, MultiwayJoin):  # one watermark, of all inputs
+        made: list[int] = []
+        for join, sides in zip(node.joins, node.sides, strict=True):
+            made.append(watermark_out(join, [inputs[0] if side.part is not None else made[side.join] for side in sides]))
+        return made[-1]
     if isinstance(node, Aggregate | Ranked):
         if inputs[0] in (BEGIN_OF_TIME_US, END_OF_TIME_US):
             return inputs[0]
@@ -79,12 +85,14 @@ def watermark_out(node: Node, inputs: Sequence[int]) -> int:
     return min(_shifted(watermark_us, by_us) for watermark_us, by_us in zip(inputs, join_shifts(node), strict=True))
 
 
-def needed_below(node: Node, inputs: Sequence[int]) -> tuple[int, int]:
+def needed_below(node: Node | MultiwayJoin, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
     BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, for sessions and lives, which may be of any length, for
     windows that begin with a group's first row, and for what has results of all rows; END_OF_TIME_US for a stage without state.
     """
+    if isinstance(node, MultiwayJoin):
+        return _shifted(inputs[0], -node.reach_us), END_OF_TIME_US
     if isinstance(node, LiveGroups) and node.longest_us:
         return _shifted(inputs[0], -node.longest_us), END_OF_TIME_US
     if isinstance(node, Sessions | Repeated | LiveGroups) or (isinstance(node, Aggregate) and node.running):

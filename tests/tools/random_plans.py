@@ -60,6 +60,7 @@ from swjoin.plan.logical import (
 )
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
+from swjoin.plan.multiway import with_multiway_joins
 from swjoin.plan.sharing import shared
 from swjoin.plan.stages import cut
 from swjoin.runtime.open import plan_output
@@ -100,12 +101,12 @@ class PlanScenario:
     freezes: Freezes = NO_FREEZES
 
     @staticmethod
-    def draw(seed: int, *, calm: bool = False, queries: bool = False) -> PlanScenario:
+    def draw(seed: int, *, calm: bool = False, queries: bool = False, multiway: bool = False) -> PlanScenario:
         """A scenario from a seed. calm: without moves, checkpoints, crashes and freezes; otherwise the same. queries: several,
-        over nodes of the plan."""
+        over nodes of the plan. multiway: joins in a row by one key, which are one stage."""
         random = np.random.default_rng([seed, 20])
         span = int(random.choice([20, 200, 5_000]))
-        plan = _draw_plan(random, span)
+        plan = _draw_joins_in_a_row(random, span) if multiway else _draw_plan(random, span)
         gathers = np.random.default_rng([seed, 26])
         if gathers.random() < 0.2:
             plan = _draw_gathering(gathers, plan)
@@ -121,20 +122,26 @@ class PlanScenario:
         views = np.random.default_rng([seed, 34])
         if seed >= SEEDS_OF_VIEWS and views.random() < 0.15:
             plan = _draw_views(views, plan, span)
+        joins_alone = multiway and seed % 2 == 1  # nothing that keeps joins apart
         lookups = np.random.default_rng([seed, 29])
-        if lookups.random() < 0.25:
+        if not joins_alone and lookups.random() < 0.25:
             plan = _draw_lookups(lookups, plan)
         functions = np.random.default_rng([seed, 31])
-        if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and functions.random() < 0.3:
+        if not joins_alone and seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and functions.random() < 0.3:
             plan = _draw_functions(functions, plan)
         places = np.random.default_rng([seed, 32])
-        if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and places.random() < 0.5:
+        if not joins_alone and seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and places.random() < 0.5:
             plan = _draw_places(places, plan)
         spread = np.random.default_rng([seed, 33])
-        if seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and spread.random() < 0.15:
+        if not joins_alone and seed >= SEEDS_OF_BUGS and seed not in SEEDS_WITHOUT_FUNCTIONS and spread.random() < 0.15:
             plan = _draw_spread(spread, plan, span)
         units = np.random.default_rng([seed, 35])
-        if seed >= SEEDS_OF_VIEWS and units.random() < 0.15 and all(node.name != "meeting" for node in plan.nodes):
+        if (
+            not joins_alone
+            and seed >= SEEDS_OF_VIEWS
+            and units.random() < 0.15
+            and all(node.name != "meeting" for node in plan.nodes)
+        ):
             plan = _draw_spread(units, plan, span, of_units=True)
         lives = np.random.default_rng([seed, 37])
         if seed >= SEEDS_OF_LIVES and lives.random() < 0.15:
@@ -144,6 +151,7 @@ class PlanScenario:
         plan = _fitted(plan, config.cluster.partition_count)
         if queries:
             plan = _draw_queries(np.random.default_rng([seed, 38]), plan)
+        plan = with_multiway_joins(plan) if multiway else plan
         most, domain = int(random.choice([5, 30, 120])), int(random.choice([1, 4, 20]))
         width, batch_rows = int(random.integers(1, 4)), int(random.choice([1, 7, 1000]))
         part_rows = (None, 1, 2, 10)[seed % 4] if config.pace == "asap" else None  # slots end while small parts wait
@@ -321,6 +329,46 @@ def _draw_plan(random: np.random.Generator, span: int) -> LogicalPlan:
         last = nodes[-1].name
         nodes.append(Filter(f"n{len(nodes)}", last, draw_condition(random, schemas[last])))
     return _reaching(nodes, nodes[-1].name)
+
+
+def _draw_joins_in_a_row(random: np.random.Generator, span: int) -> LogicalPlan:
+    """2 to 4 inner joins by one key over 1 to 4 sources, unions of these among them; filters and projections between them."""
+    key_type = str(random.choice(["int64", "string", "uint32"]))
+    columns = (Column("k", key_type), Column("s", "string"), Column("v", "int64"), Column("ts", "timestamp[us]"))
+    nodes: list[Node] = [Source(f"s{i}", columns, "ts") for i in range(int(random.integers(1, 5)))]
+    inputs = [node.name for node in nodes]
+    if random.random() < 0.3:
+        nodes.append(Union("u", (inputs[0], str(random.choice(inputs)))))
+        inputs.append("u")
+    letters = [["k"], ["s"], ["k", "s"]][int(random.choice(3, p=[0.6, 0.2, 0.2]))]
+    waiting, key_of = random.choice(inputs, int(random.integers(3, 6))).tolist(), dict.fromkeys(inputs, tuple(letters))
+    while len(waiting) > 1:  # two neighbours become one: trees of any shape
+        at = int(random.integers(0, len(waiting) - 1)) if random.random() < 0.5 else 0
+        of = [key_of[name] for name in waiting[at : at + 2]]
+        pair = [_passed_on(random, nodes, name) for name in waiting[at : at + 2]]
+        keys = of if random.random() < 0.9 else [key[::-1] if len(key) > 1 else key for key in of]
+        low, high = sorted(random.integers(-span // 3, span // 3 + 1, 2).tolist())
+        time = str(random.choice(_OUTPUT_TIMES))
+        name = f"n{len(nodes)}"
+        nodes.append(IntervalJoin(name, *pair, *keys, QueryConfig(low, high), time))  # type: ignore[arg-type, call-arg]
+        waiting[at : at + 2] = [name]
+        key_of[name] = of[0]
+    return _reaching(nodes, _passed_on(random, nodes, waiting[0]))
+
+
+def _passed_on(random: np.random.Generator, nodes: list[Node], name: str) -> str:
+    """A node, or what filters and projections that are added make of its rows."""
+    while random.random() < 0.4:
+        schema, after = _schema_with(nodes, name), f"n{len(nodes)}"
+        if random.random() < 0.3:
+            nodes.append(Filter(after, name, draw_condition(random, schema)))
+        else:  # keys stay as they are
+            columns = [
+                (c.name, draw_value(random, c)) if c.name.endswith("v") else (c.name, f'"{c.name}"') for c in schema.columns
+            ]
+            nodes.append(Project(after, name, tuple(columns)))
+        name = after
+    return name
 
 
 def _reaching(nodes: Sequence[Node], last: str) -> LogicalPlan:
@@ -857,9 +905,9 @@ def decoded(columns: ResultColumns, batches: Sequence[Pairs | ResultRows]) -> Co
     return found
 
 
-def run_plan(seed: int, *, calm: bool = False, queries: bool = False) -> PlanScenario:
+def run_plan(seed: int, *, calm: bool = False, queries: bool = False, multiway: bool = False) -> PlanScenario:
     """Simulate one scenario. SimulationError, SwjoinError or AssertionError when the run or its answer is wrong."""
-    scenario = PlanScenario.draw(seed, calm=calm, queries=queries)
+    scenario = PlanScenario.draw(seed, calm=calm, queries=queries, multiway=multiway)
     simulate(scenario, scenario.evaluated()["out"])
     return scenario
 
@@ -934,11 +982,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="random plans in the simulator, against the oracle")
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    parser.add_argument("--multiway", action="store_true", help="joins in a row that are one stage")
     args = parser.parse_args(argv)
     failures = 0
     for seed in range(args.seed, args.seed + args.count):
         try:
-            run_plan(seed)
+            run_plan(seed, multiway=args.multiway)
         except (SimulationError, SwjoinError, AssertionError) as error:
             failures += 1
             print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)

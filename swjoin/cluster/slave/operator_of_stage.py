@@ -13,6 +13,7 @@ from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.core.life_columns import LifeColumns
+from swjoin.core.multiway_columns import MultiwayColumns
 from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.configured_join import join_of_run
 from swjoin.operators.gathering import Gathering
@@ -20,11 +21,12 @@ from swjoin.operators.group_windows import AlignedWindows, TupleWindows, Views
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.keyed_operator import Limits
 from swjoin.operators.live_groups import LiveGroups, Rule
+from swjoin.operators.multiway_join import MultiwayJoin
 from swjoin.operators.ranking import Ranking
 from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.sessions import Sessions
 from swjoin.operators.window_join import Matching, WindowJoinOperator
-from swjoin.plan import aggregates, kept_rows, live_groups
+from swjoin.plan import aggregates, kept_rows, live_groups, multiway
 from swjoin.state.life_kernel import BIRTHS, BOUNDARIES, CHANGES
 
 
@@ -43,6 +45,8 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
             join.keep_origins()  # for the traffic to the next stages
         return join
     assert isinstance(keys, GroupKeys), f"{name}: groups with the keys of a join"
+    if isinstance(node, multiway.MultiwayJoin) and isinstance(columns, MultiwayColumns):
+        return MultiwayJoin(node.bounds, columns, keys, limits, name)
     if isinstance(node, aggregates.Aggregate) and isinstance(columns, AggregateColumns):
         kind = RunningAggregation if node.running else Aggregation
         return kind(node.windows, columns, keys, limits, name)

@@ -27,6 +27,7 @@ from swjoin.frontends.rdf.inputs import Graphs, Paths, check_inputs, read_graphs
 from swjoin.frontends.rdf.planner import Planned, add_constants, is_one_plan, plan_rdf
 from swjoin.frontends.rdf.triples import MalformedPolicy
 from swjoin.plan.logical import LogicalPlan, Node, Source
+from swjoin.plan.multiway import with_multiway_joins
 from swjoin.plan.plain import plan_to_plain
 from swjoin.plan.sharing import reading, shared
 
@@ -196,6 +197,7 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
         name = "" if alone else f"family{len(asked)}"
         asked.append(_Asked(family, planned if alone else _with_common_tables(planned, tables), name))
     plan = asked[0].planned.plan if alone else shared({one.result: one.planned.plan for one in asked})
+    plan = with_multiway_joins(plan)
     tables |= asked[0].planned.tables if alone else {}
     sources = [node for node in plan.nodes if isinstance(node, Source)]
     inputs = tuple(_written(source, tables[source.name], folder) for source in sources)

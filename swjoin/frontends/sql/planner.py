@@ -45,6 +45,7 @@ from swjoin.frontends.sql.relations import (
 )
 from swjoin.frontends.sql.windows import END, START, Dialect, InWindows, WindowCall, Windowed, edge_names, window_call
 from swjoin.plan.logical import LogicalPlan, check_routing
+from swjoin.plan.multiway import with_multiway_joins
 from swjoin.plan.sharing import shared
 
 _CLAUSES = {
@@ -96,7 +97,7 @@ class QueryText:
 
 def plan_queries(queries: Mapping[str, QueryText], tables: Mapping[str, Table], routing: str = "auto") -> Query:
     """The plan of queries, by their names, that share what is equal in them; of one with no name, that of `plan_query`.
-    UserError as there."""
+    Joins in a row by one key are one (`plan.multiway`). UserError as there."""
     plans = {}
     for name, query in queries.items():
         try:
@@ -104,6 +105,7 @@ def plan_queries(queries: Mapping[str, QueryText], tables: Mapping[str, Table], 
         except UserError as error:
             raise (error.prefixed(query.where) if query.where else error) from None
     plan = plans[""] if "" in plans else shared(plans)
+    plan = with_multiway_joins(plan) if routing in ("auto", "hash") else plan
     return Query(plan, tuple(node.name for node in plan.nodes if not node.inputs))
 
 
