@@ -174,8 +174,8 @@ class MultiwayColumns:
             payload = self.codec.encode(rows.columns.batch.select([name for name, _ in self.slots]))
         return TupleBatch(key, rows.ts, rows.id, rows.arrival_us, payload)
 
-    def travelling(self, keys: GroupKeys, parts: I64, codes: I64, payload: PayloadRows | None) -> Columns:
-        """The columns of stored rows, as they came."""
+    def as_sent(self, keys: GroupKeys, parts: I64, codes: I64, payload: PayloadRows | None) -> Columns:
+        """The columns of stored rows, as they have come."""
         import pyarrow as pa
 
         of_key = [] if keys.native else keys.columns_of(codes, np.zeros(len(codes), np.bool_))

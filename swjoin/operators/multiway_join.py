@@ -157,7 +157,7 @@ class MultiwayJoin(KeyedOperator):
         if mine.any():
             rows = state.rows(numbers[needed & mine])
             out, arrival = (
-                self._columns.travelling(self._keys, rows.part, rows.key, rows.payload),
+                self._columns.as_sent(self._keys, rows.part, rows.key, rows.payload),
                 np.zeros(len(rows.key), np.int64),
             )
             leaving = TupleBatch(rows.key, rows.ts, rows.id, arrival, None, out)

@@ -1,6 +1,6 @@
 """Expressions of a plan's nodes, bound to the columns of their inputs.
 
-What: `bound`, `scope_of`, `type_of`, `is_column`, `columns_read_by`, `compared_times`.
+What: `bound`, `scope_of`, `type_of`, `is_column`, `columns_read_by`.
 Why: a plan is text, as it travels between ranks; what its expressions mean depends on the columns that they read.
 Stays out: the nodes (`plan.logical`); evaluation (`expressions.evaluator`). sqlglot and Arrow are imported where a plan has
 expressions.
@@ -8,7 +8,7 @@ expressions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -94,37 +94,3 @@ def columns_read_by(text: str, columns: Sequence[tuple[str, str]], subject: str)
     from swjoin.expressions.tree import columns_read
 
     return columns_read(bound(text, columns, subject))
-
-
-def compared_times(text: str, columns: Sequence[tuple[str, str]], subject: str) -> Iterator[tuple[str, str, int]]:
-    """(one, other, least): what a condition says of two columns of timestamps, one - other >= least, microseconds."""
-    from swjoin.expressions.tree import Call
-
-    waiting = [bound(text, columns, subject)]
-    while waiting:
-        expr = waiting.pop()
-        if not isinstance(expr, Call):
-            continue
-        if expr.function == "and":
-            waiting += expr.args
-        elif expr.function in (">=", ">", "<=", "<"):
-            sides = [_shifted_time(arg) for arg in (expr.args if expr.function[0] == ">" else expr.args[::-1])]
-            if sides[0] is not None and sides[1] is not None:
-                (one, by_us), (other, other_us) = sides[0], sides[1]
-                yield one, other, other_us - by_us
-
-
-def _shifted_time(expr: Expr) -> tuple[str, int] | None:
-    """The column of timestamps that an expression is, and what is added to it, microseconds rounded down."""
-    import pyarrow as pa
-
-    from swjoin.expressions.tree import Call, Column, Literal
-
-    if isinstance(expr, Column):
-        return (expr.name, 0) if pa.types.is_timestamp(expr.type) else None
-    if isinstance(expr, Call) and expr.function in ("+", "-") and len(expr.args) == 2 and isinstance(expr.args[1], Literal):
-        below, by = _shifted_time(expr.args[0]), expr.args[1].scalar
-        if below is not None and pa.types.is_duration(by.type) and by.is_valid:
-            us = by.value * {"s": 1_000_000, "ms": 1_000, "us": 1}.get(by.type.unit, 0) or by.value // 1_000
-            return below[0], below[1] + (us if expr.function == "+" else -us)
-    return None

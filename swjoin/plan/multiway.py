@@ -1,7 +1,7 @@
 """Multiway joins: joins in a row with one key, as one stage of many inputs.
 
 What: `with_multiway_joins(plan)` marks the joins that others take in; `multiway_of(plan, join)`, the `MultiwayJoin` of such a
-row; its watermarks, `bounds_of`; `Part`, the last step on the way to it.
+row; `Part`, the last step on the way to it.
 Why: where all inputs share a key no row is copied, no pair travels and none is kept (CQELS Cloud, section 3; specs/cqels.md,
 3.1). The logical plan keeps its joins, so what a query means, and how it is verified, does not depend on this.
 Stays out: columns (`plan.multiway_columns`), the search (`operators.multiway_join`).
@@ -18,7 +18,7 @@ import numpy as np
 
 from swjoin.core.errors import UserError
 from swjoin.core.multiway_bounds import MOST_PARTS, Bounds
-from swjoin.plan.bound import compared_times, is_column
+from swjoin.plan.bound import bound, is_column
 from swjoin.plan.logical import (
     Copies,
     Filter,
@@ -124,10 +124,13 @@ def _limits(plan: LogicalPlan, node: MultiwayJoin) -> Iterator[Limit]:
 
 
 def _of_filters(plan: LogicalPlan, node: MultiwayJoin, join: int, steps: Sequence[Filter | Project]) -> Iterator[Limit]:
+    from swjoin.expressions.time_differences import time_differences
+
     for i, step in enumerate(steps):
         if not isinstance(step, Filter):
             continue
-        for column, other, least_us in compared_times(step.condition, plan.schema(step.input).columns, step.name):
+        condition = bound(step.condition, plan.schema(step.input).columns, step.name)
+        for column, other, least_us in time_differences(condition):
             first, second = (_part_of_time(plan, node, join, steps[:i], name) for name in (other, column))
             if first is not None and second is not None and first != second:
                 yield Limit(first, second, least_us - _ROUNDED_US)

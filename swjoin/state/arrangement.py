@@ -3,7 +3,7 @@
 What: `Arrangement`: `add` rows, then `link` them, or `matches` of them, which links each row once it has met those before it;
 `expire`, `keep`.
 Why: the inputs of a star have one key, so one table finds the partners of all of them, and a key that one input lacks costs a
-look at one entry, however many inputs there are (CQELS Cloud, Algorithm 2, `probingPropagate`).
+look at one entry, however many inputs there are (CQELS Cloud, Algorithm 2).
 Stays out: which rows are needed (`operators.multiway_join`), columns (`core.multiway_columns`).
 
 Keys are hashed to buckets. The rows of a bucket and an input are a chain, the newest first. A row meets those that were linked
