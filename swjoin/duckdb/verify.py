@@ -442,7 +442,9 @@ def _define_plan(db: Any, of: _Claimed, job: Job, folder: Path) -> bool:
     plan, result, found = of.plan, of.result, dict[str, NodeTable]()
     assert plan is not None, "a query without a plan"
     assert result is not None, "a query without a result"
-    read = columns_of(plan, cut(plan), rows=False).read  # all that the result has, where its values are digested
+    read = columns_of(
+        plan, cut(plan, "operator"), rows=False
+    ).read  # all that each node reads, and that the result has, where its values are digested
     for i, source in enumerate(node for node in plan.nodes if isinstance(node, Source)):
         stream = of.inputs[source.name]
         table, columns, types = f"source{i}", list(read[source.name]), dict(source.columns)

@@ -17,7 +17,7 @@ from swjoin.config.job import Job
 from swjoin.config.loader import config_from_plain
 from swjoin.config.run import to_plain
 from swjoin.duckdb.verify import verify
-from swjoin.frontends.sql.planner import plan_query
+from swjoin.frontends.sql.planner import QueryText, plan_queries
 from swjoin.frontends.sql.tables import described
 from swjoin.plan.plain import plan_to_plain
 from swjoin.runtime.in_process import run_local
@@ -28,7 +28,8 @@ from tests.support.ranks import run_jobs
 def query_job(text: str, inputs: Mapping[str, StreamConfig], folder: Path, sink: str = "parquet", /, **sections: Any) -> Job:
     """A run of a query in a folder of its own. sections: of the configuration."""
     routing = sections.get("cluster", {}).get("routing", "auto")
-    query = plan_query(text, {name: described(config, "") for name, config in inputs.items()}, None, routing)
+    tables = {name: described(config, "") for name, config in inputs.items()}
+    query = plan_queries({"": QueryText(text, {})}, tables, routing)
     plain = {"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": sink, "ids": False}}
     plain |= {"cluster": {"epoch_tuples": 150, "partition_count": 7}}
     folder.mkdir(parents=True, exist_ok=True)
