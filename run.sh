@@ -49,7 +49,7 @@ usage() {
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
 ./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
-./run.sh bench stages        a second join in a row, and four senders at one port, over one
+./run.sh bench stages [row|senders|star]  a second join in a row, and four senders at one port, over one; a star as one join over two in a row
 ./run.sh bench bistream [memory|bandwidth|windows|resident|speed]  BiStream's claims about its partitionings, on TPC-H data
 ./run.sh bench many [windows|memory|rows|constants|added]  many queries in one run, beside one query and beside runs of their own; one more
 ./run.sh bench rdf [parse|slide|star|patterns|queries]  RDF streams beside pyoxigraph and DuckDB; patterns and queries in number

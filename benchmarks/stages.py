@@ -1,11 +1,13 @@
-"""Plans of several stages: what a second join costs, and what it costs to merge four senders instead of one.
+"""Plans of several stages: what a second join costs, what it costs to merge four senders instead of one, and what a star gains.
 
 What: `row`: two joins in a row over one join, input tuples/s of one core: gateway and one instance of each stage in one
 thread, count and digest. `senders`: one of four instances of the second stage, whose left port has one sender or four at
-the same total rate, time per tuple. Turn by turn; every answer is compared with one that sorting gives.
-Why: the exchange between stages is new work for every tuple of an intermediate result.
+the same total rate, time per tuple. `star`: three streams with one key, each two rows of a match within W, as a multiway
+join over two joins in a row, with 0.01 and with 2 partners a probe: input tuples/s of one core, peak bytes of windows. Turn by
+turn; every answer is compared with one that sorting gives.
+Why: the exchange between stages is new work for every tuple of an intermediate result; a multiway join has none.
 
-Usage: python -m benchmarks.stages [--repeat N] [--tiny]
+Usage: python -m benchmarks.stages [row] [senders] [star] [--repeat N] [--tiny]
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import statistics
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,9 +53,11 @@ from swjoin.core.columns import Columns
 from swjoin.core.data_messages import Delivery, ResultChunk
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, SlaveId
 from swjoin.core.join_semantics import mix64
-from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.logical import Column, Filter, IntervalJoin, LogicalPlan, Node, Project, Result, Source
+from swjoin.plan.multiway import with_multiway_joins
 from swjoin.runtime.host import settled
 
+PARTS = ("row", "senders", "star")
 WINDOW_US, RATE, SECONDS = 10_000_000, 100_000, 30
 DOMAIN = 2 * RATE * WINDOW_US // 1_000_000  # one partner each
 ROWS, WIDTH = 65_536, 4
@@ -68,16 +73,52 @@ def plan_of(joins: int) -> LogicalPlan:
     return LogicalPlan((*sources, *chain[:joins], Result("out", chain[joins - 1].name)))
 
 
-def stream(seed: int, rows: int) -> Rows:
+def star_plan(*, multiway: bool) -> LogicalPlan:
+    """The star of three streams whose times differ by at most W, as one join or as two in a row."""
+    columns = (Column("k", "int64"), Column("ts", "timestamp[us]"))
+    query, us = QueryConfig(-WINDOW_US, WINDOW_US), f"INTERVAL '{WINDOW_US}' MICROSECOND"
+    near = f'"right_ts" BETWEEN "b_ts" - {us} AND "b_ts" + {us}'
+    named = Project("named", "j", (("k", '"k"'), ("ts", '"left_ts"'), ("b_ts", '"right_ts"')))
+    nodes: tuple[Node, ...] = (
+        *(Source(name, columns, "ts") for name in "abc"),
+        IntervalJoin("j", "a", "b", ("k",), ("k",), query, "left"),
+        named,
+        IntervalJoin("i", "named", "c", ("k",), ("k",), query, "left"),
+        Filter("near", "i", near),
+        Result("out", "near"),
+    )
+    plan = LogicalPlan(nodes)
+    return with_multiway_joins(plan) if multiway else plan
+
+
+def stream(seed: int, rows: int, domain: int = DOMAIN) -> Rows:
     random = np.random.default_rng(seed)
     ts = np.sort(random.integers(0, rows * 1_000_000 // RATE, rows))
-    return random.integers(0, DOMAIN, rows), ts, np.arange(rows, dtype=np.uint64)
+    return random.integers(0, domain, rows), ts, np.arange(rows, dtype=np.uint64)
 
 
 def joined(left: Rows, right: Rows) -> Rows:
     """Keys, times and ids of the rows of a join, found by sorting."""
     from swjoin.core.hashing import pair_ids
 
+    i, j = _pairs(left, right)
+    return left[0][i], np.maximum(left[1][i], right[1][j]), pair_ids(left[2][i], right[2][j])
+
+
+def of_star(a: Rows, b: Rows, c: Rows) -> tuple[int, int]:
+    """Rows of `star_plan`, and the sum of their ids."""
+    from swjoin.core.hashing import pair_ids
+
+    i, j = _pairs(a, b)
+    both = a[0][i], a[1][i], pair_ids(a[2][i], b[2][j])
+    m, n = _pairs(both, c)
+    near = np.abs(c[1][n] - b[1][j[m]]) <= WINDOW_US
+    ids = pair_ids(both[2][m[near]], c[2][n[near]])
+    return len(ids), int(np.add.reduce(ids, dtype=np.uint64))
+
+
+def _pairs(left: Rows, right: Rows) -> tuple[Any, Any]:
+    """Positions of the rows of a join within W."""
     span = 1 << 33
     order = np.argsort(right[0] * span + right[1], kind="stable")
     flat = (right[0] * span + right[1])[order]
@@ -86,7 +127,7 @@ def joined(left: Rows, right: Rows) -> Rows:
     count = high - low
     i = np.repeat(np.arange(len(left[0])), count)
     j = order[np.repeat(low - np.concatenate([[0], np.cumsum(count)[:-1]]), count) + np.arange(len(i))]
-    return left[0][i], np.maximum(left[1][i], right[1][j]), pair_ids(left[2][i], right[2][j])
+    return i, j
 
 
 def answer(rows: Rows) -> tuple[int, int]:
@@ -99,11 +140,18 @@ class _Run:
     def __init__(self, plan: LogicalPlan, streams: list[Rows]) -> None:
         config = config_from_plain({"join": {"lower_us": 0, "upper_us": 0}, "sink": {"kind": "count"}})
         self.instances = instances = Instances.of(plan, config, 1)
-        self._batches = [deque(_batches(rows)) for rows in streams]
+        read = [instances.columns.read[source.name] for source in instances.stages.sources]
+        self._batches = [deque(_batches(rows, names)) for rows, names in zip(streams, read, strict=True)]
         self._gateway = Gateway(instances.config_of_gateway, instances.slave_count, (None, None), feeds=Feeds(instances))
         self._roles: dict[RoleId, Role] = {GATEWAY: self._gateway}
         self._roles |= {slave_role(s): Slave.of_plan(instances, SlaveId(s)) for s in range(instances.slave_count)}
         self.count = self.digest = 0
+
+    @property
+    def peak_window_bytes(self) -> int:
+        """Of all stages, each at its own moment."""
+        slaves = (role for role in self._roles.values() if isinstance(role, Slave))
+        return sum(slave.join.window_memory().peak_bytes for slave in slaves)
 
     def run(self) -> float:
         """Seconds."""
@@ -133,6 +181,9 @@ class _Run:
             case Send(_, EpochWanted() as wanted):
                 slaves = tuple(range(self.instances.slave_count))
                 return Received(MASTER, EpochPlan(wanted.epoch, slaves, everything=wanted.everything, last=wanted.everything))
+            case Send(_, ResultChunk(sent=sent)) if sent is not None:  # of rows that filters have left
+                for _, count, digest in sent.tolist():
+                    self.count, self.digest = self.count + count, (self.digest + digest) % 2**64
             case Send(_, ResultChunk(results=results)) if results is not None:
                 self.count += int(results.counts.sum())
                 self.digest = (self.digest + int(np.add.reduce(results.digests, dtype=np.uint64))) % 2**64
@@ -142,9 +193,10 @@ class _Run:
         return None
 
 
-def _batches(rows: Rows) -> list[SourceBatch]:
+def _batches(rows: Rows, names: Sequence[str]) -> list[SourceBatch]:
     keys, ts, ids = rows
-    columns = Columns(pa.record_batch({"k": pa.array(keys)}))
+    whole = pa.record_batch({"k": pa.array(keys), "ts": pa.array(ts, pa.timestamp("us"))})
+    columns = Columns(whole.select(list(names)))
     cuts = [(a, min(a + ROWS, len(keys))) for a in range(0, len(keys), ROWS)]
     nothing = np.zeros(ROWS, np.int64)
     return [SourceBatch(nothing[: b - a], ts[a:b], ids[a:b], None, None, None, columns.slice(a, b)) for a, b in cuts]
@@ -230,27 +282,48 @@ def _drained(outlet: Outlet, me: RoleId, total: Counter[RoleId]) -> list[Deliver
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=SECONDS, help="length of the streams")
     args = parse(parser, repeat=1, seconds=1)
-    rows = args.seconds * RATE
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
+    rows, parts = args.seconds * RATE, args.parts or PARTS
     streams = [stream(seed, rows) for seed in (1, 2, 3)]
     first = joined(streams[0], streams[1])
+    window_s = WINDOW_US // 10**6
+    print(f"three streams of {rows:,} tuples, {RATE:,}/s each, keys uniform in {DOMAIN:,}, W = {window_s} s; one core")
+    if "row" in parts:
+        _of_row(streams, first, args.repeat)
+    if "senders" in parts:
+        _of_senders(streams, first, args)
+    if "star" in parts:
+        for partners in (0.01, 2):
+            _of_star(rows, partners, args.repeat)
+
+
+def _of_row(streams: list[Rows], first: Rows, repeat: int) -> None:
     right = {1: answer(first), 2: answer(joined(first, streams[2]))}
-    print(
-        f"three streams of {rows:,} tuples, {RATE:,}/s each, keys uniform in {DOMAIN:,}, W = {WINDOW_US // 10**6} s; one core"
-    )
     speeds: dict[int, list[float]] = {1: [], 2: []}
-    for turn in range(args.repeat + 1):
+    for turn in range(repeat + 1):
         for joins, took in speeds.items():
             run = _Run(plan_of(joins), streams[: joins + 1])
-            seconds = run.run()
-            if (run.count, run.digest) != right[joins]:
-                raise SystemExit(f"{joins} joins: {run.count} rows, digest {run.digest:x}; expected {right[joins]}")
+            seconds = _checked(run, right[joins], f"{joins} joins")
             if turn:
-                took.append((joins + 1) * rows / seconds)
+                took.append((joins + 1) * len(streams[0][0]) / seconds)
     _table("joins in a row", "M input tuples/s", [(str(n), [v / 1e6 for v in took]) for n, took in speeds.items()])
+
+
+def _checked(run: _Run, right: tuple[int, int], what: str) -> float:
+    """Seconds of a run. SystemExit for another answer."""
+    seconds = run.run()
+    if (run.count, run.digest) != right:
+        raise SystemExit(f"{what}: {run.count} rows, digest {run.digest:x}; expected {right}")
+    return seconds
+
+
+def _of_senders(streams: list[Rows], first: Rows, args: argparse.Namespace) -> None:
     order = np.argsort(first[1], kind="stable")
     left: Rows = (first[0][order], first[1][order], first[2][order])
     costs: dict[int, list[float]] = {1: [], 4: []}
@@ -263,6 +336,23 @@ def main() -> None:
             if turn:
                 took.append(1e3 / cost_ns)
     _table("senders", "M tuples/s of the receiver", [(str(n), took) for n, took in costs.items()])
+
+
+def _of_star(rows: int, partners: float, repeat: int) -> None:
+    """partners: of a row in another stream's window, about."""
+    domain = int(RATE * 2 * WINDOW_US / 10**6 / partners)
+    streams = [stream(seed, rows, domain) for seed in (4, 5, 6)]
+    right, speeds, peaks = of_star(*streams), dict[str, list[float]](), dict[str, int]()
+    for turn in range(repeat + 1):
+        for what, multiway in (("two joins in a row", False), ("multiway join", True)):
+            run = _Run(star_plan(multiway=multiway), streams)
+            seconds = _checked(run, right, what)
+            peaks[what] = run.peak_window_bytes
+            if turn:
+                speeds.setdefault(what, []).append(3 * rows / seconds / 1e6)
+    _table(f"star, {partners} partners", "M input tuples/s", list(speeds.items()))
+    one, two = (peaks[what] / 2**20 for what in ("multiway join", "two joins in a row"))
+    print(f"windows of the star, {partners} partners: {one:.1f} MiB, {one / two:.2f} of {two:.1f} MiB; {right[0]:,} rows")
 
 
 def _table(what: str, unit: str, rows: list[tuple[str, list[float]]]) -> None:

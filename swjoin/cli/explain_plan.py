@@ -23,7 +23,9 @@ from swjoin.config.options import Strategy
 from swjoin.config.run import RunConfig, SinkConfig
 from swjoin.core.batch import STREAM_NAMES
 from swjoin.core.errors import UserError
+from swjoin.core.multiway_columns import MultiwayColumns
 from swjoin.plan.logical import way_of
+from swjoin.plan.multiway import Part
 from swjoin.plan.stages import Edge, Stage, cut, describe_edge, describe_stage
 from swjoin.plan.subclusters import Communication, Subclusters
 from swjoin.runtime.traffic_report import earlier_owners, expected_crossing
@@ -41,6 +43,10 @@ def _carried(instances: Instances, edge: Edge) -> list[tuple[str, str]]:
     """Names and types of the columns that travel on an edge, besides id, time and key."""
     if not isinstance(edge.receiver, Stage):
         return []
+    last, keyed = edge.steps[-1] if edge.steps else None, instances.columns.stages[edge.receiver.id].keyed
+    if isinstance(last, Part) and isinstance(keyed, MultiwayColumns):
+        types = instances.logical.schema(last.node.inputs[last.number]).types
+        return [*((name, types[name]) for name in keyed.parts[last.number].slots), ("input", "number")]
     types = edge.receiver.schemas[edge.port].types
     return [(name, types.get(name, "partial aggregates")) for name in instances.columns.travels.get(edge.id, ())]
 

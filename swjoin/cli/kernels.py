@@ -50,6 +50,7 @@ _ROWS = """SELECT number, value * 0.62 AS m, upper(name) AS u, CASE WHEN value <
     WHERE value > 2 AND name LIKE 'n%' AND (number <> 3 OR value IS NOT NULL)"""
 _NEAR = "SELECT a.name, b.value FROM a JOIN b ON a.number = b.number AND b.t BETWEEN a.t - INTERVAL {0} SECOND AND a.t"
 _THIRD = " JOIN c ON c.name = a.name AND c.t BETWEEN a.t AND a.t + INTERVAL 5 SECOND"
+_STAR = " JOIN c ON c.number = a.number AND c.t BETWEEN a.t AND a.t + INTERVAL 5 SECOND AND a.value < c.value"
 
 
 def run_kernels(args: argparse.Namespace) -> int:
@@ -138,6 +139,7 @@ def _commands(folder: Path) -> list[list[str]]:
         (folder / f"q{i}.sql").write_text(_NEAR.format(seconds))
     found.append(["query", f"{folder}/q0.sql", f"{folder}/q1.sql", *tables, "-o", f"{folder}/near.parquet"])
     found.append(["query", _NEAR.format(5) + _THIRD, *tables, "-o", f"{folder}/three.parquet"])
+    found.append(["query", _NEAR.format(5) + _STAR, *tables, "-o", f"{folder}/star.parquet"])
     return [*found, *_rdf(folder), _place(folder)]
 
 

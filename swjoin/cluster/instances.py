@@ -29,7 +29,8 @@ from swjoin.core.ids import QueryId, SlaveId
 from swjoin.core.query_sums import NamedQueries
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
 from swjoin.plan.families import Family, families_of
-from swjoin.plan.logical import LogicalPlan, Result, Source
+from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
 from swjoin.plan.subclusters import Subclusters
 from swjoin.policy.placement import round_robin
@@ -205,9 +206,16 @@ class Instances:
     @cached_property
     def config_of_gateway(self) -> RunConfig:
         """The run as the gateway sees it: its epochs follow the longest window."""
-        queries = [stage.join.semantics for stage in self.stages.stages if stage.joins]
+        queries = [join.semantics for stage in self.stages.stages for join in joins_of(stage)]
         longest = max(queries, key=lambda query: query.bounds.retention_us, default=self.config.query)
         return replace(self.config, queries=(longest,))
+
+
+def joins_of(stage: Stage) -> tuple[IntervalJoin, ...]:
+    """The joins that a stage makes."""
+    if isinstance(stage.node, MultiwayJoin):
+        return stage.node.joins
+    return (stage.join,) if stage.joins else ()
 
 
 def _check_plan(stages: StagePlan) -> None:

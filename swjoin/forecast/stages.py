@@ -30,6 +30,7 @@ from swjoin.forecast.costs import CostModel
 from swjoin.forecast.model.batch import TUPLE_BYTES
 from swjoin.forecast.model.run import ranks_of
 from swjoin.plan.logical import Spread
+from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, allocate
 from swjoin.plan.subclusters import Subclusters
 
@@ -102,6 +103,8 @@ class StageProfile:
         received = self.received
         if self.stage.gathers:
             return received[LEFT] * factors[LEFT]
+        if isinstance(self.stage.node, MultiwayJoin):  # each of its inputs grows alike
+            return self.produced * math.pow(factors[LEFT], len(self.stage.node.inputs))
         if not self.stage.joins:
             return self.produced  # groups and windows, whatever their rows
         kind = self.stage.join.semantics.kind
@@ -124,6 +127,8 @@ class StageProfile:
         """Bytes of all windows when so many times as many rows come: of each port as many as come while they may match."""
         if self.stage.gathers:
             return 0.0
+        if isinstance(self.stage.node, MultiwayJoin):
+            return self.kept_bytes * factors[LEFT]
         if not self.stage.joins:
             return self.kept_bytes
         bounds = self.stage.join.semantics.bounds

@@ -19,6 +19,7 @@ from itertools import accumulate
 
 from swjoin.config.options import Strategy
 from swjoin.core.errors import UserError
+from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.stages import Stage, StageId, StagePlan, allocate
 
 _JOIN_WORK, _AGGREGATE_WORK, _STATELESS_WORK = 8.0, 16.0, 1.0  # of a row, about; measured, but it depends on windows and data
@@ -106,8 +107,12 @@ def estimated_work(stages: StagePlan) -> tuple[float, ...]:
         for edge in stages.edges:
             if edge.receiver == stage:
                 ports[edge.port] += given[edge.sender.name]
-        work.append(sum(ports) * (_JOIN_WORK if stage.joins else _STATELESS_WORK if stage.gathers else _AGGREGATE_WORK))
-        given[stage.name] = max(ports) * (1.0 if stage.joins or stage.gathers else _ROWS_OF_AGGREGATE)
+        multiway = stage.node if isinstance(stage.node, MultiwayJoin) else None
+        joins = stage.joins or multiway is not None
+        work.append(sum(ports) * (_JOIN_WORK if joins else _STATELESS_WORK if stage.gathers else _AGGREGATE_WORK))
+        given[stage.name] = max(ports) * (1.0 if joins or stage.gathers else _ROWS_OF_AGGREGATE)
+        if multiway is not None:  # all inputs come to one port
+            given[stage.name] /= len(multiway.inputs)
     return tuple(work)
 
 

@@ -29,7 +29,8 @@ from swjoin.core.errors import ImplausibleWarning, SwjoinError
 from swjoin.core.join_semantics import Bounds, mix64
 from swjoin.core.ledger import StreamCounts
 from swjoin.plan.logical import Source
-from swjoin.plan.stages import Stage
+from swjoin.plan.multiway import MultiwayJoin, Part
+from swjoin.plan.stages import Edge, Stage
 from swjoin.runtime.run_report import input_names, iso_text, ledger_of
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ def _warnings_of_plan(report: dict[str, Any], job: Job, instances: Instances) ->
     for stage in instances.stages.stages:
         if stage.joins:
             lines += _lines_of_join(report, stage, instances, counts)
+        elif isinstance(stage.node, MultiwayJoin):
+            lines += _lines_of_multiway_join(report, stage.id, stage.node, instances.stages.edges_to(stage), counts)
     return list(dict.fromkeys(line for line in lines if line is not None))
 
 
@@ -177,6 +180,36 @@ def _lines_of_join(
     joined = plain["joined"]
     if plain["matches"] == 0 and all(joined.values()):
         yield f"{what}: nothing matched, of {joined['left']:,} and {joined['right']:,} rows; check keys, times and conditions"
+
+
+def _lines_of_multiway_join(
+    report: dict[str, Any], number: int, node: MultiwayJoin, edges: Sequence[Edge], counts: dict[str, StreamCounts]
+) -> Iterator[str | None]:
+    """edges: to its stage, each of one of its inputs."""
+    by_input: list[list[Edge]] = [[] for _ in node.inputs]
+    for edge in edges:
+        assert isinstance(edge.steps[-1], Part), "an edge to a multiway join is of one of its inputs"
+        by_input[edge.steps[-1].number].append(edge)
+    names = [" and ".join(dict.fromkeys(edge.sender.name for edge in some)) for some in by_input]
+    what = f"{node.name} of {', '.join(names[:-1])} and {names[-1]}"
+    came = []
+    for name, some in zip(names, by_input, strict=True):
+        of_edges = [report["edges"][edge.id] for edge in some]
+        null, sent = sum(edge["null_key"] for edge in of_edges), sum(edge["sent"]["rows"] for edge in of_edges)
+        came.append(sent)
+        if null and not sent:
+            yield f"{what}: every row of {name} has a null key ({null:,} rows)"
+    for join, sides in zip(node.joins, node.sides, strict=True):
+        pair = [by_input[side.part] if side.part is not None else [] for side in sides]
+        one, two = (some[0].sender if len(some) == 1 else None for some in pair)
+        if isinstance(one, Source) and isinstance(two, Source):
+            apart = _ranges_line([one.name, two.name], (counts[one.name], counts[two.name]), join.semantics)
+            if apart is not None:
+                yield f"{what}: {apart}"
+                return
+    if report["stages"][number]["produced"] == 0 and all(came):
+        rows = f"{', '.join(f'{rows:,}' for rows in came[:-1])} and {came[-1]:,} rows"
+        yield f"{what}: nothing matched, of {rows}; check keys, times and conditions"
 
 
 # ---------------------------------------------------------------- as text

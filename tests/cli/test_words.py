@@ -48,7 +48,7 @@ SOMETIMES = {
     "bench rdf --tiny": r"(?s)parse.* x pyoxigraph.*slide.* x DuckDB.*star of three: \d.*many over few \d.*Q10, 10: \d",
     "bench routings --tiny": r"(?s)range over random \| \d.*hot: .*skew over hash \| \d.*contrand.*queue over epochs: \d",
     "bench sinks --tiny": r"\| 2 \| \d",
-    "bench stages --tiny": r"(?s)\| 2 \| \d.*\| 4 \| \d",
+    "bench stages --tiny": r"(?s)\| 2 \| \d.*\| 4 \| \d.*multiway join \| \d.*star, 2 partners: \d.* MiB; [1-9]",
 }
 RARELY = {
     "flights": r"(?s)4/5 check.*\nequal\n.*turnaround\.png",
