@@ -27,6 +27,7 @@ from swjoin.forecast.stages import Capacity, PlanProfile, StageProfile, _fit
 from swjoin.forecast.summary import forecast_plan, saturated
 from swjoin.frontends.configured import job_of
 from swjoin.plan.logical import Column, IntervalJoin, LogicalPlan, Result, Source
+from swjoin.plan.multiway import with_multiway_joins
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 from swjoin.runtime.in_process import run_local
@@ -102,6 +103,16 @@ def test_pairs_grow_with_the_product_of_both_rates() -> None:
     assert _stage("semi", 750, 750).rows_out((2, 2)) == pytest.approx(2 * 1000 * (1 - 0.25**2))
     assert _stage("anti", 250, 750).rows_out((2, 2)) == pytest.approx(2 * 1000 * 0.25**2)
     assert _stage("left", 1000, 800).rows_out((1, 0)) == 1000, "no row of the right matches"
+
+
+def test_matches_of_a_star_grow_with_the_rates_of_all_inputs() -> None:
+    columns, query = (Column("k", "int64"), Column("ts", "timestamp[us]")), QueryConfig(-1000, 0)
+    sources = tuple(Source(name, columns, "ts") for name in "abc")
+    joins = IntervalJoin("i", "a", "b", K, K, query), IntervalJoin("j", "i", "c", K, K, query)
+    plan = with_multiway_joins(LogicalPlan((*sources, *joins, Result("out", "j"))))
+    star = StageProfile(cut(plan).stages[0], (3000.0, 0.0), 50, 50, 4000.0, 100.0, 1.0, 3000.0)
+    assert star.rows_out((2, 1)) == 8 * 50
+    assert star.kept((2, 1)) == 8000
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])

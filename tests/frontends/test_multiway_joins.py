@@ -130,6 +130,25 @@ def test_hot_keys_have_products_that_come_out_in_pieces(tmp_path: Path) -> None:
     assert rows == duckdb_rows(inputs, text)
 
 
+def test_a_star_that_can_only_be_a_mistake_is_warned_about(tmp_path: Path) -> None:
+    """Streams a day apart; a key that is null in every row; keys that nothing shares."""
+    day, text = 86_400_000_000, f"SELECT a.v {STAR}"
+    said = []
+    for case, (shift, key) in enumerate([(day, 1), (0, None), (0, 2)]):
+        inputs = Inputs()
+        for name in "abc":
+            keys = pa.array([key if name == "c" else 1] * 10, pa.int64())
+            ts = pa.array(np.arange(10) + (shift if name == "b" else 0), pa.timestamp("us"))
+            path = tmp_path / f"{case}{name}.parquet"
+            pq.write_table(pa.table({"k": keys, "ts": ts, "v": np.arange(10)}), path)
+            inputs[name] = StreamConfig(str(path), (), "ts")
+        said.append(run_query(text, inputs, tmp_path / str(case))[1]["warnings"])
+    far = "a 0 s to 9 us, b 86,400 s to 86,400.000009 s; b is 23 h 59 min 59 s too late"
+    assert said[0] == [f"join 2 of a, b and c: the times of both sides cannot meet within the bounds: {far}"]
+    assert said[1] == ["join 2 of a, b and c: every row of c has a null key (10 rows)"]
+    assert said[2] == ["join 2 of a, b and c: nothing matched, of 10, 10 and 10 rows; check keys, times and conditions"]
+
+
 def test_other_routings_keep_joins_apart(streams: Inputs, tmp_path: Path) -> None:
     job = query_job(QUERIES[0], streams, tmp_path, cluster={"routing": "skew"})
     assert job.plan is not None
