@@ -20,6 +20,7 @@ from swjoin.plan.multiway import MultiwayJoin as Node
 from swjoin.plan.stages import cut
 from swjoin.state.arrangement import Arrangement
 from tests.support.planted import texts
+from tests.tools.changing_queries import run_changes
 from tests.tools.random_plans import PlanScenario, main, run_plan, simulate
 
 Monkey = pytest.MonkeyPatch
@@ -29,6 +30,15 @@ Monkey = pytest.MonkeyPatch
 def test_random_joins_in_a_row_are_right(first: int) -> None:
     for seed in range(first, first + 15):
         run_plan(seed, multiway=True)
+
+
+def test_queries_with_joins_in_a_row_come_and_go() -> None:
+    assert sum(run_changes(seed, multiway=True) for seed in range(30_000, 30_010)) > 0
+
+
+@pytest.mark.long
+def test_more_queries_with_joins_in_a_row_come_and_go() -> None:
+    assert sum(run_changes(seed, multiway=True) for seed in range(31_000, 31_150)) > 50
 
 
 @pytest.mark.long

@@ -135,10 +135,10 @@ def _named(plan: LogicalPlan, name: str) -> LogicalPlan:
     return LogicalPlan(tuple(replace(node, name=name) if isinstance(node, Result) else node for node in plan.nodes))
 
 
-def run_changes(seed: int, kind: type[ChangingSimulation] = ChangingSimulation) -> int:
-    """Simulate one scenario; returns the changes that were made. SimulationError, SwjoinError or AssertionError when the run
-    or an answer is wrong."""
-    scenario = PlanScenario.draw(seed, queries=True)
+def run_changes(seed: int, kind: type[ChangingSimulation] = ChangingSimulation, *, multiway: bool = False) -> int:
+    """Simulate one scenario; returns the changes that were made. multiway: as of `PlanScenario.draw`. SimulationError,
+    SwjoinError or AssertionError when the run or an answer is wrong."""
+    scenario = PlanScenario.draw(seed, queries=True, multiway=multiway)
     random = np.random.default_rng([seed, 40])
     plan, changes = drawn_changes(random, scenario.plan, int(random.integers(1, 4)))
     checkpoint = replace(scenario.config.checkpoint, epochs=scenario.config.checkpoint.epochs or int(random.choice([1, 2, 5])))
