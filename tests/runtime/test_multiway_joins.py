@@ -33,7 +33,7 @@ def test_random_joins_in_a_row_are_right(first: int) -> None:
 
 
 def test_queries_with_joins_in_a_row_come_and_go() -> None:
-    assert sum(run_changes(seed, multiway=True) for seed in range(30_000, 30_005)) > 0
+    assert sum(run_changes(seed, multiway=True) for seed in range(30_001, 30_014)) > 0
 
 
 @pytest.mark.long
