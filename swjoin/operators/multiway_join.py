@@ -26,6 +26,7 @@ from swjoin.core.multiway_columns import MultiwayColumns
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import LIGHT_ROWS, Step, Work
 from swjoin.operators.keyed_operator import KeyedOperator, LeavingState, Limits, StatePart
+from swjoin.operators.result_buffer import TAIL_BYTES
 from swjoin.state.arrangement import I32, Arrangement
 from swjoin.state.arrays import STAT_COMPARISONS
 from swjoin.state.delay_histogram import record_delays
@@ -91,6 +92,7 @@ class MultiwayJoin(KeyedOperator):
     def _next_matches(self, work: Work, now_us: int, search: _Search) -> tuple[ResultRows, I64]:
         """Some rows that come out, and their partition-groups."""
         most = max(1, self._limits.result_bytes // (_ID_BYTES + self._columns.row_bytes))
+        most = max(1, min(most, TAIL_BYTES // max(1, self._rows.longest_tail * self._rows.parts)))
         rows, walked, done = self._rows.matches(search.state, self._order, most)
         work.stats[STAT_COMPARISONS] += walked
         found, at = self._rows_of(rows)

@@ -32,6 +32,7 @@ from swjoin.plan.logical import (
 )
 
 _FAR_US = 1 << 61  # bounds beyond all times
+_MOST_BOUND_US = 1 << 56  # the sum of those of eight inputs is a time, too
 _ROUNDED_US = 4  # times are whole microseconds, columns and intervals may be finer
 
 
@@ -255,6 +256,7 @@ def _may_be_one(plan: LogicalPlan, join: IntervalJoin) -> bool:
     """Whether a join of two may be one with others: an inner one by a key, within bounds of time."""
     query = join.semantics
     plain = query.how == "inner" and query.match == "all" and not query.bounds.count_windows and not query.unbounded
+    plain = plain and max(abs(query.bounds.lower_us), abs(query.bounds.upper_us)) < _MOST_BOUND_US
     below = [plan.node(name) for name in join.inputs]
     shared = any(isinstance(reader, Within) for reader in plan.readers[join.name])
     return plain and join.band is None and not shared and not any(isinstance(node, Spread | Copies) for node in below)
@@ -266,12 +268,12 @@ def _alone(plan: LogicalPlan, join: IntervalJoin, steps: Sequence[Filter | Proje
 
 
 def _same_types(plan: LogicalPlan, *joins: IntervalJoin) -> bool:
-    """Whether the keys of all sides have the same types, which are compared as they are."""
-    types = set()
+    """Whether the key columns that are compared with each other have the same types: they are compared as they are."""
     for join in joins:
-        for name, key in zip(join.inputs, join.keys, strict=True):
-            types.add(tuple(sorted(_plain(plan.schema(name).types[column]) for column in key)))
-    return len(types) == 1
+        left, right = (plan.schema(name).types for name in join.inputs)
+        if any(_plain(left[one]) != _plain(right[other]) for one, other in zip(*join.keys, strict=True)):
+            return False
+    return True
 
 
 def _plain(kind: str) -> str:

@@ -277,6 +277,11 @@ class Arrangement:
         return self._heads.nbytes + self._store.nbytes
 
     @property
+    def longest_tail(self) -> int:
+        """No row has a longer payload of variable length, in bytes."""
+        return self._store.longest_tail
+
+    @property
     def _records(self) -> tuple[I64, I64, I64]:
         """Arena and slots, as of `_match`."""
         found = self._store.rows()

@@ -79,6 +79,15 @@ def test_keys_of_other_types_stay_apart() -> None:
     assert len(cut(with_multiway_joins(LogicalPlan(nodes))).stages) == 2
 
 
+def test_keys_whose_types_are_exchanged_stay_apart() -> None:
+    """One column of 32 bits with one of 64, and the other way round."""
+    keys = (Column("k", "int32"), Column("v", "int64")), (Column("k", "int64"), Column("v", "int32"))
+    sources = (Source(name, (*keys[name == "b"], Column("ts", "timestamp[us]")), "ts") for name in "abc")
+    both = {"left_key": ("k", "v"), "right_key": ("k", "v")}
+    joins = (replace(_join("i", "a", "b"), **both), replace(_join("j", "i", "c"), **both))  # type: ignore[arg-type]
+    assert len(cut(with_multiway_joins(LogicalPlan((*sources, *joins, Result("out", "j"))))).stages) == 2
+
+
 def test_no_more_than_eight_inputs_are_one() -> None:
     nodes: list[Node] = [_join("j0", "a", "b")]
     nodes += [_join(f"j{i}", f"j{i - 1}", "abcd"[i % 4]) for i in range(1, 10)]
