@@ -158,11 +158,8 @@ class MultiwayJoin(KeyedOperator):
         leaving = TupleBatch.empty()
         if mine.any():
             rows = state.rows(numbers[needed & mine])
-            out, arrival = (
-                self._columns.as_sent(self._keys, rows.part, rows.key, rows.payload),
-                np.zeros(len(rows.key), np.int64),
-            )
-            leaving = TupleBatch(rows.key, rows.ts, rows.id, arrival, None, out)
+            columns = self._columns.as_sent(self._keys, rows.part, rows.key, rows.payload)
+            leaving = TupleBatch(rows.key, rows.ts, rows.id, np.zeros(len(rows.key), np.int64), None, columns)
             state.keep(numbers[needed & ~mine])
         return LeavingState(move_id, [StatePart(leaving)] if len(leaving) else [], (self._final_us, 0), chunk_bytes)
 

@@ -13,9 +13,11 @@ import pytest
 
 from swjoin.config.connectors import StreamConfig
 from swjoin.frontends.sql import planner
+from swjoin.operators import multiway_join
 from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
+from swjoin.state.arrangement import Arrangement
 from tests.support.plan_runs import duckdb_rows
 from tests.support.queries import check_on_ranks, checked_query, query_job, run_query
 
@@ -128,6 +130,25 @@ def test_hot_keys_have_products_that_come_out_in_pieces(tmp_path: Path) -> None:
     rows, report = run_query(text, inputs, tmp_path / "run", module={"result_buffer_bytes": "64KiB"})
     assert report["results"]["count"] == 60**3
     assert rows == duckdb_rows(inputs, text)
+
+
+def test_pieces_of_matches_have_a_bounded_size_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiway_join, "TAIL_BYTES", 3_000)
+    matches, sizes = Arrangement.matches, list[int]()
+
+    def measured(self: Arrangement, search: Any, order: Any, most: int) -> Any:
+        found = matches(self, search, order, most)
+        sizes.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(Arrangement, "matches", measured)
+    inputs = Inputs()
+    for name in "abc":
+        ts = pa.array(np.arange(9), pa.timestamp("us"))
+        pq.write_table(pa.table({"k": np.zeros(9, np.int64), "ts": ts, "x": [name * 100] * 9}), tmp_path / f"{name}.parquet")
+        inputs[name] = StreamConfig(str(tmp_path / f"{name}.parquet"), (), "ts")
+    checked_query(f"SELECT a.x, b.x AS y, c.x AS z {STAR}", inputs, tmp_path / "run")
+    assert max(sizes) == 10  # of three texts of 100 bytes each
 
 
 def test_a_star_that_can_only_be_a_mistake_is_warned_about(tmp_path: Path) -> None:

@@ -88,6 +88,11 @@ def test_keys_whose_types_are_exchanged_stay_apart() -> None:
     assert len(cut(with_multiway_joins(LogicalPlan((*sources, *joins, Result("out", "j"))))).stages) == 2
 
 
+def test_bounds_whose_sums_are_beyond_all_times_stay_apart() -> None:
+    far = 1 << 57
+    assert len(cut(_plan(_join("i", "a", "b", (-far, far)), _join("j", "i", "c"))).stages) == 2
+
+
 def test_no_more_than_eight_inputs_are_one() -> None:
     nodes: list[Node] = [_join("j0", "a", "b")]
     nodes += [_join(f"j{i}", f"j{i - 1}", "abcd"[i % 4]) for i in range(1, 10)]

@@ -4,6 +4,8 @@ joins of two; and planted bugs, each of which some of them must catch."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -50,9 +52,10 @@ def test_more_random_joins_in_a_row_are_right(first: int) -> None:
 # ---------------------------------------------------------------- planted bugs
 
 
-def _scenarios(found: list[PlanScenario] = []) -> list[PlanScenario]:  # noqa: B006 - drawn once
+@cache
+def _scenarios() -> list[PlanScenario]:
     """Of plans with a multiway join that has rows, all different."""
-    seed = 20_000
+    found, seed = list[PlanScenario](), 20_000
     while len(found) < 40:
         scenario = PlanScenario.draw(seed, multiway=True)
         stages = cut(scenario.plan, scenario.config.cluster.strategy).stages
@@ -143,8 +146,6 @@ def a_condition_between_the_joins_is_forgotten(monkeypatch: Monkey) -> None:
     rows_of = MultiwayColumns._joined
 
     def wide(self: MultiwayColumns, join: Any, *rest: Any) -> TupleBatch:
-        from dataclasses import replace
-
         return rows_of(self, replace(join, lower_us=-(1 << 60), upper_us=1 << 60), *rest)
 
     monkeypatch.setattr(MultiwayColumns, "_joined", wide)
