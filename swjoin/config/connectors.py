@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from swjoin.core.units import check_time_zone
 
 QUERY_IN_TOPIC = "{query}"
 LIVE_SOURCES = ("flight", "kafka", "watch")
+_IRI = re.compile(r"""[A-Za-z][A-Za-z0-9+.-]*:[^<>"{}|^`\\\x00-\x20]*""")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class StreamConfig:
     times.
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
     csv: how files of text are read. schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us],
-    note: string`.
+    note: string`. iri: of an RDF stream, or without a time a static graph, as queries name it; s, p and o are its terms.
     """
 
     path: str | tuple[str, ...] | None = None
@@ -113,6 +115,7 @@ class StreamConfig:
     assume_timezone: str | None = None
     csv: TextConfig | None = None
     generate: Literal["left", "right", "calls"] | None = None
+    iri: str | None = None
 
     def __post_init__(self) -> None:
         check(self.csv is None or not self.live, "stream: csv is for files")
@@ -126,6 +129,8 @@ class StreamConfig:
         check(not needs or self.schema is not None, "stream: give its schema, such as 'user: int64, ts: timestamp[us]'")
         plain = (self.csv, self.time_unit, self.assume_timezone) == (None, None, None) and self.time in ("", "ts")
         check(self.generate is None or plain, "stream: generated rows have the time ts; leave how times and text are read out")
+        check(self.iri is None or not self.key, "stream: iri is for inputs of queries, which have no key")
+        check(self.iri is None or _IRI.fullmatch(self.iri) is not None, f"stream: iri {self.iri} is no absolute IRI")
         check(self.schema is None or self.live, "stream: schema is for live streams; files say theirs themselves")
 
     @property

@@ -1,8 +1,8 @@
 """The job of a configuration: the join of two streams, or a query in SQL over inputs.
 
 What: `job_of` and `job_to_run(path, overrides, command)`, without outputs; `job_of_query` and `has_query`, of a mapping.
-Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{name: ..., sql: ..., functions: ...}]` and
-`inputs` stand in place of `join`, `left` and `right`; all other sections are those of any run.
+Why: `run`, `explain`, `plan`, `simulate` and sweeps take the same files. `queries: [{name: ..., sql: ..., functions: ...}]`, or
+`sparql`, and `inputs` stand in place of `join`, `left` and `right`; all other sections are those of any run.
 Stays out: the other keys (`config.loader`), SQL (`frontends.sql`), options of `swjoin query` (`cli.query`).
 """
 
@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swjoin.config.connectors import StreamConfig
 from swjoin.config.job import Job, load_job
@@ -25,13 +25,15 @@ from swjoin.plan.sharing import check_query_name
 
 if TYPE_CHECKING:
     from swjoin.frontends.sql.functions import Function
-    from swjoin.frontends.sql.planner import QueryText
+    from swjoin.frontends.sql.planner import QueryText, Table
+    from swjoin.plan.logical import LogicalPlan
 
 _OF_TWO_STREAMS = (
     *("join", "left", "right", *JOIN_KEYS),
     *(name for name, paths in OPTION_KEYS.items() if paths[0].startswith(("left.", "right."))),
 )
 _FUNCTION = "{call: package.module:function, schema: 'user: string, score: double'}"
+_LANGUAGES = {"sql", "sparql"}
 _OF_RUNS = ("results", "late", "metrics")
 _OF_JOINS = {"key": "joins of a query name their keys", "on": "joins of a query name their keys"}
 _OF_JOINS |= dict.fromkeys(("columns", "id"), "a query names what it reads")
@@ -58,7 +60,7 @@ def job_to_run(path: Path, overrides: Sequence[str], command: str, *, served: bo
 def has_query(plain: Mapping[str, Any]) -> bool:
     """Whether a configuration has a query in SQL, or its inputs, in the place of a join."""
     queries = plain.get("queries")
-    texts = isinstance(queries, list) and any(isinstance(query, dict) and "sql" in query for query in queries)
+    texts = isinstance(queries, list) and any(isinstance(query, dict) and query.keys() & _LANGUAGES for query in queries)
     return plain.get("inputs", []) != [] or texts  # a join that was written as plain values has none
 
 
@@ -83,26 +85,47 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
         raise UserError("workload: no input is generated; leave it out, or write inputs: {NAME: {generate: calls}}")
     rest |= {"inputs": [to_plain(stream) for stream in inputs.values()], "join": {"lower_us": 0, "upper_us": 0}}
     config = read_config(rest, [], where, served=served)
-    query = plan_queries(queries, tables, config.cluster.routing)
+    planned = {name: _planned(of, inputs, tables) if isinstance(of, _Sparql) else of for name, of in queries.items()}
+    query = plan_queries(planned, tables, config.cluster.routing)
     streams = dict(zip(inputs, config.inputs, strict=True))
     config = replace(config, inputs=tuple(streams[name] for name in query.tables))
     return Job(config, None, False, None, None, command, plan=plan_to_plain(query.plan))
 
 
-def _queries_of(queries: object) -> dict[str, QueryText]:
+class _Sparql(NamedTuple):
+    """A query over RDF streams. where: it begins errors."""
+
+    text: str
+    where: str
+
+
+def _planned(query: _Sparql, inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) -> LogicalPlan:
+    from swjoin.frontends.rdf.live_planner import plan_live, streams_of
+
+    streams = streams_of(inputs, tables)
+    try:
+        return plan_live(query.text, streams)
+    except UserError as error:
+        raise error.prefixed(query.where) from None
+
+
+def _queries_of(queries: object) -> dict[str, QueryText | _Sparql]:
     """By name. UserError for one that is no query."""
     from swjoin.frontends.sql.planner import QueryText
 
     if not isinstance(queries, list) or not queries:
         count = "0 queries" if isinstance(queries, list) else "no list of queries"
         raise UserError(f"queries: {count}; give one or more, as [{{name: NAME, sql: SELECT ...}}]")
-    found: dict[str, QueryText] = {}
+    found: dict[str, QueryText | _Sparql] = {}
     for number, query in enumerate(queries):
         where = f"queries.{number}"
-        known = isinstance(query, dict) and {"sql"} <= set(query) <= {"name", "sql", "functions"}
-        if not known or not isinstance(query["sql"], str):
+        languages = _LANGUAGES & query.keys() if isinstance(query, dict) else set()
+        language = min(languages, default="sql")
+        known = len(languages) == 1 and set(query) <= {"name", language, *(["functions"] if language == "sql" else [])}
+        if not known or not isinstance(query[language], str):
+            beside = "name: and functions: at most" if language == "sql" else "name: at most"
             raise UserError(
-                f"{where}: {shown(query)} is no query; write sql: and its text, and beside it name: and functions: at most"
+                f"{where}: {shown(query)} is no query; write sql:, or sparql:, and its text, and beside it {beside}"
             )
         if len(queries) > 1 and "name" not in query:
             raise UserError(
@@ -111,6 +134,9 @@ def _queries_of(queries: object) -> dict[str, QueryText]:
         name = query.get("name", "")
         if "name" in query:
             check_query_name(name, f"{where}.name", found)
+        if language == "sparql":
+            found[name] = _Sparql(query["sparql"], f"{where}.sparql")
+            continue
         given = query.get("functions", {})
         if not isinstance(given, dict):
             raise UserError(f"{where}.functions: expected a mapping of names to {_FUNCTION}, got {shown(given)}")

@@ -19,6 +19,7 @@ from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.storage import write_whole
+from swjoin.frontends.rdf.live_planner import is_sparql, plan_live, streams_of
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.frontends.sql.tables import with_time
 from swjoin.plan.changes import periods, with_queries, without_queries
@@ -63,9 +64,11 @@ def request_change(run_dir: Path, added: Mapping[str, str], dropped: Sequence[st
     not answer in time."""
     plan, config = _open_run(run_dir)
     tables, plans = _tables(plan, config), dict[str, LogicalPlan]()
+    streams = streams_of(dict(zip(tables, config.inputs, strict=True)), tables)
     for name, text in added.items():
         try:
-            plans[name] = plan_query(text, tables, {}, config.cluster.routing).plan
+            sparql = bool(streams) and is_sparql(text)
+            plans[name] = plan_live(text, streams) if sparql else plan_query(text, tables, {}, config.cluster.routing).plan
         except UserError as error:
             raise error.prefixed(name) from None
     with_queries(without_queries(plan, dropped, 0), plans, 0)  # what is wrong with it is known at once

@@ -21,34 +21,16 @@ from swjoin.core.arrow_views import booleans_of
 from swjoin.core.batch import I64, U64
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.row_digests import row_hashes
-from swjoin.frontends.rdf.dictionary import boolean_texts, number_texts, string_texts
 from swjoin.frontends.rdf.families import Family
 from swjoin.frontends.rdf.inputs import Graphs
 from swjoin.frontends.rdf.planner import Planned, Shown
+from swjoin.frontends.rdf.written_terms import written_terms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _BORN, _MEMBER = "born", "member"
 _OPEN_FILES = 200
-
-
-def _number_terms(numbers: pa.Array, ranks: pa.Array) -> pa.LargeStringArray:
-    """Each different number is written once. Null where number or rank is."""
-    import pyarrow as pa
-
-    known = booleans_of(numbers.is_valid()) & booleans_of(ranks.is_valid())
-    values = numbers.fill_null(0).to_numpy(zero_copy_only=False)
-    found = values.view(np.int64) if values.dtype == np.float64 else values.astype(np.int64)
-    kinds = ranks.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int8)
-    by = np.lexsort((found, kinds))
-    new = np.ones(len(by), np.bool_)
-    new[1:] = (found[by[1:]] != found[by[:-1]]) | (kinds[by[1:]] != kinds[by[:-1]])
-    first, place = by[new], np.empty(len(by), np.int64)
-    place[by] = np.cumsum(new) - 1
-    exact = None if values.dtype == np.float64 else found[first]
-    texts = number_texts(values[first].astype(np.float64), kinds[first], exact)
-    return texts.take(pa.array(place, mask=~known))
 
 
 class Total(NamedTuple):
@@ -127,23 +109,13 @@ class Answer:
         return [Total(int(count), int(digest)) for count, digest in zip(counts, digests, strict=True)]
 
     def _terms(self, shown: Shown, rows: pa.RecordBatch) -> pa.LargeStringArray:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         columns = [rows.column(name) for name in shown.columns]
         if shown.form in ("term", "ordered"):
             codes: I64 = columns[0].fill_null(-1).to_numpy(zero_copy_only=False)
             if shown.form == "ordered":
                 codes = np.where(codes < 0, -1, self.graphs.values.of_order[codes])
             return self.graphs.dictionary.decode(codes)
-        if shown.form == "number":
-            return _number_terms(columns[0], columns[1])
-        if shown.form == "text":
-            return string_texts(columns[0], columns[1] if len(columns) > 1 else None)
-        if shown.form == "truth":
-            texts = boolean_texts(booleans_of(columns[0].fill_null(False)))
-            return pc.if_else(columns[0].is_valid(), texts, pa.scalar(None, pa.large_string()))
-        return pc.binary_join_element_wise("<", columns[0].cast(pa.string()), ">", "")
+        return written_terms(shown.form, columns)
 
     def _constructed(self, columns: list[pa.Array], born: pa.Array, members: I64) -> Decoded:
         """A row per solution and triple of the template; what is no triple, as its subject is a literal, is left out. members:

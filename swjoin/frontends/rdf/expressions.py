@@ -52,12 +52,13 @@ Facets: TypeAlias = Callable[[str], str | None]
 class Variable:
     """A variable that a pattern binds. column: of its codes; those of facets add an underscore and the facet.
     kinds: of the terms that it has. integers: all of its numbers are integers of 64 bits. clash: two of its numbers are equal,
-    and written differently."""
+    and written differently. ordered: terms have places in the order of MIN and MAX."""
 
     column: str
     kinds: frozenset[int] = frozenset(range(9))
     integers: bool = False
     clash: str = ""
+    ordered: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Compiler:
         known = self.variables[name]
 
         def facet(which: str) -> str | None:
-            if not known.kinds & _KINDS_OF.get(which, known.kinds):
+            if not known.kinds & _KINDS_OF.get(which, known.kinds) or (which == "ord" and not known.ordered):
                 return None
             self.needed.setdefault(name, set()).add(which)
             return f'"{known.column}_{which}"'

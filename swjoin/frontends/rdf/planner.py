@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ class _Relation:
 def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None, *, routed: bool = False) -> Planned:
     """parameters: of a family of queries. routed: of one with several windows, whose rows have the times of their triples. All
     constants are in the dictionary of the graphs (`add_constants`). UserError for what is not supported."""
-    return _Planner(query, graphs, matched(query, graphs, parameters), routed).planned()
+    return Planner(query, graphs, matched(query, graphs, parameters), routed).planned()
 
 
 def is_one_plan(query: RdfQuery, graphs: Graphs, parameters: Parameters | None) -> bool:
@@ -133,7 +134,9 @@ def _constants(query: RdfQuery) -> list[str]:
 
 
 @dataclass
-class _Planner:
+class Planner:
+    """Over tables of codes; `frontends.rdf.live_planner` has the other one, over columns of text."""
+
     query: RdfQuery
     graphs: Graphs
     inputs: list[Input]
@@ -147,18 +150,14 @@ class _Planner:
         for found in self.order:
             for name in found.codes:
                 self.home.setdefault(name, found)
-        read = _read_by_expressions(self.query)
-        variables = {
-            name: variable_of(name, f"v{i}", found, self.graphs.values) if name in read and found.count else Variable(f"v{i}")
-            for i, (name, found) in enumerate(self.home.items())
-        }
-        self.compiler = Compiler(variables, self._constant)
+        variables = {name: self.variable(name, f"v{i}", found) for i, (name, found) in enumerate(self.home.items())}
+        self.compiler = Compiler(variables, self.constant)
         for name, expr in self.query.binds:
             self.compiler.computed[name] = self.compiler.value(expr)
         filters = [self.compiler.condition(expr) for expr in self.query.filters]
         last = self._last()
         text = self._joins(filters, last.columns, mortal=last.distinct or last.calls is not None)
-        self.tables = self._tables()
+        self.tables = self.made_tables()
         plan = self._plan(text, last)
         blocks = blocks_of(self.query)
         times = [(f"t{i}", blocks.index(f.pattern.block)) for i, f in self._timed() if f.pattern.block is not None]
@@ -173,7 +172,17 @@ class _Planner:
         """Whether lives are compared by places."""
         return any(found.places is not None for found in self.inputs)
 
-    def _constant(self, text: str) -> Value:
+    def variable(self, name: str, column: str, found: Input) -> Variable:
+        """What is known of a variable that an input binds."""
+        if name in self._read and found.count:
+            return variable_of(name, column, found, self.graphs.values)
+        return Variable(column)
+
+    @cached_property
+    def _read(self) -> set[str]:
+        return _read_by_expressions(self.query)
+
+    def constant(self, text: str) -> Value:
         """A constant as columns would have it."""
         code = self.graphs.dictionary.code_of(text)
         assert code is not None, "constants have codes"
@@ -195,7 +204,8 @@ class _Planner:
         rank = facet_of("rank", codes, self.graphs.values, text)[0].as_py()
         return Value("term", facet, str(code), frozenset({kind}), integers=kind == NUMERIC and rank == 0)
 
-    def _tables(self) -> dict[str, pa.Table]:
+    def made_tables(self) -> dict[str, pa.Table]:
+        """Of the inputs, with what the query reads of them."""
         names = {name: known.column for name, known in self.compiler.variables.items()}
         needed = {name: sorted(facets) for name, facets in self.compiler.needed.items()}
         made = {}
@@ -237,7 +247,7 @@ class _Planner:
                 columns |= {f"{self._column(name)}_{facet}" for facet in self.compiler.needed.get(name, ())}
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
-        name = found.name
+        name = self.relation(found, parts)
         for i, _ in (timed for timed in self._timed() if timed[1] is found):
             columns.add(f"t{i}")
             name = f"w{i}"
@@ -245,6 +255,10 @@ class _Planner:
         return _Relation(
             name, set(found.codes), columns, found.reach_us, plain or found.static, found.static, found.life_us or 0
         )
+
+    def relation(self, found: Input, parts: list[str]) -> str:
+        """The name, in the SQL text, of an input's mappings. parts: of the text before."""
+        return found.name
 
     def _filtered(self, relation: _Relation, waiting: list[tuple[str, set[str]]], parts: list[str]) -> _Relation:
         """With the filters whose columns are there."""
@@ -287,7 +301,7 @@ class _Planner:
 
     # ------------------------------------------------------------ the answer
 
-    def _last(self) -> _Last:
+    def _last(self) -> Last:
         query = self.query
         if query.grouped:
             return _Groups(self).last()
@@ -296,7 +310,7 @@ class _Planner:
         if query.template is not None:
             names = _template_variables(query.template)
             template = tuple(_template(triple, names) for triple in query.template)
-        last = _Last(template=template)
+        last = Last(template=template)
         for i, name in enumerate(names):
             self._show(last, name, self.compiler.value(Var(name)), i)
         last.distinct = query.distinct
@@ -313,7 +327,7 @@ class _Planner:
         """The number of the member, of a family; as SQL."""
         return f'"{self._column(MEMBER)}"' if MEMBER in self.home else None
 
-    def _show(self, last: _Last, name: str, value: Value, number_of: int) -> None:
+    def _show(self, last: Last, name: str, value: Value, number_of: int) -> None:
         """A column of the answer. The columns of its value are computed behind the joins."""
         texts = columns_of(value)
         columns = []
@@ -324,9 +338,8 @@ class _Planner:
             columns.append(column)
         last.shown.append(Shown(name, value.form, tuple(columns)))
 
-    def _plan(self, text: str, last: _Last) -> LogicalPlan:
-        tables = {found.name: self._described(found) for found in self.inputs}
-        plan = plan_query(text, tables).plan
+    def _plan(self, text: str, last: Last) -> LogicalPlan:
+        plan = self.plan_of(text)
         nodes: list[Node] = [node for node in plan.nodes if not isinstance(node, Result)]
         result = next(node for node in plan.nodes if isinstance(node, Result))
         top = result.input
@@ -340,7 +353,7 @@ class _Planner:
         add(Project("terms", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed)))
         if last.calls is None and last.distinct:
             key = tuple(column for column, _ in last.computed)
-            longest = self._longest_us()
+            longest = self.longest_us()
             add(
                 LiveGroups("distinct", top, key, "from", "dead", as_of=_BORN, mode="births", longest_us=longest and longest + 1)
             )
@@ -352,14 +365,22 @@ class _Planner:
         names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
         names += [(_MEMBER, f'"{_MEMBER}"')] if self.member is not None and last.calls is None else []
         names += [(f"t{i}", f'"t{i}"') for i, _ in self._timed()]
-        add(Project("answer", top, (*(last.outputs or names), (_BORN, f'"{born}"'))))
-        return LogicalPlan((*nodes, Result("result", top, True)))
+        answer = self.answer(top, last, (*(last.outputs or names), (_BORN, f'"{born}"')))
+        return LogicalPlan((*nodes, *answer, Result("result", answer[-1].name, True)))
+
+    def plan_of(self, text: str) -> LogicalPlan:
+        """Of the joins, as SQL."""
+        return plan_query(text, {found.name: self._described(found) for found in self.inputs}).plan
+
+    def answer(self, below: str, last: Last, columns: tuple[tuple[str, str], ...]) -> list[Node]:
+        """The last nodes of the plan. below: the node that they read. columns: of the answer's values, as SQL, and `born`."""
+        return [Project("answer", below, columns)]
 
     def _described(self, found: Input) -> Table:
         schema = self.tables[found.name].schema
         return Table(tuple((f.name, str(f.type)) for f in schema), None if found.static else "ts")
 
-    def _longest_us(self) -> int:
+    def longest_us(self) -> int:
         """Of the lives of results; 0 if one may live for ever."""
         longest = 0
         for found in self.inputs:
@@ -370,23 +391,23 @@ class _Planner:
             longest = max(longest, int((found.lives.dead - found.ts).max()))
         return longest
 
-    def _dead(self, last: _Last) -> str:
+    def _dead(self, last: Last) -> str:
         """Deaths of results. One that dies at its birth, as places tell, has been there, so it is a row of DISTINCT."""
         placed = self._placed
         return 'GREATEST("dead", "born" + 1)' if placed and last.distinct else '"dead"'
 
-    def _groups(self, below: str, last: _Last) -> LiveGroups:
+    def _groups(self, below: str, last: Last) -> LiveGroups:
         slides = {f.pattern.block.window.slide_us for f in self.inputs if f.pattern.block is not None}
         every = slides.pop() if len(slides) == 1 else 0
         calls = tuple(last.calls or ())
         kind: LifeMode = "boundaries" if every else "changes"
         return LiveGroups(
-            "groups", below, tuple(last.keys), "from", "dead", calls, _BORN, every, kind, longest_us=self._longest_us()
+            "groups", below, tuple(last.keys), "from", "dead", calls, _BORN, every, kind, longest_us=self.longest_us()
         )
 
 
 @dataclass
-class _Last:
+class Last:
     """What is behind the joins. columns: of their rows that are read. computed: columns of each row, as SQL. keys, calls: of
     groups; None: rows are no groups. having, outputs: over their columns. shown: columns of the answer."""
 
@@ -469,12 +490,12 @@ def _template(triple: tuple[Term, Term, Term], names: Sequence[str]) -> tuple[in
 class _Groups:
     """The columns of groups."""
 
-    def __init__(self, planner: _Planner) -> None:
+    def __init__(self, planner: Planner) -> None:
         self._planner, self._query = planner, planner.query
-        self._last = _Last(calls=[])
+        self._last = Last(calls=[])
         self._values: dict[str, Value] = {}  # of keys and aggregates, over the columns of groups
 
-    def last(self) -> _Last:
+    def last(self) -> Last:
         last, query = self._last, self._query
         if self._planner.member is not None:
             last.keys.append(self._computed(_MEMBER, self._planner.member))
@@ -486,7 +507,7 @@ class _Groups:
             self._values[name] = self._key(name, value, columns)
         for i, call in enumerate(query.aggregates):
             self._values[call.name] = self._aggregate(call, i)
-        compiler = Compiler(self._planner.compiler.variables, self._planner._constant, dict(self._values))
+        compiler = Compiler(self._planner.compiler.variables, self._planner.constant, dict(self._values))
         for name, expr in query.outputs:
             compiler.computed[name] = compiler.value(expr)
         last.having = [compiler.condition(expr) for expr in query.having]
@@ -586,10 +607,21 @@ class _Groups:
                 remedy="leave DISTINCT out, or write them alike",
             )
 
+    def _extreme_number(self, call: AggregateOf, value: Value, name: str) -> Value:
+        """MIN and MAX where terms have no places in an order: unbound where a value is no number."""
+        num, rank = self._planner.compiler.num(value)
+        numbers = self._computed(f"{name}_num", num)
+        found = self._call(name, call.function.lower(), numbers)
+        widest = self._call(f"{name}_widest", "max", self._computed(f"{name}_rank", f"CAST({rank} AS BIGINT)"))
+        known, rows = self._call(f"{name}_count", "count", numbers), self._call(f"{name}_rows", "count", None)
+        return number(f"(CASE WHEN {known} = {rows} THEN {found} END)", widest)
+
     def _extreme(self, call: AggregateOf, value: Value, name: str) -> Value:
         function = call.function.lower()
         if value.form != "term":
             raise UserError(f"{call.function} of a computed value is not supported", remedy="take a variable")
+        if value.facet("ord") is None:
+            return self._extreme_number(call, value, name)
         place = self._call(name, function, self._computed(f"{name}_ord", value.facet("ord") or ""))
 
         def facet(which: str) -> str | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -230,11 +231,22 @@ class TermValues:
         self.time_us: I64 = np.zeros(count, np.int64)
         self.is_time: Bool = np.zeros(count, np.bool_)
         self.truth: Bool = np.zeros(count, np.bool_)
-        exact = self._read_values(data, bounds)
-        self.order, self.of_order = self._sorted(exact)
+        self._exact = self._read_values(data, bounds)
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @property
+    def order(self) -> I64:
+        return self._orders[0]
+
+    @property
+    def of_order(self) -> I64:
+        return self._orders[1]
+
+    @cached_property
+    def _orders(self) -> tuple[I64, I64]:
+        return self._sorted(self._exact)
 
     def _read_values(self, data: U8, bounds: I64) -> F64:
         """Set the values of literals with a datatype. Returns by how much numbers exceed their doubles."""

@@ -95,11 +95,15 @@ class QueryText:
     where: str = ""
 
 
-def plan_queries(queries: Mapping[str, QueryText], tables: Mapping[str, Table], routing: str = "auto") -> Query:
+def plan_queries(queries: Mapping[str, QueryText | LogicalPlan], tables: Mapping[str, Table], routing: str = "auto") -> Query:
     """The plan of queries, by their names, that share what is equal in them; of one with no name, that of `plan_query`.
-    Joins in a row by one key are one (`plan.multiway`). UserError as there."""
+    Joins in a row by one key are one (`plan.multiway`). queries: those of another language are planned already. UserError as
+    there."""
     plans = {}
     for name, query in queries.items():
+        if isinstance(query, LogicalPlan):
+            plans[name] = query
+            continue
         try:
             plans[name] = plan_query(query.text, tables, query.functions, routing).plan
         except UserError as error:
@@ -465,7 +469,6 @@ class _Planner:
             _only(node, "this", "alias")
             query, function = found
             relation = self._aliased(self.query(query, named), NAME)
-            refuse_static(relation, NAME)
             return self._aliased(mapped(relation, function, self._functions), node.alias or NAME.lower())
         if (call := window_call(node)) is not None:
             windowed = self._windowed(node, call, named)

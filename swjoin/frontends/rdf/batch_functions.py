@@ -1,0 +1,105 @@
+"""What becomes of RDF terms in the batches of a run: functions that a plan names (`plan.map_batches`).
+
+What: `triples`, rows of a stream or a graph as terms in one spelling; `mappings`, mappings with their lives and with what
+expressions read of terms; `written`, rows of an answer as terms.
+Why: while a run goes on, terms are text, so that any process joins, checkpoints and shows them, and no dictionary has to be the
+same in all of them. What of a term is no text is computed where it is read, once for each term of a batch.
+Stays out: which functions a query needs (`frontends.rdf.live_planner`), codes of files (`frontends.rdf.inputs`).
+
+A function sees columns alone, so their names say what is to be done, in parts with colons between them.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from swjoin.core.batch import I64
+from swjoin.core.lives import Window
+from swjoin.frontends.rdf.dictionary import TermDictionary
+from swjoin.frontends.rdf.inputs import facet_of
+from swjoin.frontends.rdf.ntriples import REASONS, TermReader
+from swjoin.frontends.rdf.term_values import TermValues
+from swjoin.frontends.rdf.written_terms import written_terms
+
+_LOG = logging.getLogger(__name__)
+TERMS = ("s", "p", "o")
+_SHOWN = 3  # malformed triples that a process tells
+_malformed: dict[str, None] = {}
+
+
+def triples(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`s:7`, `p` and `o` become `s`, `p` and `o` in the spelling of `TermReader`, all three null where one of them is no term;
+    blank nodes are those of scope 7. `us:1000`, the time in units of so many microseconds, becomes `born`, in microseconds; a
+    static graph has none. Other columns are as they are."""
+    scope = next(int(name.partition(":")[2]) for name in batch.schema.names if name.startswith("s:"))
+    dictionary = TermDictionary()
+    reader = TermReader(dictionary, scope=scope)
+    terms = [batch.column(f"s:{scope}"), batch.column("p"), batch.column("o")]
+    codes = [reader.read(column, role) for role, column in enumerate(terms)]
+    wrong = np.logical_or.reduce([found < 0 for found in codes])
+    if wrong.any():
+        _tell(terms, codes, int(np.argmax(wrong)))
+    made: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        head, _, number = name.partition(":")
+        if head in TERMS:
+            made[head] = dictionary.decode(np.where(wrong, -1, codes[TERMS.index(head)])).cast(pa.string())
+        elif number:
+            made["born"] = _microseconds(column, int(number))
+        else:
+            made[name] = column
+    return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+
+
+def _tell(terms: list[Any], codes: list[I64], row: int) -> None:
+    """The first malformed triples of a process, in the log."""
+    reason = REASONS[-min(int(found[row]) for found in codes)]
+    text = " ".join(str(column[row].as_py()) for column in terms)[:200]
+    if len(_malformed) < _SHOWN and text not in _malformed:
+        _malformed[text] = None
+        _LOG.warning("%s: %s; such triples are in no answer", text, reason)
+
+
+def _microseconds(column: pa.Array, unit_us: int) -> pa.Array:
+    if pa.types.is_integer(column.type):
+        return pc.multiply(column.cast(pa.int64()), unit_us)
+    return column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64())
+
+
+def mappings(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`born:5000000:10000000`, times, becomes `born` and `dead` of a window that slides by the first for the second number of
+    microseconds; `v0:num:kind` the terms `v0` and their facets `v0_num` and `v0_kind`; other columns are as they are."""
+    made: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        head, *parts = name.split(":")
+        if head == "born" and parts:
+            window = Window("slide", slide_us=int(parts[0]), width_us=int(parts[1]))
+            lives = window.lives(column.to_numpy(zero_copy_only=False))
+            made["born"], made["dead"] = pa.array(lives.born), pa.array(lives.dead)
+            continue
+        made[head] = column
+        if parts:
+            dictionary = TermDictionary()
+            codes, values = dictionary.encode(column), TermValues(dictionary)
+            for facet in parts:
+                found = facet_of(facet, codes, values, head)
+                made[f"{head}_{facet}"] = found.cast(pa.float64()) if facet == "num" else found
+    return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+
+
+def written(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`avg:number:num` and `avg:number:rank`, in this order, become the terms `avg` (`written_terms`); other columns
+    are as they are."""
+    made: dict[str, Any] = {}
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    for head, found in groupby(columns, lambda named: named[0].partition(":")[0]):
+        names, arrays = zip(*found, strict=True)
+        form = names[0].split(":")[1:2]
+        made[head] = written_terms(form[0], arrays).cast(pa.string()) if form else arrays[0]
+    return pa.RecordBatch.from_arrays(list(made.values()), list(made))

@@ -1,0 +1,254 @@
+"""From a query over RDF streams to a logical plan over inputs of a run, whose columns are terms.
+
+What: `plan_live(query, streams) -> LogicalPlan`; `RdfStream`; `is_sparql`.
+Why: a run's inputs may be live, have several gateways and queries that come and go, and none of these knows a dictionary. With
+terms as text, patterns are filters of the input and the plan is one of any query: equal parts of queries are shared, constants
+are searched together, checkpoints and moves are those of any rows.
+Stays out: the joins and groups, which are those over tables of codes (`frontends.rdf.planner`), what is done with terms
+(`frontends.rdf.batch_functions`).
+
+Kinds of terms are not known before they come, so numbers in expressions are doubles.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from swjoin.config.connectors import StreamConfig
+from swjoin.core.errors import UserError
+from swjoin.frontends.rdf.algebra import Const, Pattern, Term, Var, parse_query, tokens_of
+from swjoin.frontends.rdf.dictionary import TermDictionary
+from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
+from swjoin.frontends.rdf.inputs import Graphs, Input
+from swjoin.frontends.rdf.planner import Last, Planner, add_constants
+from swjoin.frontends.rdf.term_values import BLANK, IRI
+from swjoin.frontends.sql.functions import Function
+from swjoin.frontends.sql.planner import Table, plan_query
+from swjoin.frontends.sql.relations import quoted
+from swjoin.plan.logical import Filter, LogicalPlan, Node, Project, Union
+from swjoin.plan.map_batches import MapBatches
+
+_MODULE = "swjoin.frontends.rdf.batch_functions"
+_TERMS = ("s", "p", "o")
+_TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
+_TEXT = ("string", "large_string", "dictionary<values=string, indices=int32, ordered=0>")
+_CLASH = "live terms such as 1 and 1.0"
+
+
+class RdfStream(NamedTuple):
+    """An input that is an RDF stream, or without a time a static graph. name: of the input. scope: a number, in which a label of
+    a blank node means one node; it follows from the IRI, so that it is the same for all queries."""
+
+    name: str
+    table: Table
+    scope: int
+
+
+def is_sparql(text: str) -> bool:
+    """Whether a query is in the language of RDF streams: unlike SQL, that has braces."""
+    return any(token == "{" for kind, token, _ in tokens_of(text) if kind == "other")
+
+
+def streams_of(inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) -> dict[str, RdfStream]:
+    """The inputs that are RDF streams or static graphs, by IRI. UserError for two of one IRI."""
+    found: dict[str, RdfStream] = {}
+    for name, stream in inputs.items():
+        if stream.iri is None:
+            continue
+        if stream.iri in found:
+            raise UserError(f"inputs {found[stream.iri].name} and {name}: both are <{stream.iri}>", remedy="give each its own")
+        found[stream.iri] = RdfStream(name, tables[name], zlib.crc32(stream.iri.encode()))
+    return found
+
+
+def plan_live(text: str, streams: Mapping[str, RdfStream]) -> LogicalPlan:
+    """streams: by IRI. UserError for what the query cannot mean, or what is not supported."""
+    query = parse_query(text)
+    graphs = Graphs(TermDictionary())
+    add_constants(query, graphs)
+    for iri, stream in streams.items():
+        _check_columns(iri, stream)
+    inputs = [_input(pattern, number, streams) for number, pattern in enumerate(query.patterns)]
+    if query.template is not None and any(_is_blank(term) for triple in query.template for term in triple):
+        raise UserError("CONSTRUCT of blank nodes is not supported in a run", remedy="make IRIs, or leave them out")
+    return _LivePlanner(query, graphs, inputs, False, streams=streams).planned().plan
+
+
+def _is_blank(term: Term) -> bool:
+    return isinstance(term, Var) and term.name.startswith("_:")
+
+
+def _check_columns(iri: str, stream: RdfStream) -> None:
+    """UserError for an input that has no triples."""
+    types, time, unit_us = dict(stream.table.columns), stream.table.time, stream.table.unit_us
+    for name in _TERMS:
+        if types.get(name) not in _TEXT:
+            found = f"is {types[name]}" if name in types else "is missing"
+            problem = f"input {stream.name}, <{iri}>: column {name} {found}"
+            raise UserError(problem, remedy="give columns s, p and o, terms as text in N-Triples syntax")
+    if time is not None and (types[time].startswith("timestamp[ns") or (unit_us or 1) < 1):
+        problem = f"input {stream.name}, <{iri}>: times of nanoseconds"
+        raise UserError(problem, remedy="give microseconds, in which windows are")
+
+
+def _input(pattern: Pattern, number: int, streams: Mapping[str, RdfStream]) -> Input:
+    """A pattern as an input without rows. UserError for what no run has."""
+    codes = {name: np.empty(0, np.int64) for name in pattern.variables}
+    found = Input(f"input{number}", pattern, codes, 0)
+    if pattern.block is None:
+        _stream_of(pattern, streams)
+        return found
+    iri, window = pattern.block.iri, pattern.block.window
+    if iri not in streams or streams[iri].table.time is None:
+        known = ", ".join(f"<{name}>" for name, stream in streams.items() if stream.table.time is not None)
+        problem = f"STREAM <{iri}>: no input of the run has this IRI{f'; those of streams are {known}' if known else ''}"
+        raise UserError(problem, remedy="write iri: under an input that has a time")
+    if window.kind not in ("range", "slide"):
+        problem = f"STREAM <{iri}> [{window.description}] is not supported in a run"
+        raise UserError(problem, remedy="use RANGE, SLIDE, TUMBLING or NOW, or `swjoin rdf` over files")
+    found.ts = np.empty(0, np.int64)
+    found.reach_us = window.width_us + window.slide_us
+    return found
+
+
+def _stream_of(pattern: Pattern, streams: Mapping[str, RdfStream]) -> RdfStream:
+    """What a pattern is matched with. UserError for no static graph, and for several."""
+    if pattern.block is not None:
+        return streams[pattern.block.iri]
+    static = {iri: stream for iri, stream in streams.items() if stream.table.time is None}
+    if not static:
+        problem = "the query has triples outside of STREAM, and the run no static graph"
+        raise UserError(problem, remedy="write iri: under an input without a time")
+    if pattern.graph is not None:
+        if pattern.graph in static:
+            return static[pattern.graph]
+        problem = f"GRAPH <{pattern.graph}>: no static graph of the run has this IRI"
+        raise UserError(problem, remedy=f"those that have one are {', '.join(f'<{iri}>' for iri in static)}")
+    if len(static) > 1:
+        problem = f"triples outside of STREAM, and the run has {len(static)} static graphs"
+        raise UserError(problem, remedy="name one by GRAPH <iri> {...}")
+    return next(iter(static.values()))
+
+
+@dataclass
+class _LivePlanner(Planner):
+    """streams: by IRI."""
+
+    streams: Mapping[str, RdfStream] = field(default_factory=dict)
+    _functions: dict[str, Function] = field(default_factory=dict)
+    _triples: dict[str, str] = field(default_factory=dict)  # by input: the name of its triples in the SQL text
+
+    def variable(self, name: str, column: str, found: Input) -> Variable:
+        """Literals are objects alone."""
+        place = [isinstance(term, Var) and term.name == name for term in found.pattern.terms].index(True)
+        kinds = frozenset((IRI,) if place == 1 else (IRI, BLANK) if place == 0 else range(NAIVE + 1))
+        return Variable(column, kinds, clash=_CLASH, ordered=False)
+
+    def constant(self, text: str) -> Value:
+        """Its text takes the place of a code."""
+        known = super().constant(text)
+        return replace(known, facet=lambda which: None if which == "ord" else known.facet(which), code=sql_text(text))
+
+    def made_tables(self) -> dict[str, object]:  # type: ignore[override]
+        """There are none before rows come."""
+        return {}
+
+    def longest_us(self) -> int:
+        return max(found.reach_us for found in self.inputs) + 1
+
+    def plan_of(self, text: str) -> LogicalPlan:
+        return plan_query(text, {stream.name: stream.table for stream in self.streams.values()}, self._functions).plan
+
+    # ------------------------------------------------------------ inputs
+
+    def relation(self, found: Input, parts: list[str]) -> str:
+        if not parts:  # before all other parts of the text, whose names may be those of inputs
+            for each in self.inputs:
+                self._add_triples(_stream_of(each.pattern, self.streams), parts)
+        pattern = found.pattern
+        stream = _stream_of(pattern, self.streams)
+        rows, columns = self._triples[stream.name], dict(stream.table.columns)
+        items, types = [], []
+        if pattern.block is not None:
+            window = pattern.block.window
+            slides = f":{window.slide_us}:{window.width_us}" if window.kind == "slide" else ""
+            items += ['"ts"', f'"born" AS "born{slides}"']
+            types += [("ts", columns[stream.table.time or ""]), ("born", "int64"), *([("dead", "int64")] if slides else [])]
+        tests, places = ['"s" IS NOT NULL'], dict[str, str]()
+        for place, term in zip(_TERMS, pattern.terms, strict=True):
+            if isinstance(term, Const):
+                tests.append(f'"{place}" = {sql_text(term.text)}')
+            elif term.name in places:
+                tests.append(f'"{place}" = "{places[term.name]}"')
+            else:
+                places[term.name] = place
+        for name, place in places.items():
+            column = self.compiler.variables[name].column
+            facets = sorted(self.compiler.needed.get(name, ())) if self.home[name] is found else []
+            items.append(f'"{place}" AS "{":".join([column, *facets])}"')
+            types += [(column, "string"), *((f"{column}_{facet}", _TYPES.get(facet, "string")) for facet in facets)]
+        if not items:
+            items, types = ['"s" AS "one"'], [("one", "string")]
+        text = f"SELECT {', '.join(items)} FROM {rows} WHERE {' AND '.join(tests)}"
+        if len(types) > len(items):
+            self._functions[found.name] = Function(f"{_MODULE}:mappings", tuple(types))
+            alive = ' WHERE "born" < "dead"' if ("dead", "int64") in types else ""
+            text = f"SELECT * FROM MAP_BATCHES(({text}), '{found.name}'){alive}"
+        parts.append(f"{found.name} AS ({text})")
+        return found.name
+
+    def _add_triples(self, stream: RdfStream, parts: list[str]) -> None:
+        """The triples of an input in one spelling."""
+        if stream.name in self._triples:
+            return
+        taken = {each.name.casefold() for each in self.streams.values()}
+        name = f"triples{len(self._triples)}"
+        while name in taken:
+            name += "_"
+        self._triples[stream.name] = name
+        time, items, types = stream.table.time, [], []
+        if time is not None:
+            items += [f'{quoted(time)} AS "ts"', f'{quoted(time)} AS "us:{int(stream.table.unit_us or 1)}"']
+            types += [("ts", dict(stream.table.columns)[time]), ("born", "int64")]
+        items += [f'"s" AS "s:{stream.scope}"', '"p"', '"o"']
+        self._functions[name] = Function(f"{_MODULE}:triples", (*types, *((term, "string") for term in _TERMS)))
+        whole = f"SELECT {', '.join(items)} FROM {quoted(stream.name)}"
+        parts.append(f"{name} AS (SELECT * FROM MAP_BATCHES(({whole}), '{name}'))")
+
+    # ------------------------------------------------------------ the answer
+
+    def answer(self, below: str, last: Last, columns: tuple[tuple[str, str], ...]) -> list[Node]:
+        texts = dict(columns)
+        named, types, forms = [], [], set()
+        for number, shown in enumerate(last.shown):
+            name = shown.name if last.template is None else f"t{number}"
+            forms.add(shown.form)
+            types.append((name, "string"))
+            for column in shown.columns:
+                suffix = "" if shown.form == "term" else f":{shown.form}:{column}"
+                named.append((f"{name}{suffix}", texts[column]))
+        named.append(("born", texts["born"]))
+        nodes: list[Node] = [Project("values" if forms - {"term"} else "answer", below, tuple(named))]
+        if forms - {"term"}:
+            nodes.append(MapBatches("answer", "values", f"{_MODULE}:written", (*types, ("born", "int64"))))
+        return nodes if last.template is None else [*nodes, *_constructed(last.template)]
+
+
+def _constructed(template: tuple[tuple[int | str, int | str, int | str], ...]) -> list[Node]:
+    """A row per solution and triple of the template; what is no triple, as its subject is a literal, is left out."""
+    nodes: list[Node] = []
+    for number, triple in enumerate(template):
+        parts = [
+            (name, f'"t{part}"' if isinstance(part, int) else sql_text(part)) for name, part in zip(_TERMS, triple, strict=True)
+        ]
+        made = Project(f"triple{number}", "answer", (*parts, ("born", '"born"')))
+        fits = """NOT starts_with("s", '"') AND starts_with("p", '<') AND "o" IS NOT NULL"""
+        nodes += [made, Filter(f"fits{number}", made.name, fits)]
+    if len(template) > 1:
+        nodes.append(Union("constructed", tuple(f"fits{number}" for number in range(len(template)))))
+    return nodes

@@ -1,0 +1,54 @@
+"""Computed values as terms.
+
+What: `written_terms(form, columns)`.
+Why: an answer is of terms, whether its file is written at the end or its rows come while a run goes on.
+Stays out: terms that have codes (`frontends.rdf.dictionary`), what is computed (`frontends.rdf.expressions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swjoin.core.arrow_views import booleans_of
+from swjoin.frontends.rdf.dictionary import boolean_texts, number_texts, string_texts
+from swjoin.frontends.rdf.expressions import Form
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def written_terms(form: Form, columns: Sequence[pa.Array]) -> pa.LargeStringArray:
+    """Values as terms in N-Triples syntax; null where there is none. form: `number`, whose columns are numbers and ranks;
+    `text`, texts and perhaps languages; `truth`; `iri`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if form == "number":
+        return _number_terms(columns[0], columns[1])
+    if form == "text":
+        return string_texts(columns[0], columns[1] if len(columns) > 1 else None)
+    if form == "truth":
+        texts = boolean_texts(booleans_of(columns[0].fill_null(False)))
+        return pc.if_else(columns[0].is_valid(), texts, pa.scalar(None, pa.large_string()))
+    return pc.binary_join_element_wise("<", columns[0].cast(pa.string()), ">", "")
+
+
+def _number_terms(numbers: pa.Array, ranks: pa.Array) -> pa.LargeStringArray:
+    """Each different number is written once. Null where number or rank is."""
+    import pyarrow as pa
+
+    known = booleans_of(numbers.is_valid()) & booleans_of(ranks.is_valid())
+    values = numbers.fill_null(0).to_numpy(zero_copy_only=False)
+    found = values.view(np.int64) if values.dtype == np.float64 else values.astype(np.int64)
+    kinds = ranks.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int8)
+    by = np.lexsort((found, kinds))
+    new = np.ones(len(by), np.bool_)
+    new[1:] = (found[by[1:]] != found[by[:-1]]) | (kinds[by[1:]] != kinds[by[:-1]])
+    first, place = by[new], np.empty(len(by), np.int64)
+    place[by] = np.cumsum(new) - 1
+    exact = None if values.dtype == np.float64 else found[first]
+    texts = number_texts(values[first].astype(np.float64), kinds[first], exact)
+    return texts.take(pa.array(place, mask=~known))

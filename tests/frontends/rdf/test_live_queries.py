@@ -1,0 +1,95 @@
+"""Queries over RDF streams as a run has them, with terms as text: whole bags of rows against brute force, and digests against
+those of `swjoin rdf`."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import swjoin
+from swjoin.frontends.configured import job_of_query
+from swjoin.runtime.in_process import run_local
+from tests.frontends.rdf.test_random_queries import KINDS, table_of
+from tests.support.limits import LONG_S
+from tests.tools.random_rdf import Case, Knobs, random_case
+from tests.tools.rdf_oracle import expected, same_rows
+
+_WINDOWS = ("range", "now", "slide", "tumbling")
+_REFUSED = (
+    "is bound nowhere",
+    "are not supported; give values alike",
+    "is not supported",
+    "are not supported",
+    "different terms of one value",
+    "outside of STREAM, and the run has",
+)
+
+
+def plain_of(case: Case, folder: Path, **sections: Any) -> dict[str, Any]:
+    """A configuration of the query, whose name is q."""
+    inputs: dict[str, Any] = {}
+    for number, (iri, rows) in enumerate([*case.streams.items(), *case.static.items()]):
+        timed = iri in case.streams
+        path = folder / f"input{number}.parquet"
+        pq.write_table(table_of(rows, times=timed), path)
+        inputs[f"input{number}"] = {"path": str(path), "iri": iri, **({"time": "ts", "time_unit": "us"} if timed else {})}
+    return {
+        "queries": [{"name": "q", "sparql": case.query}],
+        "inputs": inputs,
+        "time": {"sort": True},
+        "cluster": {"epoch_tuples": 7},
+        **sections,
+    }
+
+
+def run(plain: dict[str, Any], folder: Path, slaves: int = 1) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows without those columns that a file has beside them, and the report."""
+    job = replace(job_of_query(plain, "case", "test"), target=folder / "results", directory=True, run_dir=folder)
+    folder.mkdir()
+    report = run_local(job, False, slaves)
+    tables = [pq.read_table(path) for path in sorted((folder / "results" / "q").glob("*.parquet"))]
+    return [row for table in tables for row in table.drop_columns(["row_id", "row_ts"]).to_pylist()], report
+
+
+def check(seeds: range, knobs: Knobs, folder: Path) -> None:
+    answered = rows = 0
+    for seed in seeds:
+        case = random_case(np.random.default_rng(seed), knobs)
+        if "MIN(" in case.query or "MAX(" in case.query:  # those of terms are of numbers here
+            continue
+        of_seed = folder / str(seed)
+        of_seed.mkdir()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", swjoin.ImplausibleWarning)
+                found, report = run(plain_of(case, of_seed), of_seed / "run", 1 + seed % 3)
+        except swjoin.UserError as error:
+            if not any(text in str(error) for text in _REFUSED):
+                raise AssertionError(f"seed {seed}: {error}\n{case.query}") from error
+            continue
+        wanted = expected(case.query, case.streams, case.static)
+        difference = same_rows(found, wanted)
+        assert difference is None, f"seed {seed}: {difference}\n{case.query}"
+        assert report["ledger"]["balanced"]
+        answered, rows = answered + 1, rows + len(wanted)
+    assert answered >= len(seeds) // 2, "most cases are refused"
+    assert rows >= len(seeds), "answers are nearly all empty"
+
+
+LIVE = {
+    kind: replace(knobs, windows=tuple(window for window in knobs.windows if window in _WINDOWS))
+    for kind, knobs in KINDS.items()
+    if kind != "counted"
+}
+
+
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("kind", LIVE)
+def test_rows_are_those_of_brute_force(kind: str, tmp_path: Path) -> None:
+    check(range(24), LIVE[kind], tmp_path)
