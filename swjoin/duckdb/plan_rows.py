@@ -24,11 +24,13 @@ from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import type_named
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS
+from swjoin.core.row_codec import storage
 from swjoin.core.row_digests import row_hashes
 from swjoin.core.time_windows import TimeWindows
 from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
+from swjoin.plan.columns import batch_map_of
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
@@ -45,6 +47,9 @@ from swjoin.plan.logical import (
     join_columns,
 )
 from swjoin.plan.lookups import Lookup, equality
+from swjoin.plan.map_batches import MapBatches
+
+_BATCH_ROWS = 1 << 16  # that a function gets
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _views(plan, node, found[node.input])
         elif isinstance(node, LiveGroups):
             columns, rows = _live_groups(plan, node, found[node.input])
+        elif isinstance(node, MapBatches):
+            columns, rows = _mapped(db, plan, node, found[node.input], number)
         elif isinstance(node, Lookup):
             columns, rows = _lookup(plan, node, found)
         elif isinstance(node, Copies):
@@ -125,6 +132,17 @@ def _rows(db: Any, plan: LogicalPlan, join: IntervalJoin, found: Mapping[str, No
         tests = [_near_keys(join.band, *(f"{'lr'[s]}_{inputs[s].columns[key[0]]}" for s, key in enumerate(join.keys)))]
         where = " AND ".join(f"({test})" for test in [*tests, *([] if where is None else [where])])
     return rows_of_join(db, join.semantics, where, selected)
+
+
+def as_type(column: Any, kind: Any) -> Any:
+    """A cast. DuckDB's differences of times are intervals, which Arrow does not cast to durations."""
+    import pyarrow as pa
+
+    if column.type != pa.month_day_nano_interval():
+        return column.cast(kind)
+    day = 86_400_000_000
+    micros = [None if v is None else v.months * 30 * day + v.days * day + v.nanoseconds // 1000 for v in column.to_pylist()]
+    return pa.array(micros, pa.duration("us")).cast(kind)
 
 
 def _near_keys(band: BandKeys, left: str, right: str) -> str:
@@ -191,6 +209,27 @@ def _projection(plan: LogicalPlan, node: Project, rows: NodeTable) -> tuple[dict
     made = {name: f"c{i}" for i, name in enumerate(texts)}
     values = "".join(f", {text} AS {made[name]}" for name, text in texts.items())
     return made, f"SELECT id, ts{values} FROM {rows.table}"
+
+
+def _mapped(db: Any, plan: LogicalPlan, node: MapBatches, rows: NodeTable, number: int) -> tuple[dict[str, str], str]:
+    """The columns that a function gives, and a query of its rows. Batches are not those of the run. number: of the node."""
+    import pyarrow as pa
+
+    schema = plan.schema(node.input)
+    mapped = batch_map_of(node, schema, {name for name, _ in node.columns})
+    shown = ", ".join(rows.columns[name] for name in schema.types)
+    whole = db.sql(f"SELECT rid, {shown} FROM {rows.table}").to_arrow_table().combine_chunks()
+    rids, columns = whole.column(0), whole.columns[1:]
+    given = pa.table([as_type(c, kind) for c, (_, kind) in zip(columns, mapped.read, strict=True)], list(schema.types))
+    size = max(1, len(given)) if mapped.of_whole_table else _BATCH_ROWS
+    parts = [mapped.mapped(batch) for batch in given.to_batches(max_chunksize=size)]
+    made = {name: f"c{i}" for i, (name, _) in enumerate(node.columns)}
+    arrays = [pa.chunked_array([part[i] for part in parts], storage(kind)) for i, (_, kind) in enumerate(mapped.columns)]
+    db.register("mapped", pa.table([rids, *arrays], ["rid", *made.values()]))
+    db.execute(f"CREATE TABLE mapped{number} AS SELECT * FROM mapped")
+    db.unregister("mapped")
+    values = "".join(f", m.{column}" for column in made.values())
+    return made, f"SELECT r.id, r.ts{values} FROM {rows.table} r JOIN mapped{number} m USING (rid)"
 
 
 def _lookup(plan: LogicalPlan, node: Lookup, found: Mapping[str, NodeTable]) -> tuple[dict[str, str], str]:

@@ -55,8 +55,9 @@ from swjoin.core.errors import UserError
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.row_digests import row_hashes
 from swjoin.duckdb.join_rows import NONE, count_and_digest, define_macros, key_columns, rows_of_join
-from swjoin.duckdb.plan_rows import NodeTable, define_found
+from swjoin.duckdb.plan_rows import NodeTable, as_type, define_found
 from swjoin.duckdb.session import name, open_database, path_list, text
+from swjoin.expressions.batch_map import function_named
 from swjoin.plan.columns import columns_of
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.map_batches import MapBatches
@@ -427,14 +428,21 @@ def _plan_of(job: Job, run_dir: Path) -> LogicalPlan:
         raise error.prefixed(str(run_dir / "run.json")) from None
     for node in plan.nodes:
         if isinstance(node, MapBatches):
-            problem = f"{run_dir}: DuckDB cannot call {node.description}, a function in Python"
-            raise UserError(problem, remedy="run it once more with other ranks or threads, and compare the digests")
+            _check_function(node, run_dir)
     sources, results = ([node for node in plan.nodes if isinstance(node, kind)] for kind in (Source, Result))
     as_run = len(results) == (len(job.queries) or 1) and len(sources) == len(job.config.inputs)
     joins = [node for node in plan.nodes if isinstance(node, IntervalJoin)]
     if any(join.semantics.bounds.count_windows for join in joins) or not as_run:
         raise UserError(f"{run_dir / 'run.json'}: plan: is not what it must be; the file is damaged")
     return plan
+
+
+def _check_function(node: MapBatches, run_dir: Path) -> None:
+    """UserError for a function that this process cannot import."""
+    try:
+        function_named(node.function)
+    except UserError as error:
+        raise error.prefixed(f"{run_dir}: {node.description} is not here") from None
 
 
 def _define_plan(db: Any, of: _Claimed, job: Job, folder: Path) -> bool:
@@ -475,17 +483,6 @@ def _define_plan(db: Any, of: _Claimed, job: Job, folder: Path) -> bool:
     return rows is None
 
 
-def _as(column: Any, kind: Any) -> Any:
-    """A cast. DuckDB's differences of times are intervals, which Arrow does not cast to durations."""
-    import pyarrow as pa
-
-    if column.type != pa.month_day_nano_interval():
-        return column.cast(kind)
-    day = 86_400_000_000
-    micros = [None if v is None else v.months * 30 * day + v.days * day + v.nanoseconds // 1000 for v in column.to_pylist()]
-    return pa.array(micros, pa.duration("us")).cast(kind)
-
-
 def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) -> None:
     """A table of the hashes of a query's rows, in the place of ids. types: of its columns, in their order."""
     import pyarrow as pa
@@ -494,7 +491,7 @@ def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) ->
     hashes = [np.empty(0, np.uint64)]
     cursor = db.cursor()
     for batch in cursor.sql(query).to_arrow_reader(1 << 17):
-        arrays = [_as(column, kind) for column, kind in zip(batch.columns, kinds, strict=True)]
+        arrays = [as_type(column, kind) for column, kind in zip(batch.columns, kinds, strict=True)]
         hashes.append(row_hashes(pa.RecordBatch.from_arrays(arrays, list(types))))
     cursor.register("hashes", pa.table({"l": np.concatenate(hashes)}))
     cursor.execute(f"CREATE TABLE {table} AS SELECT l, {NONE} AS r FROM hashes")

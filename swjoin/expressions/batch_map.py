@@ -74,9 +74,10 @@ def name_of(function: BatchFunction) -> str | None:
 class BatchMap:
     """The tuples with columns that a function computes from theirs.
 
-    name: of the plan's node. function: as `function_named` takes it. read: columns that the function gets, of these types.
-    columns: that it gives, likewise. time: the column among both that is the tuples' time; None: neither has it. shown: columns
-    that are needed afterwards.
+    name: of the plan's node. function: as `function_named` takes it; one with the attribute `of_whole_table`, of static tables,
+    gets all rows of one at once, others compute each row from its own values alone. read: columns that the function gets, of
+    these types. columns: that it gives, likewise. time: the column among both that is the tuples' time; None: neither has it.
+    shown: columns that are needed afterwards.
     """
 
     name: str
@@ -91,6 +92,10 @@ class BatchMap:
     def _call(self) -> BatchFunction:
         return function_named(self.function)
 
+    @property
+    def of_whole_table(self) -> bool:
+        return getattr(self._call, "of_whole_table", False)
+
     def __call__(self, rows: TupleBatch) -> TupleBatch:
         """RunFailed, with the ids of the rows, when the function fails, or gives other rows or columns than it must."""
         given = batch_of(rows)
@@ -98,8 +103,8 @@ class BatchMap:
             made = [pa.nulls(0, storage(kind)) for _, kind in self.columns]
         else:
             try:
-                made = self._mapped(given)
-                if len(rows) > 1 and not self._tried:
+                made = self.mapped(given)
+                if len(rows) > 1 and not self._tried and not self.of_whole_table:
                     self._check_halves(given, made)
                     self._tried.append(True)
             except RunFailed as error:
@@ -108,8 +113,8 @@ class BatchMap:
         batch = pa.RecordBatch.from_arrays(made, [name for name, _ in self.columns])
         return replace(rows, columns=Columns(batch.select(list(self.shown)) if self.shown else batch))
 
-    def _mapped(self, given: pa.RecordBatch) -> list[pa.Array]:
-        """The columns for these rows, as they are stored."""
+    def mapped(self, given: pa.RecordBatch) -> list[pa.Array]:
+        """The columns for these rows, as they are stored. RunFailed when the function fails, or gives others than it must."""
         arrays = [given.column(name) for name, _ in self.read]
         arrays = [a if a.type == kind else a.cast(kind) for a, (_, kind) in zip(arrays, self.read, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, [name for name, _ in self.read])
@@ -152,7 +157,7 @@ class BatchMap:
     def _check_halves(self, given: pa.RecordBatch, whole: list[pa.Array]) -> None:
         """RunFailed if rows have other values in another batch: the answer would depend on how rows are cut into batches."""
         middle = -(-len(given) // 2)
-        halves = self._mapped(given.slice(0, middle)), self._mapped(given.slice(middle))
+        halves = self.mapped(given.slice(0, middle)), self.mapped(given.slice(middle))
         for (name, _), array, *parts in zip(self.columns, whole, *halves, strict=True):
             if (at := _first_difference(array, pa.concat_arrays(parts))) is not None:
                 problem = f"it gives {name} {array[at]} in one batch, {pa.concat_arrays(parts)[at]} in another"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -201,7 +200,7 @@ class _Binder:
                 found.append(_copying(step))
                 wanted = wanted - {step.column} | {step.first, step.second}
             elif isinstance(step, MapBatches):
-                found.append(_batch_map(step, self.plan.schema(step.input), wanted))
+                found.append(batch_map_of(step, self.plan.schema(step.input), wanted))
                 wanted = set(self.plan.schema(step.input).types)
             else:
                 if wanted:
@@ -234,13 +233,23 @@ class _Binder:
         keys = tuple(_key(bound(equality(*pair), both, node.name, storage)) for pair in node.keys)
         where = None if node.where is None else bound(node.where, both, node.name, storage)
         of_table = frozenset(name for name, _ in table)
-        return TableLookup(node.name, node.how, keys, where, shown, of_table, partial(self._table, ways)), read[0]
+        rows = TableRows(self.tables, tuple(ways), self.read)
+        return TableLookup(node.name, node.how, keys, where, shown, of_table, rows), read[0]
 
-    def _table(self, ways: Sequence[tuple[str, tuple[BoundStep, ...]]]) -> TupleBatch:
-        """The rows of a static table; ids of its sources' rows are their positions."""
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a static table; ids of its sources' rows are their positions. tables: of the run. ways: the sources, with the
+    steps to the lookup. read: the columns that are needed of a source, once all steps are bound."""
+
+    tables: StaticTables | None
+    ways: tuple[tuple[str, tuple[BoundStep, ...]], ...]
+    read: Callable[[str], tuple[str, ...]]
+
+    def __call__(self) -> TupleBatch:
         assert self.tables is not None, "a lookup without tables"
         parts = []
-        for source, steps in ways:
+        for source, steps in self.ways:
             columns, count = self.tables(source, self.read(source))
             nothing = np.zeros(count, np.int64)
             rows = TupleBatch(nothing, nothing, np.arange(count, dtype=np.uint64), nothing, None, columns)
@@ -273,7 +282,7 @@ def _projection(node: Project, columns: Sequence[tuple[str, str]], types: Mappin
     return Projection(node.name, tuple(computed))
 
 
-def _batch_map(node: MapBatches, schema: Schema, wanted: set[str]) -> BatchMap:
+def batch_map_of(node: MapBatches, schema: Schema, wanted: set[str]) -> BatchMap:
     from swjoin.expressions.batch_map import BatchMap
 
     read = tuple((name, _given(kind)) for name, kind in _types(schema.types, tuple(schema.types), node.name))

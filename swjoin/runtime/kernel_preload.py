@@ -54,7 +54,7 @@ from swjoin.core.kernel_cache import stored_kernels
 from swjoin.core.pair_columns import rebuilt
 from swjoin.core.row_codec import storage
 from swjoin.core.sequence_numbers import wire_layouts
-from swjoin.plan.columns import BoundStep
+from swjoin.plan.columns import BoundStep, TableRows
 from swjoin.plan.logical import LogicalPlan, Source
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
@@ -213,8 +213,12 @@ def _place_some() -> None:
 def _without_functions(instances: Instances) -> Instances:
     """The same, but users' functions, which must see no rows but those of the run, are not called."""
     from swjoin.expressions.batch_map import BatchMap
+    from swjoin.expressions.lookup import TableLookup
 
     def replaced(step: BoundStep) -> BoundStep:
+        if isinstance(step, TableLookup) and isinstance(step.table, TableRows):
+            ways = tuple((source, tuple(map(replaced, steps))) for source, steps in step.table.ways)
+            return dataclasses.replace(step, table=dataclasses.replace(step.table, ways=ways))
         return partial(_mapped, step) if isinstance(step, BatchMap) else step
 
     steps = {edge: tuple(map(replaced, found)) for edge, found in instances.columns.steps.items()}

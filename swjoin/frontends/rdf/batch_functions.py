@@ -1,7 +1,7 @@
 """What becomes of RDF terms in the batches of a run: functions that a plan names (`plan.map_batches`).
 
-What: `triples`, rows of a stream or a graph as terms in one spelling; `mappings`, mappings with their lives and with what
-expressions read of terms; `written`, rows of an answer as terms.
+What: `triples`, `graph`, rows of a stream or a static graph as terms in one spelling; `mappings`, mappings with their lives and
+with what expressions read of terms; `written`, rows of an answer as terms.
 Why: while a run goes on, terms are text, so that any process joins, checkpoints and shows them, and no dictionary has to be the
 same in all of them. What of a term is no text is computed where it is read, once for each term of a batch.
 Stays out: which functions a query needs (`frontends.rdf.live_planner`), codes of files (`frontends.rdf.inputs`).
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from swjoin.core.batch import I64
+from swjoin.core.batch import I64, Bool
 from swjoin.core.lives import Window
 from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.inputs import facet_of
@@ -35,21 +35,38 @@ _malformed: dict[str, None] = {}
 
 def triples(batch: pa.RecordBatch) -> pa.RecordBatch:
     """`s:7`, `p` and `o` become `s`, `p` and `o` in the spelling of `TermReader`, all three null where one of them is no term;
-    blank nodes are those of scope 7. `us:1000`, the time in units of so many microseconds, becomes `born`, in microseconds; a
-    static graph has none. Other columns are as they are."""
+    blank nodes are those of scope 7. `us:1000`, the time in units of so many microseconds, becomes `born`, in microseconds;
+    other columns are as they are."""
+    return _in_one_spelling(batch, is_set=False)
+
+
+def graph(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As `triples`, of all rows of a static graph, which is a set: copies of a triple are null."""
+    return _in_one_spelling(batch, is_set=True)
+
+
+graph.of_whole_table = True  # type: ignore[attr-defined]
+
+
+def _in_one_spelling(batch: pa.RecordBatch, *, is_set: bool) -> pa.RecordBatch:
     scope = next(int(name.partition(":")[2]) for name in batch.schema.names if name.startswith("s:"))
     dictionary = TermDictionary()
     reader = TermReader(dictionary, scope=scope)
     terms = [batch.column(f"s:{scope}"), batch.column("p"), batch.column("o")]
-    codes = [reader.read(column, role) for role, column in enumerate(terms)]
-    wrong = np.logical_or.reduce([found < 0 for found in codes])
-    if wrong.any():
-        _tell(terms, codes, int(np.argmax(wrong)))
+    codes = np.stack([reader.read(column, role) for role, column in enumerate(terms)])
+    left_out: Bool = codes.min(axis=0) < 0
+    if left_out.any():
+        _tell(terms, codes, int(np.argmax(left_out)))
+    if is_set:
+        _, first = np.unique(codes, axis=1, return_index=True)
+        copies = np.ones(len(left_out), np.bool_)
+        copies[first] = False
+        left_out |= copies
     made: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         head, _, number = name.partition(":")
         if head in TERMS:
-            made[head] = dictionary.decode(np.where(wrong, -1, codes[TERMS.index(head)])).cast(pa.string())
+            made[head] = dictionary.decode(np.where(left_out, -1, codes[TERMS.index(head)])).cast(pa.string())
         elif number:
             made["born"] = _microseconds(column, int(number))
         else:
@@ -57,9 +74,9 @@ def triples(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
 
-def _tell(terms: list[Any], codes: list[I64], row: int) -> None:
+def _tell(terms: list[Any], codes: I64, row: int) -> None:
     """The first malformed triples of a process, in the log."""
-    reason = REASONS[-min(int(found[row]) for found in codes)]
+    reason = REASONS[-int(codes[:, row].min())]
     text = " ".join(str(column[row].as_py()) for column in terms)[:200]
     if len(_malformed) < _SHOWN and text not in _malformed:
         _malformed[text] = None

@@ -41,8 +41,8 @@ _CLASH = "live terms such as 1 and 1.0"
 
 
 class RdfStream(NamedTuple):
-    """An input that is an RDF stream, or without a time a static graph. name: of the input. scope: a number, in which a label of
-    a blank node means one node; it follows from the IRI, so that it is the same for all queries."""
+    """An input that is an RDF stream, or without a time a static graph. name: of the input. scope: a number, within which a
+    label of a blank node means one node; it follows from the IRI, so that it is the same for all queries."""
 
     name: str
     table: Table
@@ -216,7 +216,8 @@ class _LivePlanner(Planner):
             items += [f'{quoted(time)} AS "ts"', f'{quoted(time)} AS "us:{int(stream.table.unit_us or 1)}"']
             types += [("ts", dict(stream.table.columns)[time]), ("born", "int64")]
         items += [f'"s" AS "s:{stream.scope}"', '"p"', '"o"']
-        self._functions[name] = Function(f"{_MODULE}:triples", (*types, *((term, "string") for term in _TERMS)))
+        types += [(term, "string") for term in _TERMS]
+        self._functions[name] = Function(f"{_MODULE}:{'graph' if time is None else 'triples'}", tuple(types))
         whole = f"SELECT {', '.join(items)} FROM {quoted(stream.name)}"
         parts.append(f"{name} AS (SELECT * FROM MAP_BATCHES(({whole}), '{name}'))")
 
