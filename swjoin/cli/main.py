@@ -497,7 +497,7 @@ def _add_queries(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("dir", metavar="DIR", help="directory of a run with queries that have names, and with checkpoints")
     p.add_argument("action", choices=["list", "add", "drop"], nargs="?", default="list", help="(default: list)")
-    p.add_argument("queries", metavar="QUERY", nargs="*", help="add: files NAME.sql; drop: names")
+    p.add_argument("queries", metavar="QUERY", nargs="*", help="add: files NAME.sql, or NAME.rq over RDF streams; drop: names")
     p.add_argument("--timeout", metavar="S", type=positive, default=60.0, help="seconds to wait for the run (default 60)")
     p.add_argument("--json", action="store_true", help="list: print JSON, times in microseconds, instead of a table")
 

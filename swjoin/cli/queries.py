@@ -29,7 +29,7 @@ def run_queries(args: argparse.Namespace) -> int:
         _list(run_dir, as_json=args.json)
         return 0
     if not args.queries:
-        what = "files NAME.sql with the queries" if args.action == "add" else "the names of the queries"
+        what = "files NAME.sql, or NAME.rq, with the queries" if args.action == "add" else "the names of the queries"
         raise UserError(f"queries {args.dir} {args.action}: no query; give {what}")
     if args.action == "drop":
         time_us = request_change(run_dir, {}, args.queries, args.timeout)
@@ -37,8 +37,11 @@ def run_queries(args: argparse.Namespace) -> int:
         return 0
     texts: dict[str, str] = {}
     for path in args.queries:
-        if not path.lower().endswith(".sql"):
-            raise UserError(f"{path[:60]}: write the query into a file NAME.sql, whose name is the query's")
+        if not path.lower().endswith((".sql", ".rq")):
+            problem = (
+                f"{path[:60]}: write the query into a file NAME.sql, or NAME.rq over RDF streams, whose name is the query's"
+            )
+            raise UserError(problem)
         check_query_name(Path(path).stem, path, texts)
         texts[Path(path).stem] = content_of(path)
     time_us = request_change(run_dir, texts, (), args.timeout)

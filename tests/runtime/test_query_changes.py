@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import numpy as np
@@ -64,6 +64,14 @@ time: {{max_out_of_order: 5ms, late: drop}}
 cluster: {{distribution_epoch: 20ms, partition_count: 7{cluster}}}
 checkpoint: {{epochs: 2}}
 """
+
+
+class Inputs(Protocol):
+    """Inputs that are written while a run goes on. config: the file of the run's configuration, `cluster` with more."""
+
+    folder: Path
+
+    def config(self, cluster: str = "") -> Path: ...
 
 
 class Streams:
@@ -121,7 +129,7 @@ def streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Streams:
 class Running:
     """A run in a thread of this process, in the folder `run`. settings: more of its configuration, as of `--set`."""
 
-    def __init__(self, streams: Streams, settings: Sequence[str] = (), **cluster: Any) -> None:
+    def __init__(self, streams: Inputs, settings: Sequence[str] = (), **cluster: Any) -> None:
         more = "".join(f", {name}: {value}" for name, value in cluster.items())
         self.dir = streams.folder / "run"
         path = streams.config(more)
@@ -295,7 +303,7 @@ def _over_files(streams: Streams) -> Path:
 
 
 @contextlib.contextmanager
-def _started(streams: Streams, *argv: str) -> Iterator[LaunchedRun]:
+def started(streams: Inputs, *argv: str) -> Iterator[LaunchedRun]:
     """A run of processes of its own, which takes requests."""
     run = LaunchedRun(argv, streams.folder / "log")
     try:
@@ -310,7 +318,7 @@ def _started(streams: Streams, *argv: str) -> Iterator[LaunchedRun]:
 def test_verify_recomputes_what_came_and_went(streams: Streams) -> None:
     for _ in range(4):
         streams.write()
-    with _started(streams, str(_over_files(streams)), "--out", "run") as run:
+    with started(streams, str(_over_files(streams)), "--out", "run") as run:
         with contextlib.suppress(UserError):  # a machine that is so slow ends the run first
             request_change(Path("run"), {"also": ALSO_BIG, "sums": SUMS}, ["big"], PROCESS_S)
         assert run.end(PROCESS_S) == 0, (streams.folder / "log").read_text()
@@ -321,7 +329,7 @@ def test_verify_recomputes_what_came_and_went(streams: Streams) -> None:
 
 def test_a_killed_run_goes_on_with_the_queries_that_it_had(streams: Streams) -> None:
     streams.write()
-    with _started(streams, str(streams.config()), "--out", "run") as run:
+    with started(streams, str(streams.config()), "--out", "run") as run:
         wait_until(Path("run"), 500_000)
         from_us = request_change(Path("run"), {"wide": WIDE}, ["big"], PROCESS_S)
         streams.write()
@@ -421,7 +429,7 @@ def test_a_folder_of_requests_that_is_gone_ends_no_run(streams: Streams) -> None
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_on_ranks(streams: Streams, kills: bool) -> None:
     streams.write()
-    with _started(streams, str(streams.config()), "--out", "run", "-n", "5") as run:
+    with started(streams, str(streams.config()), "--out", "run", "-n", "5") as run:
         wait_until(Path("run"), 500_000)
         from_us = request_change(Path("run"), {"wide": WIDE, "sums": SUMS}, (), PROCESS_S)
         streams.write()

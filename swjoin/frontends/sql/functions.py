@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sqlglot import exp
@@ -74,14 +75,14 @@ class _Mapped:
     function: Function
     _made: dict[str | None, str] = field(default_factory=dict, compare=False)
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         units = {f.column: f.unit_us for f in self.of.fields}
         return tuple(
             Field("", name, name, kind, units[name] if name in self.times else None) for name, kind in self.function.columns
         )
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         types = {f.column: f.type for f in self.of.fields}
         return tuple(name for name in self.of.times if (name, types.get(name)) in self.function.columns)

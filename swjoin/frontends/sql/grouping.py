@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -104,14 +105,14 @@ class Aggregated:
     order: str = ""
     of_all: bool = False
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         keys = tuple(key.field for key in self.keys)
         kind, edges = None if self.time is None else window_type(self.time), (AS_OF,) if self.of_all else (START, END)
         windows = () if kind is None else tuple(Field(self.table, name, name, kind) for name in edges)
         return (*keys, *windows, *(Field("", call.name, call.name, call.type) for call in self.calls))
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         if self.of_all:
             return ()  # see `Views`

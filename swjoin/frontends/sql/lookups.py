@@ -10,6 +10,7 @@ A join keeps rows of its stream alone: a table cannot know which of its rows no 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pyarrow as pa
 from sqlglot import exp
@@ -66,7 +67,7 @@ class LookedUp:
     how: LookupHow
     where: str | None
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         """Those of the stream."""
         return tuple(column_of(f) for f in self.stream.fields if f.column in self.stream.times)

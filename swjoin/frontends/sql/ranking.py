@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sqlglot import exp
 
@@ -44,7 +45,7 @@ class Numbered:
     instants: tuple[str, ...] = ()
     table: str = ""
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return (*self.of.fields, *self._edges, Field("", self.rank, self.rank, "int64"))
 
@@ -53,7 +54,7 @@ class Numbered:
         kind = None if self.time is None else window_type(self.time)
         return () if kind is None else tuple(Field(self.table, name, name, kind) for name in (START, END))
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         return (START, END) if self.time is not None else self.instants
 

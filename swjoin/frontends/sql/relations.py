@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from sqlglot import exp
@@ -116,12 +117,12 @@ class TableRelation:
     table: str
     unit_us: float | None = None  # of its time
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         unit = {self.source.time: self.unit_us}
         return tuple(Field(self.table, c.name, c.name, c.type, unit.get(c.name)) for c in self.source.columns)
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         return () if self.source.time is None else (self.source.time,)
 
@@ -135,11 +136,11 @@ class _Over:
 
     of: Relation
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return self.of.fields
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         return self.of.times
 
@@ -150,7 +151,7 @@ class Aliased(_Over):
 
     table: str
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return tuple(replace(f, table=self.table) for f in self.of.fields)
 
@@ -187,7 +188,7 @@ class Selected:
     instants: Mapping[str, str] = field(default_factory=dict)
     _made: dict[str | None, str] = field(default_factory=dict, compare=False)
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         return tuple(f.column for f in self.fields if self._origin(f.column) in self.of.times)
 
@@ -258,7 +259,7 @@ class Joined:
     band: BandKeys | None = None
     match: Match = "all"
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         """Either side's of an inner join, and the texts of the later and the earlier of both; the left one's of a left, semi,
         anti or as-of join, and those texts of an inner as-of join."""
@@ -309,11 +310,11 @@ class United:
 
     inputs: tuple[Relation, ...]
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return self.inputs[0].fields
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         return tuple(f.column for f in self.fields if all(f.column in r.times for r in self.inputs))
 

@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -248,7 +249,7 @@ class Windowed:
     time: Field
     windows: Windows
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return (*self.of.fields, *self.edges)
 
@@ -257,7 +258,7 @@ class Windowed:
         """The columns of a row's window: its start and end, or the time of a view."""
         return tuple(Field(self.table, name, name, window_type(self.time)) for name in edge_names(self.windows))
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         return self.of.times
 
@@ -271,11 +272,11 @@ class InWindows:
 
     windowed: Windowed
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return self.windowed.fields
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         return self.windowed.times
 
@@ -332,7 +333,7 @@ class InGroupWindows:
     time: Field
     windows: GroupWindows
 
-    @property
+    @cached_property
     def fields(self) -> tuple[Field, ...]:
         return (*self.of.fields, *self.edges, *self.numbers)
 
@@ -360,7 +361,7 @@ class InGroupWindows:
         """The column that says which rows of a window are earlier."""
         return self.numbers[1].column if self.numbers else self.time.column
 
-    @property
+    @cached_property
     def times(self) -> tuple[str, ...]:
         start, end = (f.column for f in self.edges)
         if isinstance(self.windows, Aligned):

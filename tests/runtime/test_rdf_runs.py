@@ -1,0 +1,272 @@
+"""Runs of queries over RDF streams: while the streams go on, with queries that come and go, on ranks, and after a kill."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import swjoin
+from swjoin.core.errors import UserError
+from swjoin.frontends.configured import job_of_query
+from swjoin.runtime.in_process import run_local
+from swjoin.runtime.query_requests import queries_of, request_change
+from tests.runtime.test_query_changes import Running, started, wait_until
+from tests.support.commands import command
+from tests.support.limits import PROCESS_S
+
+EX = "http://example.org/"
+XSD = "http://www.w3.org/2001/XMLSchema#"
+HEAD = f"PREFIX e: <{EX}> PREFIX xsd: <{XSD}>\n"
+PAIRS = (
+    HEAD
+    + """SELECT ?one ?other ?room (?a + ?b AS ?sum) WHERE {
+  STREAM e:readings [RANGE 20ms] { ?one e:value ?a } STREAM e:alarms [RANGE 100ms] { ?other e:level ?b }
+  GRAPH e:rooms { ?one e:in ?room . ?other e:in ?room } FILTER(?a > 40 && ?one != ?other) }"""
+)
+HOT = HEAD + "SELECT ?s ?v WHERE { STREAM e:readings [NOW] { ?s e:value ?v } FILTER(?v >= 95) }"
+MEANS = (
+    HEAD
+    + """SELECT ?room (AVG(?a) AS ?mean) (MAX(?a) AS ?most) (COUNT(*) AS ?n) WHERE {
+  STREAM e:readings [RANGE 100ms SLIDE 50ms] { ?one e:value ?a } GRAPH e:rooms { ?one e:in ?room } } GROUP BY ?room"""
+)
+KINDS = HEAD + "SELECT DISTINCT ?s WHERE { STREAM e:alarms [RANGE 50ms] { ?s e:level ?v } }"
+ALARMS = HEAD + """CONSTRUCT { ?s e:was ?v . ?s a e:Alarm } WHERE { STREAM e:alarms [RANGE 1ms] { ?s e:level ?v } }"""
+ASKED_LATER = {"means": MEANS, "kinds": KINDS, "told": ALARMS}
+CONFIG = f"""
+queries:
+  - name: pairs
+    sparql: |
+      {PAIRS.replace(chr(10), chr(10) + "      ")}
+inputs:
+  readings: {{watch: readings, time: at, schema: 'at: timestamp[us], s: string, p: string, o: string', iri: {EX}readings}}
+  alarms: {{watch: alarms, time: at, schema: 'at: timestamp[us], s: string, p: string, o: string', iri: {EX}alarms}}
+  rooms: {{path: rooms.parquet, iri: {EX}rooms}}
+cluster: {{distribution_epoch: 20ms, partition_count: 7}}
+checkpoint: {{epochs: 2}}
+"""
+
+
+class Sensors:
+    """Two watched directories of triples, which get a file each for every second of stream time, and rooms of sensors, of which
+    some are told twice."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seconds = folder, 0
+        self._random = np.random.default_rng(11)
+        self._triples: dict[str, list[pa.Table]] = {"readings": [], "alarms": []}
+        for name in self._triples:
+            (folder / name).mkdir()
+        rows = [(f"<{EX}s{i}>", f"<{EX}in>", f"<{EX}room{i % 4}>") for i in (*range(20), 3, 4)]
+        self.rooms = pa.table([list(column) for column in zip(*rows, strict=True)], ["s", "p", "o"])
+        pq.write_table(self.rooms, folder / "rooms.parquet")
+
+    def write(self) -> None:
+        for name, predicate, count in (("readings", "value", 300), ("alarms", "level", 60)):
+            random = self._random
+            ts = np.sort(random.integers(0, 1_000_000, count)) + self.seconds * 1_000_000
+            halves = name == "alarms"  # MAX of numbers of several types has the widest in a run
+            values = [f"{v}.5" if halves and v % 3 else str(v) for v in random.integers(0, 100, count)]
+            kinds = ["decimal" if "." in value else "integer" for value in values]
+            objects = [f'"{value}"^^<{XSD}{kind}>' for value, kind in zip(values, kinds, strict=True)]
+            objects[7] = "no term"
+            subjects = [f"<{EX}s{i}>" for i in random.integers(0, 20, count)]
+            predicates = [f"<{EX}{predicate}>"] * count
+            table = pa.table([pa.array(ts, pa.timestamp("us")), subjects, predicates, objects], ["at", "s", "p", "o"])
+            path = self.folder / name / f"{self.seconds:03d}.parquet"
+            pq.write_table(table, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").rename(path)
+            self._triples[name].append(table)
+        self.seconds += 1
+
+    def end(self) -> None:
+        for name in self._triples:
+            (self.folder / name / "_END").touch()
+
+    def streams(self, from_us: int) -> dict[str, pa.Table]:
+        """All triples with times from a time on."""
+        found = {}
+        for name, tables in self._triples.items():
+            whole = pa.concat_tables(tables)
+            ts = whole["at"].cast(pa.int64()).to_numpy()
+            found[EX + name] = whole.rename_columns(["ts", "s", "p", "o"]).filter(pa.array(ts >= from_us))
+        return found
+
+    def config(self, cluster: str = "") -> Path:
+        """cluster: more of the section."""
+        path = self.folder / "run.yaml"
+        path.write_text(CONFIG.replace("partition_count: 7", f"partition_count: 7{cluster}"))
+        return path
+
+
+@pytest.fixture
+def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sensors:
+    monkeypatch.chdir(tmp_path)
+    return Sensors(tmp_path)
+
+
+def rows_of(run_dir: Path, query: str) -> Counter[tuple[Any, ...]]:
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((run_dir / "results" / query).glob("*.parquet")))
+    table = table.drop_columns(["row_id", "row_ts"])
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def check(sensors: Sensors, run_dir: Path, asked: Mapping[str, tuple[str, int]]) -> None:
+    """Rows and digest of each query are those of `swjoin rdf` over the triples from a time on."""
+    said = {query["name"]: query for query in json.loads((run_dir / "run.json").read_text())["queries"]}
+    for name, (text, from_us) in asked.items():
+        alone = swjoin.rdf(text, sensors.streams(from_us), static={f"{EX}rooms": sensors.rooms})
+        assert rows_of(run_dir, name) == Counter(zip(*(c.to_pylist() for c in alone.columns), strict=True)), name
+        assert alone.num_rows
+        proof = swjoin.proof(alone)
+        assert (said[name]["count"], said[name]["digest"]) == (proof.count, proof.digest), name
+
+
+def test_queries_come_and_go(sensors: Sensors, caplog: pytest.LogCaptureFixture) -> None:
+    sensors.write()
+    run = Running(sensors)
+    run.reached(500_000)
+    hot_us = swjoin.Run(run.dir).query(HOT, "hot")
+    sensors.write()
+    run.reached(1_500_000)
+    more_us = request_change(run.dir, ASKED_LATER, (), PROCESS_S)
+    sensors.write()
+    sensors.end()
+    assert run.end()["ledger"]["balanced"]
+    asked = {"pairs": (PAIRS, 0), "hot": (HOT, hot_us)}
+    check(sensors, run.dir, asked | {name: (text, more_us) for name, text in ASKED_LATER.items()})
+    assert "no term: the object is no IRI, no blank node and no literal; such triples are in no answer" in caplog.text
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_on_ranks(sensors: Sensors, kills: bool) -> None:
+    sensors.write()
+    path = sensors.config(", sinks: 2, strategy: operator")
+    with started(sensors, str(path), "--out", "run", "-n", "6") as run:
+        wait_until(Path("run"), 500_000)
+        (sensors.folder / "hot.rq").write_text(HOT)
+        added = command("queries", sensors.folder / "run", "add", sensors.folder / "hot.rq")
+        assert added.stdout.startswith("hot: rows with times from 1970-01-01 00:00:0"), added.stderr
+        sensors.write()
+        wait_until(Path("run"), 1_500_000)
+        if kills:
+            run.kill([4])
+            sensors.write()
+            wait_until(Path("run"), 2_500_000)
+        more_us = request_change(Path("run"), ASKED_LATER, (), PROCESS_S)
+        sensors.write()
+        sensors.end()
+        assert run.end(PROCESS_S) == 0, (sensors.folder / "log").read_text()
+    hot_us = next(since for name, since, _ in queries_of(Path("run")) if name == "hot")
+    assert hot_us is not None
+    asked = {"pairs": (PAIRS, 0), "hot": (HOT, hot_us)}
+    check(sensors, Path("run"), asked | {name: (text, more_us) for name, text in ASKED_LATER.items()})
+
+
+def test_verify_recomputes_queries_over_files(sensors: Sensors) -> None:
+    for _ in range(2):
+        sensors.write()
+    plain = yaml.safe_load(CONFIG)
+    plain |= {"queries": [{"name": name, "sparql": text} for name, text in {"pairs": PAIRS, "hot": HOT, **ASKED_LATER}.items()]}
+    for name in ("readings", "alarms"):
+        plain["inputs"][name] = {"path": str(sensors.folder / name / "*.parquet"), "time": "at", "iri": EX + name}
+    plain["cluster"] |= {"gateways": 2, "sinks": 2}
+    plain["inputs"]["rooms"]["path"] = str(sensors.folder / "rooms.parquet")
+    Path("run.yaml").write_text(yaml.safe_dump(plain))
+    done = command("run", sensors.folder / "run.yaml", "--out", sensors.folder / "run")
+    assert done.returncode == 0, done.stderr
+    check(sensors, Path("run"), {"pairs": (PAIRS, 0), "hot": (HOT, 0), **{n: (text, 0) for n, text in ASKED_LATER.items()}})
+    done = command("verify", sensors.folder / "run")
+    assert done.stdout.splitlines()[-1] == "equal", done.stderr
+    files = sorted(Path("run/results/hot").glob("*.parquet"))
+    table = pq.read_table(files[0])
+    pq.write_table(table.slice(1), files[0])
+    assert command("verify", sensors.folder / "run").returncode == 1
+
+
+REFUSED = {
+    "no such stream": (
+        HOT.replace("readings", "reading"),
+        r"STREAM <.*/reading>: no input of the run has this IRI; .*readings.*",
+    ),
+    "no such graph": (
+        PAIRS.replace("e:rooms", "e:room"),
+        r"GRAPH <.*/room>: no static graph of the run has this IRI; .*rooms.*",
+    ),
+    "a window of triples": (HOT.replace("NOW", "TRIPLES 3"), r"STREAM <.*> \[TRIPLES 3\] is not supported in a run; .*"),
+    "a window without an end": (HOT.replace("NOW", "ALL"), r"STREAM <.*> \[ALL\] is not supported in a run; .*"),
+    "a blank node that is made": (
+        ALARMS.replace("a e:Alarm", "e:of [] "),
+        r"CONSTRUCT of blank nodes is not supported in a run; .*",
+    ),
+    "values that may be equal": (
+        HEAD + "SELECT (SUM(DISTINCT ?v) AS ?n) WHERE { STREAM e:readings [NOW] { ?s e:value ?v } }",
+        r"SUM\(DISTINCT \?v\): .*",
+    ),
+    "a syntax error": (HOT.replace("FILTER(", "FILTER(("), r".*line 2.*"),
+    "SQL over an unknown table": ("SELECT s FROM reading", r".*reading.*"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, sensors: Sensors) -> None:
+    text, line = REFUSED[case]
+    plain = yaml.safe_load(CONFIG)
+    plain["queries"] = [{"name": "q", "sql" if case.startswith("SQL") else "sparql": text}]
+    with pytest.raises(UserError) as refused:
+        job_of_query(plain, "run.yaml", "test")
+    assert re.fullmatch(f"queries.0.(sparql|sql): {line}", str(refused.value)), str(refused.value)
+
+
+INPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no column of terms": (
+        {"schema": "at: timestamp[us], s: string, p: string"},
+        r"input readings, <.*>: column o is missing; .*",
+    ),
+    "codes": ({"schema": "at: timestamp[us], s: int64, p: string, o: string"}, r"input readings, <.*>: column s is int64; .*"),
+    "nanoseconds": (
+        {"schema": "at: timestamp[ns], s: string, p: string, o: string"},
+        r"input readings, <.*>: times of nanoseconds; .*",
+    ),
+    "a relative IRI": ({"iri": "readings"}, r"inputs.readings: .*iri readings is no absolute IRI"),
+    "the IRI of another": ({"iri": f"{EX}alarms"}, r"inputs readings and alarms: both are <.*alarms>; give each its own"),
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+def test_inputs_that_are_no_streams_of_triples(case: str, sensors: Sensors) -> None:
+    given, line = INPUTS[case]
+    plain = yaml.safe_load(CONFIG)
+    plain["inputs"]["readings"] |= given
+    with pytest.raises(UserError) as refused:
+        job_of_query(plain, "run.yaml", "test")
+    assert re.fullmatch(f"(queries.0.sparql: )?{line}", str(refused.value)), str(refused.value)
+
+
+def test_queries_in_both_languages(sensors: Sensors) -> None:
+    """SQL reads the same inputs; a configuration with both keys, or functions of SPARQL, is refused."""
+    sensors.write()
+    sensors.end()
+    plain = yaml.safe_load(CONFIG)
+    plain["queries"].append({"name": "rows", "sql": "SELECT at, s FROM readings WHERE o = 'no term'"})
+    job = job_of_query(plain, "run.yaml", "test")
+    job = replace(job, target=Path("run/results"), directory=True, run_dir=Path("run"))
+    Path("run").mkdir()
+    report = run_local(job, False, 2)
+    assert {query["name"]: query["count"] for query in report["queries"]}["rows"] == 1
+    check(sensors, Path("run"), {"pairs": (PAIRS, 0)})
+    for wrong in ({"sql": "SELECT s FROM readings"}, {"functions": {}}):
+        plain["queries"] = [{"name": "q", "sparql": HOT, **wrong}]
+        with pytest.raises(UserError, match=r"queries\.0: .* is no query; write sql:, or sparql:, and its text"):
+            job_of_query(plain, "run.yaml", "test")
