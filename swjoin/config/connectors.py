@@ -18,7 +18,7 @@ from swjoin.core.units import check_time_zone
 
 QUERY_IN_TOPIC = "{query}"
 LIVE_SOURCES = ("flight", "kafka", "watch")
-_IRI = re.compile(r"""[A-Za-z][A-Za-z0-9+.-]*:[^<>"{}|^`\\\x00-\x20]*""")
+_IRI = re.compile(r"""[A-Za-z][A-Za-z0-9+.-]*:[^<>"{}|^\x60\\\x00-\x20]*""")
 
 
 @dataclass(frozen=True)

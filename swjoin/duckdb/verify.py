@@ -26,7 +26,7 @@ from swjoin.config.connectors import TextConfig
 from swjoin.config.job import Job
 from swjoin.config.run import RunConfig, StreamConfig
 from swjoin.config.sections import TimeConfig
-from swjoin.connectors.files.formats import common_schema, read_schema
+from swjoin.connectors.files.formats import common_schema, read_batches, read_schema
 from swjoin.connectors.files.inputs import (
     File,
     delimiter_of,
@@ -37,6 +37,7 @@ from swjoin.connectors.files.inputs import (
     partition_of,
     text_of,
 )
+from swjoin.connectors.files.rdf_format import rdf_schema
 from swjoin.connectors.files.verification import (
     SHOWN,
     QueriesVerified,
@@ -49,6 +50,7 @@ from swjoin.connectors.files.verification import (
 )
 from swjoin.connectors.generator.bmodel import slot_count, slot_tuples
 from swjoin.connectors.row_encoder import settle_types
+from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import LEFT, RIGHT, STREAM_NAMES
 from swjoin.core.columns import plain_type_named, type_named
 from swjoin.core.errors import UserError
@@ -172,18 +174,25 @@ def _arrow_batches(path: Path, columns: Sequence[str]) -> pa.RecordBatchReader:
     with path.open("rb") as stream:
         magic = stream.read(6)
     reader = pa.ipc.open_file(path) if magic == b"ARROW1" else pa.ipc.open_stream(path)
-    found = reader.schema
-    schema = pa.schema([(_ROW, pa.int64()), *(found.field(column) for column in columns)])
+    in_file = isinstance(reader, pa.RecordBatchFileReader)
+    batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if in_file else reader
+    return _numbered(batches, pa.schema([reader.schema.field(column) for column in columns]))
 
-    def batches() -> Iterator[pa.RecordBatch]:
+
+def _numbered(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatchReader:
+    """Rows with their positions before these columns."""
+    import pyarrow as pa
+
+    numbered = pa.schema([(_ROW, pa.int64()), *schema])
+
+    def made() -> Iterator[pa.RecordBatch]:
         rows = 0
-        in_file = isinstance(reader, pa.RecordBatchFileReader)
-        for batch in (reader.get_batch(i) for i in range(reader.num_record_batches)) if in_file else reader:
+        for batch in batches:
             rids = pa.array(np.arange(rows, rows + batch.num_rows))
-            yield pa.record_batch([rids, *(batch.column(column) for column in columns)], schema=schema)
+            yield pa.record_batch([rids, *(batch.column(column) for column in schema.names)], schema=numbered)
             rows += batch.num_rows
 
-    return pa.RecordBatchReader.from_batches(schema, batches())
+    return pa.RecordBatchReader.from_batches(numbered, made())
 
 
 def _rows_of(db: Any, file: File, columns: Sequence[str], folder: Path) -> str:
@@ -201,11 +210,18 @@ def _literal(value: pa.Scalar) -> str:
 
 def _file_rows(db: Any, file: File, columns: Sequence[str], folder: Path) -> str:
     """A query of the rows that a file has itself."""
+    import pyarrow as pa
+
     kind = file_format(file)
     if kind == "CSV":
         return _read_csv(file, columns, folder)
     if kind == "JSON lines":
         return _read_json(file, columns, folder)
+    if kind == "RDF":
+        schema = rdf_schema()
+        shown = pa.schema([schema.field(column) for column in columns])
+        db.register("rdf_rows", _numbered(read_batches(file, schema, list(columns), BATCH_ROWS), shown))
+        return "SELECT * FROM rdf_rows"
     path = local_path(file) or _copied(file, folder)
     if kind == "Parquet":
         wanted = ", ".join(name(column) for column in columns)

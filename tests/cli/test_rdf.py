@@ -247,3 +247,20 @@ def test_several_results_have_no_standard_output(swjoin: Any, folder: Path) -> N
     (folder / "ann.rq").write_text(of_author("ann"))
     done = swjoin("rdf", "likes.rq", "ann.rq", *STREAMS, *GRAPH, "-o", "-")
     assert (done.code, "2 queries have as many results" in done.err[0]) == (2, True)
+
+
+def test_the_configuration_of_the_page(swjoin: Any, folder: Path) -> None:
+    """Its rows are those of the page's example."""
+    (text,) = (text for kind, text in BLOCKS if kind == "yaml")
+    for name in ("posts", "likes"):
+        lines = [line.split(" ") for line in (folder / f"{name}.txt").read_text().splitlines()]
+        columns = [list(column) for column in zip(*lines, strict=True)][:4]
+        csv.write_csv(pa.table([[int(ts) for ts in columns[0]], *columns[1:]], ["ts", "s", "p", "o"]), folder / f"{name}.csv")
+    (folder / "run.yaml").write_text(text)
+    done = swjoin("run", "run.yaml", "--out", "run")
+    assert done.code == 0, done.err
+    found = pq.read_table(folder / "run" / "results" / "fans").drop_columns(["row_id", "row_ts"])
+    (wanted,) = (text for kind, text in BLOCKS if kind == "text" and text.startswith('"author"'))
+    (folder / "wanted.csv").write_text(wanted)
+    assert sorted(found.to_pylist(), key=str) == rows_of(folder / "wanted.csv")
+    assert swjoin("verify", "run").code == 0

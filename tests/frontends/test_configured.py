@@ -306,7 +306,7 @@ def test_a_static_table_that_has_changed_is_noticed(swjoin: Any, tmp_path: Path)
         ({"queries": [{"sql": "SELECT 1"}, {"sql": "SELECT 2"}]}, "queries.0: one of 2 queries has no name; write name: NAME"),
         ({"queries": "SELECT 1"}, "queries: no list of queries; give one or more"),
         ({"queries": [{"sql": SQL, "nme": "x"}]}, "queries.0: {'nme': 'x', 'sql': "),
-        ({"queries": [{"sql": 5}]}, "queries.0: {'sql': 5} is no query; write sql: and its text"),
+        ({"queries": [{"sql": 5}]}, "queries.0: {'sql': 5} is no query; write sql:, or sparql:, and its text"),
         ({"queries": [{"sql": "SELECT x FROM bid"}]}, "queries.0.sql: column x is missing; there are bid.auction"),
         ({"queries": [{"sql": "SELECT auction FROM bids"}]}, "queries.0.sql: table bids is unknown; did you mean bid?"),
         ({"inputs": {}}, "inputs: missing; name each table of the query"),

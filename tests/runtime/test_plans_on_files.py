@@ -212,7 +212,7 @@ FUNCTIONS = Case(
             from m join b on m.k = b.k and {_within("m.ts", "b.ts", -20, 20)})
         select n.*, c.v, c.x, c.ts from n join c on n.k = c.k and {_within("n.ts", "c.ts", 0, 10)}""",
 )
-CASES_HERE = CASES | {"functions": FUNCTIONS}  # DuckDB cannot call them, so no run of them is verified
+CASES_HERE = CASES | {"functions": FUNCTIONS}
 SECTIONS: dict[str, Any] = {"cluster": {"epoch_tuples": 700, "partition_count": 7}}
 
 

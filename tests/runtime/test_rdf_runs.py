@@ -182,7 +182,9 @@ def test_verify_recomputes_queries_over_files(sensors: Sensors) -> None:
     for name in ("readings", "alarms"):
         plain["inputs"][name] = {"path": str(sensors.folder / name / "*.parquet"), "time": "at", "iri": EX + name}
     plain["cluster"] |= {"gateways": 2, "sinks": 2}
-    plain["inputs"]["rooms"]["path"] = str(sensors.folder / "rooms.parquet")
+    rooms = sensors.folder / "rooms.nt"  # with copies, as in the table
+    rooms.write_text("".join(f"{' '.join(row.values())} .\n" for row in sensors.rooms.to_pylist()))
+    plain["inputs"]["rooms"]["path"] = str(rooms)
     Path("run.yaml").write_text(yaml.safe_dump(plain))
     done = command("run", sensors.folder / "run.yaml", "--out", sensors.folder / "run")
     assert done.returncode == 0, done.stderr

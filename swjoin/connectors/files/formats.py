@@ -1,11 +1,11 @@
-"""File formats: Parquet, ORC, CSV, TSV, JSON lines and Arrow IPC, selected by extension, as Arrow batches.
+"""File formats: Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC and RDF, selected by extension, as Arrow batches.
 
 What: `read_schema`, `common_schema`, `read_batches`, `completed`, `open_ipc`, `refuse_mixed_times`, `describe_row`,
 `row_count`, `edges_checksum`.
 Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
 checked here, before the rows reach kernels without checks.
-Stays out: finding files (`connectors.files.inputs`); text (`connectors.files.csv_format`, `connectors.files.json_format`);
-parts of files (`connectors.files.fragments`);
+Stays out: finding files (`connectors.files.inputs`); text (`connectors.files.csv_format`, `connectors.files.json_format`,
+`connectors.files.rdf_format`); parts of files (`connectors.files.fragments`);
 keys, times, payload, reading ahead (`connectors.files.source`).
 """
 
@@ -27,6 +27,7 @@ from swjoin.connectors.files.inputs import (
     refusing,
 )
 from swjoin.connectors.files.json_format import json_batches, json_schema
+from swjoin.connectors.files.rdf_format import rdf_batches, rdf_schema
 from swjoin.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def _schema_of(path: File) -> tuple[pa.Schema, bool]:
         return csv_schema(path)
     if kind == "JSON lines":
         return json_schema(path)
+    if kind == "RDF":
+        return rdf_schema(), True
     if kind == "ORC":
         return orc.ORCFile(open_input(path)).schema, True
     with open_ipc(path) as reader:
@@ -166,6 +169,8 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
         yield from csv_batches(path, schema, columns)
     elif kind == "JSON lines":
         yield from json_batches(path, schema, columns)
+    elif kind == "RDF":
+        yield from rdf_batches(path, columns, rows)
     elif kind == "ORC":
         file = orc.ORCFile(open_input(path))
         for stripe in range(file.nstripes):

@@ -39,6 +39,7 @@ _SUFFIXES = {
     ".pq": "Parquet",
     **{f"{text}{packed}": "CSV" for text in (".csv", ".tsv") for packed in ("", *_PACKED)},
     **{f"{text}{packed}": "JSON lines" for text in (".jsonl", ".ndjson", ".json") for packed in ("", *_PACKED)},
+    **{f"{text}{packed}": "RDF" for text in (".nt", ".nq", ".ttl", ".trig") for packed in ("", *_PACKED)},
     ".orc": "ORC",
     ".arrow": "Arrow IPC",
     ".feather": "Arrow IPC",

@@ -34,9 +34,9 @@ _malformed: dict[str, None] = {}
 
 
 def triples(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`s:7`, `p` and `o` become `s`, `p` and `o` in the spelling of `TermReader`, all three null where one of them is no term;
-    blank nodes are those of scope 7. `us:1000`, the time in units of so many microseconds, becomes `born`, in microseconds;
-    other columns are as they are."""
+    """Of the columns "s:7", "p" and "o" become "s", "p" and "o" in the spelling of `TermReader`, all null where one of them
+    is no term; blank nodes are those of scope 7. "us:1000", the time in units of so many microseconds, becomes "born", in
+    microseconds. Other columns are as they are."""
     return _in_one_spelling(batch, is_set=False)
 
 
@@ -90,8 +90,9 @@ def _microseconds(column: pa.Array, unit_us: int) -> pa.Array:
 
 
 def mappings(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`born:5000000:10000000`, times, becomes `born` and `dead` of a window that slides by the first for the second number of
-    microseconds; `v0:num:kind` the terms `v0` and their facets `v0_num` and `v0_kind`; other columns are as they are."""
+    """Of the columns "born:5000000:10000000", times, become births and deaths in a window that slides by the first for the
+    second number of microseconds, "born" and "dead"; of "v0:num:kind", terms, those terms "v0" and their facets "v0_num" and
+    "v0_kind". Other columns are as they are."""
     made: dict[str, Any] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         head, *parts = name.split(":")
@@ -111,8 +112,8 @@ def mappings(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def written(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`avg:number:num` and `avg:number:rank`, in this order, become the terms `avg` (`written_terms`); other columns
-    are as they are."""
+    """Of the columns "avg:number:num" and "avg:number:rank", in this order, become the terms "avg" (`written_terms`). Other
+    columns are as they are."""
     made: dict[str, Any] = {}
     columns = zip(batch.schema.names, batch.columns, strict=True)
     for head, found in groupby(columns, lambda named: named[0].partition(":")[0]):
