@@ -1,6 +1,6 @@
 """RDF streams: reading triples, a window that slides, and a star of three patterns, beside pyoxigraph and DuckDB; many queries.
 
-Usage: python -m benchmarks.rdf [parse] [slide] [star] [patterns] [queries] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.rdf [parse] [slide] [star] [patterns] [queries] [runs] [--repeat 3] [--tiny]
 parse: N-Triples from a file to codes, one thread, beside `pyoxigraph.parse`; lines as of LSBench's posts, half of the terms
 new.
 slide: `swjoin rdf` from Parquet to a count of rows, posts of 10,000 triples/s for three minutes, RANGE 60 s SLIDE 1 s, a join
@@ -10,6 +10,7 @@ beside DuckDB, which has the whole input at hand.
 patterns: matching alone, from codes to mappings, one thread: 10,000 and 100,000 queries that differ in a constant, posts of
 LSBench-like streams. queries: the queries of CQELS Cloud's evaluation over such streams, from Parquet to rows in memory, one
 thread: Q1 with constants varied, Q4, Q5 and Q10 with windows varied; triples/s over those of one query, the widest.
+runs: the same queries as those of a run, whose terms are text, from Parquet to a count, one slave; beside `swjoin rdf`.
 Turn by turn, the first turn not counted; answers are compared in the first one.
 """
 
@@ -34,13 +35,15 @@ import swjoin
 from benchmarks import parse
 from swjoin.connectors.generator import lsbench
 from swjoin.core.errors import ImplausibleWarning
+from swjoin.frontends.configured import job_of_query
 from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
 from swjoin.frontends.rdf.inputs import Graphs, matched, read_graphs
 from swjoin.frontends.rdf.triples import MalformedTriples, read_triples
+from swjoin.runtime.in_process import run_local
 
 E = "http://example.org/"
-PARTS = ("parse", "slide", "star", "patterns", "queries")
+PARTS = ("parse", "slide", "star", "patterns", "queries", "runs")
 _SECOND_US = 1_000_000
 
 
@@ -350,6 +353,47 @@ def _vary(
         print(f"{said}{times}; {alone.count:,} rows of the widest", flush=True)
 
 
+# ---------------------------------------------------------------- queries of runs
+
+
+def of_runs(repeat: int, *, tiny: bool) -> None:
+    events, users = (4_000, 200) if tiny else (1_000_000, 10_000)
+    with tempfile.TemporaryDirectory() as name:
+        streams, graph = _network(Path(name), events, users)
+        for query, count in (("Q1", 1), ("Q1", 100), ("Q4", 1), ("Q4", 10), ("Q5", 1), ("Q10", 1)):
+            _beside_files(f"{query}, {count}", texts(query, count, users), (streams, graph), repeat)
+
+
+def _beside_files(
+    title: str, asked: Mapping[str, str], inputs: tuple[Mapping[str, Path], Mapping[str, Path]], repeat: int
+) -> None:
+    streams, graph = inputs
+    one = next(iter(asked.values()))
+    read = {iri: path for iri, path in streams.items() if f":{iri.rpartition('/')[2]} " in one}
+    static = graph if "foaf:knows" in one else {}
+    triples = sum(pq.read_metadata(path).num_rows for path in read.values())
+    names = {iri.rpartition("/")[2]: {"path": str(path), "iri": iri} for iri, path in {**read, **static}.items()}
+    times = {iri.rpartition("/")[2]: {"time": "ts", "time_unit": "us"} for iri in read}
+    plain = {
+        "queries": [{"name": name, "sparql": text} for name, text in asked.items()],
+        "inputs": {name: given | times.get(name, {}) for name, given in names.items()},
+        "sink": {"kind": "count"},
+    }
+
+    def of_run() -> Any:
+        report = run_local(job_of_query(plain, "runs", "bench"), False, 1)
+        return tuple((query["count"], query["digest"]) for query in report["queries"])
+
+    def of_files() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ImplausibleWarning)
+            found: dict[str, Any] = swjoin.rdf(dict(asked), read, static=static, threads=1)
+        proofs = [swjoin.proof(found[name]) for name in asked]
+        return tuple((proof.count, proof.digest) for proof in proofs)
+
+    shown(f"runs, {title}", turns({"run": of_run, "swjoin rdf": of_files}, repeat), triples)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
@@ -358,6 +402,7 @@ def main() -> None:
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
     parts = {"parse": of_parsing, "slide": of_sliding, "star": of_star, "patterns": of_patterns, "queries": of_queries}
+    parts["runs"] = of_runs
     for name in args.parts or PARTS:
         parts[name](args.repeat, tiny=args.tiny)
 

@@ -85,7 +85,7 @@ def job_of_query(plain: Mapping[str, Any], where: str, command: str, *, served: 
         raise UserError("workload: no input is generated; leave it out, or write inputs: {NAME: {generate: calls}}")
     rest |= {"inputs": [to_plain(stream) for stream in inputs.values()], "join": {"lower_us": 0, "upper_us": 0}}
     config = read_config(rest, [], where, served=served)
-    planned = {name: _planned(of, inputs, tables) if isinstance(of, _Sparql) else of for name, of in queries.items()}
+    planned = _planned(queries, inputs, tables)
     query = plan_queries(planned, tables, config.cluster.routing)
     streams = dict(zip(inputs, config.inputs, strict=True))
     config = replace(config, inputs=tuple(streams[name] for name in query.tables))
@@ -99,14 +99,22 @@ class _Sparql(NamedTuple):
     where: str
 
 
-def _planned(query: _Sparql, inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) -> LogicalPlan:
-    from swjoin.frontends.rdf.live_planner import plan_live, streams_of
+def _planned(
+    queries: Mapping[str, QueryText | _Sparql], inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]
+) -> dict[str, QueryText | LogicalPlan]:
+    """The queries, with plans of those over RDF streams."""
+    if not any(isinstance(query, _Sparql) for query in queries.values()):
+        return {name: query for name, query in queries.items() if not isinstance(query, _Sparql)}
+    from swjoin.frontends.rdf.live_planner import LivePlans, streams_of
 
-    streams = streams_of(inputs, tables)
-    try:
-        return plan_live(query.text, streams)
-    except UserError as error:
-        raise error.prefixed(query.where) from None
+    plans = LivePlans(streams_of(inputs, tables))
+    found: dict[str, QueryText | LogicalPlan] = {}
+    for name, query in queries.items():
+        try:
+            found[name] = plans.plan(query.text) if isinstance(query, _Sparql) else query
+        except UserError as error:
+            raise error.prefixed(query.where) from None
+    return found
 
 
 def _queries_of(queries: object) -> dict[str, QueryText | _Sparql]:

@@ -19,7 +19,7 @@ from swjoin.config.loader import config_from_plain
 from swjoin.config.run import RunConfig
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.storage import write_whole
-from swjoin.frontends.rdf.live_planner import is_sparql, plan_live, streams_of
+from swjoin.frontends.rdf.live_planner import LivePlans, is_sparql, streams_of
 from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.frontends.sql.tables import with_time
 from swjoin.plan.changes import periods, with_queries, without_queries
@@ -65,10 +65,11 @@ def request_change(run_dir: Path, added: Mapping[str, str], dropped: Sequence[st
     plan, config = _open_run(run_dir)
     tables, plans = _tables(plan, config), dict[str, LogicalPlan]()
     streams = streams_of(dict(zip(tables, config.inputs, strict=True)), tables)
+    rdf = LivePlans(streams)
     for name, text in added.items():
         try:
             sparql = bool(streams) and is_sparql(text)
-            plans[name] = plan_live(text, streams) if sparql else plan_query(text, tables, {}, config.cluster.routing).plan
+            plans[name] = rdf.plan(text) if sparql else plan_query(text, tables, {}, config.cluster.routing).plan
         except UserError as error:
             raise error.prefixed(name) from None
     with_queries(without_queries(plan, dropped, 0), plans, 0)  # what is wrong with it is known at once

@@ -1,6 +1,6 @@
 """From a query over RDF streams to a logical plan over inputs of a run, whose columns are terms.
 
-What: `plan_live(query, streams) -> LogicalPlan`; `RdfStream`; `is_sparql`.
+What: `LivePlans(streams).plan(text) -> LogicalPlan`; `RdfStream`, `streams_of`; `is_sparql`.
 Why: a run's inputs may be live, have several gateways and queries that come and go, and none of these knows a dictionary. With
 terms as text, patterns are filters of the input and the plan is one of any query: equal parts of queries are shared, constants
 are searched together, checkpoints and moves are those of any rows.
@@ -12,8 +12,9 @@ Kinds of terms are not known before they come, so numbers in expressions are dou
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,11 +22,12 @@ import numpy as np
 
 from swjoin.config.connectors import StreamConfig
 from swjoin.core.errors import UserError
-from swjoin.frontends.rdf.algebra import Const, Pattern, Term, Var, parse_query, tokens_of
+from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, parse_query, tokens_of
 from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
 from swjoin.frontends.rdf.inputs import Graphs, Input
 from swjoin.frontends.rdf.planner import Last, Planner, add_constants
+from swjoin.frontends.rdf.query_texts import Texts, Windows, with_terms, with_windows
 from swjoin.frontends.rdf.term_values import BLANK, IRI
 from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -37,6 +39,8 @@ _MODULE = "swjoin.frontends.rdf.batch_functions"
 _TERMS = ("s", "p", "o")
 _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
 _TEXT = ("string", "large_string", "dictionary<values=string, indices=int32, ordered=0>")
+_SENTINEL = "<urn:swjoin:constant:"
+_QUOTED = re.compile(f"'{_SENTINEL}([0-9]+)>'")
 _CLASH = "live terms such as 1 and 1.0"
 
 
@@ -66,9 +70,45 @@ def streams_of(inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) 
     return found
 
 
-def plan_live(text: str, streams: Mapping[str, RdfStream]) -> LogicalPlan:
-    """streams: by IRI. UserError for what the query cannot mean, or what is not supported."""
-    query = parse_query(text)
+class LivePlans:
+    """Plans of queries over the same streams. Those that differ in constants of patterns and templates alone are planned once:
+    these are in texts of filters and projections, and nowhere else."""
+
+    def __init__(self, streams: Mapping[str, RdfStream]) -> None:
+        """streams: by IRI."""
+        self._streams, self._texts = streams, Texts()
+        self._plans: dict[tuple[str, Windows], LogicalPlan] = {}
+
+    def plan(self, text: str) -> LogicalPlan:
+        """UserError for what the query cannot mean, or what is not supported."""
+        if _SENTINEL in text:
+            return _planned(parse_query(text), self._streams)
+        parsed = self._texts.parsed(text)
+        key = repr(parsed.shape), parsed.windows
+        if key not in self._plans:
+            shape = with_windows(parsed.shape, parsed.windows)
+            self._plans[key] = _planned(with_terms(shape, lambda number: Const(f"{_SENTINEL}{number}>")), self._streams)
+        return _with_constants(self._plans[key], parsed.constants)
+
+
+def _with_constants(plan: LogicalPlan, constants: Sequence[str]) -> LogicalPlan:
+    """With these in the places of sentinels, by number."""
+
+    def of(text: str) -> str:
+        return _QUOTED.sub(lambda found: sql_text(constants[int(found[1])]), text)
+
+    nodes: list[Node] = []
+    for node in plan.nodes:
+        if isinstance(node, Filter):
+            nodes.append(replace(node, condition=of(node.condition)))
+        elif isinstance(node, Project):
+            nodes.append(replace(node, columns=tuple((name, of(text)) for name, text in node.columns)))
+        else:
+            nodes.append(node)
+    return LogicalPlan(tuple(nodes))
+
+
+def _planned(query: RdfQuery, streams: Mapping[str, RdfStream]) -> LogicalPlan:
     graphs = Graphs(TermDictionary())
     add_constants(query, graphs)
     for iri, stream in streams.items():
@@ -153,6 +193,12 @@ class _LivePlanner(Planner):
         """Its text takes the place of a code."""
         known = super().constant(text)
         return replace(known, facet=lambda which: None if which == "ord" else known.facet(which), code=sql_text(text))
+
+    def partners(self, home: Mapping[str, Input], found: Input) -> float:
+        """A guess, as nothing is counted yet: a subject has fewer triples than an object, and an object fewer than a predicate
+        (Stocker et al., SPARQL Basic Graph Pattern Optimization Using Selectivity Estimation, 2008)."""
+        bound = [isinstance(term, Const) or term.name in home for term in found.pattern.terms]
+        return sum(weight for weight, known in zip((4, 1, 2), bound, strict=True) if not known)
 
     def made_tables(self) -> dict[str, object]:  # type: ignore[override]
         """There are none before rows come."""

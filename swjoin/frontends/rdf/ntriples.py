@@ -518,6 +518,20 @@ def _is_plain(data, start, stop):  # type: ignore[no-untyped-def]
     return _is_plain_iri(data, at + 3, stop - 1)
 
 
+@kernel(inline="always")
+def _is_plain_value(data, start, stop):  # type: ignore[no-untyped-def]
+    """As `_is_plain`, of a value of a column, which may end anywhere, and begins with `<` or a quote."""
+    if data[start] == _LESS:
+        return stop - start > 2 and data[stop - 1] == _GREATER and _is_plain_iri(data, start + 1, stop - 1)
+    at = start + 1
+    while at < stop and data[at] != _QUOTE:
+        at += 1
+    if at >= stop:
+        return False
+    typed = stop - at > 5 and data[at + 1] == _CARET and data[at + 2] == _CARET and data[stop - 1] == _GREATER
+    return (at + 1 == stop or data[at + 1] == _AT or typed) and _is_plain(data, start, stop)
+
+
 # ---------------------------------------------------------------- cutting lines
 
 
@@ -801,7 +815,13 @@ def _encode_terms(data, text_offsets, valid, role, scope, state, out, scratch, t
         code = np.int64(NO_CODE)
         size, byte = stop - start, data[start]
         if byte == _LESS or (byte == _QUOTE and role == OBJECT):
-            code = find_term(data, start, size, term_hash(data, start, size), table, arena, offsets)
+            hashed = term_hash(data, start, size)
+            code = find_term(data, start, size, hashed, table, arena, offsets)
+            if code < 0 and _is_plain_value(data, start, stop):
+                code = add_term(data, start, size, hashed, table, arena, offsets, counts)
+                if code == NO_ROOM:
+                    state[4] = size
+                    return _TERMS_FULL
         if code < 0:
             at = 6 * size + scope.shape[0] + BLOCK_BYTES + 16  # where a copy lies that ends with zeros
             if at + size + BLOCK_BYTES > scratch.shape[0]:

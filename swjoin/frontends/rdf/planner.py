@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -146,7 +146,7 @@ class Planner:
     tables: dict[str, pa.Table] = field(default_factory=dict)
 
     def planned(self) -> Planned:
-        self.order = _ordered(self.inputs)
+        self.order = _ordered(self.inputs, self.partners)
         for found in self.order:
             for name in found.codes:
                 self.home.setdefault(name, found)
@@ -177,6 +177,18 @@ class Planner:
         if name in self._read and found.count:
             return variable_of(name, column, found, self.graphs.values)
         return Variable(column)
+
+    def partners(self, home: Mapping[str, Input], found: Input) -> float:
+        """How many mappings of an input a row has on average, of all times, by the variable that leaves the fewest. home: the
+        input that binds a variable."""
+        fewest = math.inf
+        for name in home.keys() & found.codes.keys():
+            mine, theirs = home[name].codes[name], found.codes[name]
+            if not len(mine) or not len(theirs):
+                return 0
+            counts = np.bincount(theirs, minlength=int(mine.max()) + 1)
+            fewest = min(fewest, float(counts[mine].mean()))
+        return fewest
 
     @cached_property
     def _read(self) -> set[str]:
@@ -442,7 +454,7 @@ def columns_of(value: Value) -> list[tuple[str, str]]:
     return [(facet, value.facet(facet) or "")]
 
 
-def _ordered(inputs: Sequence[Input]) -> list[Input]:
+def _ordered(inputs: Sequence[Input], partners: Callable[[Mapping[str, Input], Input], float]) -> list[Input]:
     """The order of joins: from the first stream on, each that shares a variable with those before, streams first, and of these
     the one that has the fewest partners for a row. In a family the first stream is one in whose mappings its members differ,
     and these are told apart as soon as can be."""
@@ -453,24 +465,11 @@ def _ordered(inputs: Sequence[Input]) -> list[Input]:
     while waiting:
         ranked = [(not home.keys() & f.codes.keys(), MEMBER not in f.codes, f.static) for f in waiting]
         best = [f for f, rank in zip(waiting, ranked, strict=True) if rank == min(ranked)]
-        found = best[0] if len(best) == 1 else min(best, key=lambda f: _partners(home, f))
+        found = best[0] if len(best) == 1 else min(best, key=lambda f: partners(home, f))
         waiting.remove(found)
         order.append(found)
         home |= {name: found for name in found.codes if name not in home}
     return order
-
-
-def _partners(home: Mapping[str, Input], found: Input) -> float:
-    """How many mappings of an input a row has on average, of all times, by the variable that leaves the fewest. home: the input
-    that binds a variable."""
-    fewest = math.inf
-    for name in home.keys() & found.codes.keys():
-        mine, theirs = home[name].codes[name], found.codes[name]
-        if not len(mine) or not len(theirs):
-            return 0
-        counts = np.bincount(theirs, minlength=int(mine.max()) + 1)
-        fewest = min(fewest, float(counts[mine].mean()))
-    return fewest
 
 
 def _template_variables(template: Sequence[tuple[Term, Term, Term]]) -> list[str]:
