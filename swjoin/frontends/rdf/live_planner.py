@@ -225,14 +225,15 @@ class _LivePlanner(Planner):
             slides = f":{window.slide_us}:{window.width_us}" if window.kind == "slide" else ""
             items += ['"ts"', f'"born" AS "born{slides}"']
             types += [("ts", columns[stream.table.time or ""]), ("born", "int64"), *([("dead", "int64")] if slides else [])]
-        tests, places = ['"s" IS NOT NULL'], dict[str, str]()
-        for place, term in zip(_TERMS, pattern.terms, strict=True):
-            if isinstance(term, Const):
+        tests, places = list[str](), dict[str, str]()
+        for place, term in sorted(zip(_TERMS, pattern.terms, strict=True), key=lambda of: of[0] == "p"):
+            if isinstance(term, Const):  # a predicate last: by the first one rows are searched, where there are many queries
                 tests.append(f'"{place}" = {sql_text(term.text)}')
             elif term.name in places:
                 tests.append(f'"{place}" = "{places[term.name]}"')
             else:
                 places[term.name] = place
+        tests = tests or ['"s" IS NOT NULL']  # terms are null together
         for name, place in places.items():
             column = self.compiler.variables[name].column
             facets = sorted(self.compiler.needed.get(name, ())) if self.home[name] is found else []
