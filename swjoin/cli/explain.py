@@ -42,7 +42,7 @@ from swjoin.policy.placement import round_robin
 
 _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
 _LISTS = {"stages", "edges", "strategy", "traffic"}  # sections with a line for every sentence
-_STREAM_KEYS = {"path", "generate", "key", "time", "time_unit", "id", "columns", "assume_timezone"}
+_STREAM_KEYS = {"path", "generate", "key", "time", "time_unit", "id", "columns", "assume_timezone", "csv", "iri"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to {reader}",
     "kafka": "a Kafka topic, read by {reader}",
@@ -144,7 +144,7 @@ def _source(config: RunConfig, stream: StreamConfig) -> tuple[str, str]:
     if stream.path is not None:
         named = ", ".join(stream.paths)
         place = "a file" if len(stream.paths) == 1 and os.path.isfile(named) else "all their files, in path order"
-        return named, f"{named}: {place} (Parquet, ORC, CSV, TSV, JSON lines or Arrow IPC)"
+        return named, f"{named}: {place} (Parquet, ORC, CSV, TSV, JSON lines, Arrow IPC or RDF)"
     schedule = "" if workload.schedule.kind == "constant" else f", {workload.schedule.kind} schedule"
     maker = "the master" if config.gateway_count == 1 else "the gateways"
     drift = f", other keys are hot every {_span(workload.drift_us)}" if workload.drift_us else ""
@@ -175,9 +175,11 @@ def _inputs(s: Setting) -> list[str]:
             ids = f"row ids from column {stream.id}" if stream.id else own
             key = f"Key {', '.join(stream.key)}; time" if s.plan is None else "Time"
             text += f" {key} {stream.time}{unit}; {ids}."
+            text += f" The RDF stream <{stream.iri}>." if stream.iri else ""
         out.append(text)
     for name, table in s.tables.items():
-        out.append(f"{name}: {_source(s.config, table)[1]}. A static table: every process that needs it reads it whole.")
+        what = f"The RDF graph <{table.iri}>, a" if table.iri else "A"
+        out.append(f"{name}: {_source(s.config, table)[1]}. {what} static table: every process that needs it reads it whole.")
     out += s.reading
     if s.config.pace == "asap":
         out.append("Pace asap: streams are replayed as fast as the slaves join; the source waits for them.")

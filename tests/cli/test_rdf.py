@@ -264,3 +264,7 @@ def test_the_configuration_of_the_page(swjoin: Any, folder: Path) -> None:
     (folder / "wanted.csv").write_text(wanted)
     assert sorted(found.to_pylist(), key=str) == rows_of(folder / "wanted.csv")
     assert swjoin("verify", "run").code == 0
+    explained = swjoin("explain", "run.yaml")
+    assert "posts.csv ─" in explained.out
+    assert "The RDF stream <http://example.org/likes>." in " ".join(explained.out.split())
+    assert "The RDF graph <http://example.org/people>, a static table" in " ".join(explained.out.split())

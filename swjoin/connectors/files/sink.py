@@ -4,7 +4,9 @@ What: `FileSink`: rows go to a temporary name beside the target; `close` syncs a
 Why: a reader must never take an incomplete result for a complete one.
 Stays out: columns of a row (`connectors.output_columns`), the proof in a file (`connectors.files.proofs`).
 
-Parquet is written with LZ4 and without dictionaries: result rows are wide, values rarely repeat, and speed matters.
+Parquet is written without dictionaries, as result rows are wide and values rarely repeat, and speed matters. Columns whose
+first rows LZ4 makes smaller are written with it; others, such as payload of digests or ciphers, as they are. Least and greatest
+values of opaque bytes are left out: no reader asks for them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import contextlib
 import os
 import re
 import secrets
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +38,10 @@ if TYPE_CHECKING:
 GROUP_ROWS = 131_072
 GROUP_BYTES = 256 << 20  # of rows that wait for a full row group
 FILE_BYTES = 256 << 20
+_SAMPLE_ROWS = 4096
+_FEWEST_APART = 16_384  # rows that another thread writes
+_SMALLER = 0.9  # of the bytes as they are, at most, for LZ4 to pay
+_of_thread = threading.local()
 _PART_NAME = re.compile(r"\.?part-(?:s(?P<sink>\d+)-)?\d")
 
 
@@ -42,44 +50,62 @@ class _OpenFile:
 
     def __init__(self, kind: str, target: Path, schema: pa.Schema, ids: list[str], temporary: Path) -> None:
         import pyarrow as pa
-        import pyarrow.csv as csv
-        import pyarrow.parquet as pq
 
         self.target = target
         self.temporary = temporary
         compression = "gzip" if target.name.endswith(".gz") else None
-        self._parquet = kind == "parquet"
+        self._parquet, self._schema = kind == "parquet", schema
         self._ids = ids
         self._stream: Any = pa.output_stream(str(self.temporary), compression=compression)
-        try:
-            self._writer: Any = (
-                pq.ParquetWriter(self._stream, schema, compression="lz4", use_dictionary=False)
-                if self._parquet
-                else csv.CSVWriter(self._stream, schema)
-            )
-        except BaseException:
-            self._stream.close()
-            self.temporary.unlink(missing_ok=True)
-            raise
+        self._opened: Any = None  # once the first rows are known
+        self._writing: Future[None] | None = None
         self._finished = self._failed = False  # failed: the footer is missing, so Parquet is unreadable
         self.bytes = self._rows = self._digest = 0
 
+    def _writer(self, first: pa.Table) -> Any:
+        """first: rows that are written first."""
+        import pyarrow.csv as csv
+        import pyarrow.parquet as pq
+
+        if self._opened is None and self._parquet:
+            options = _options(first.slice(0, _SAMPLE_ROWS))
+            self._opened = pq.ParquetWriter(self._stream, self._schema, use_dictionary=False, **options)
+        elif self._opened is None:
+            self._opened = csv.CSVWriter(self._stream, self._schema)
+        return self._opened
+
     def write(self, table: pa.Table, digest: int) -> None:
-        if self._parquet:
-            self._writer.write_table(table, row_group_size=GROUP_ROWS)
+        """Many rows are written by a thread of their own, while more are made; what fails there is raised by a later call."""
+        self._settle()
+        if table.num_rows < _FEWEST_APART:
+            self._write(table)
         else:
-            self._writer.write_table(table)
+            self._writing = _thread_of_files().submit(self._write, table)
         self.bytes += table.nbytes
         self._rows += table.num_rows
         self._digest += digest
 
+    def _write(self, table: pa.Table) -> None:
+        if self._parquet:
+            self._writer(table).write_table(table, row_group_size=GROUP_ROWS)
+        else:
+            self._writer(table).write_table(table)
+
+    def _settle(self) -> None:
+        """Wait until all rows are written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
     def finish(self, run_id: str | None, whole: dict[str, Any] | None = None) -> None:
         """Complete the file. run_id: id of the run. whole: count, digest and ledger of the whole result, if known."""
         if not self._finished:
+            self._settle()
             if self._parquet:
+                writer = self._writer(self._schema.empty_table())
                 written = None if self._ids else self._written()
                 claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole, run_id)
-                self._writer.add_key_value_metadata(claim.to_metadata())
+                writer.add_key_value_metadata(claim.to_metadata())
             self._end()
 
     def _written(self) -> tuple[int, int]:
@@ -92,7 +118,8 @@ class _OpenFile:
         if not self._finished:
             self._finished = self._failed = True
             try:
-                self._writer.close()
+                self._settle()
+                self._writer(self._schema.empty_table()).close()
             finally:
                 self._stream.close()
             self._failed = False
@@ -121,6 +148,33 @@ class _OpenFile:
         with contextlib.suppress(OSError):
             self._end()
         self.temporary.unlink(missing_ok=True)
+
+
+def _thread_of_files() -> ThreadPoolExecutor:
+    """That writes the files of the calling thread; it ends with it."""
+    if not hasattr(_of_thread, "pool"):
+        _of_thread.pool = ThreadPoolExecutor(1, "files")
+    pool: ThreadPoolExecutor = _of_thread.pool
+    return pool
+
+
+def _options(sample: pa.Table) -> dict[str, Any]:
+    """How columns are compressed, and which have statistics, as `ParquetWriter` takes it. sample: of the rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    written = pa.BufferOutputStream()
+    pq.write_table(sample, written, compression="lz4", use_dictionary=False)
+    found = pq.read_metadata(pa.BufferReader(written.getvalue()))
+    compression, statistics = {}, []
+    for index in range(found.num_columns):
+        column = found.schema.column(index)
+        sizes = found.row_group(0).column(index) if found.num_row_groups else None
+        pays = sizes is None or sizes.total_compressed_size <= _SMALLER * sizes.total_uncompressed_size
+        compression[column.path] = "lz4" if pays else "none"
+        if "BYTE_ARRAY" not in column.physical_type or column.logical_type.type != "NONE":
+            statistics.append(column.path)
+    return {"compression": compression, "write_statistics": statistics}
 
 
 class _Part:
