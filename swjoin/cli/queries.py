@@ -35,7 +35,7 @@ def run_queries(args: argparse.Namespace) -> int:
         time_us = request_change(run_dir, {}, args.queries, args.timeout)
         print(f"{', '.join(args.queries)}: rows with times before {_time(time_us)}")
         return 0
-    texts: dict[str, str] = {}
+    texts, sparql = dict[str, str](), set[str]()
     for path in args.queries:
         if not path.lower().endswith((".sql", ".rq")):
             problem = (
@@ -44,7 +44,9 @@ def run_queries(args: argparse.Namespace) -> int:
             raise UserError(problem)
         check_query_name(Path(path).stem, path, texts)
         texts[Path(path).stem] = content_of(path)
-    time_us = request_change(run_dir, texts, (), args.timeout)
+        if path.lower().endswith(".rq"):
+            sparql.add(Path(path).stem)
+    time_us = request_change(run_dir, texts, (), args.timeout, sparql)
     print(f"{', '.join(texts)}: rows with times from {_time(time_us)} on")
     return 0
 

@@ -35,6 +35,7 @@ from swjoin.connectors.files.inputs import (
     local_path,
     open_stream,
     partition_of,
+    refusing,
     text_of,
 )
 from swjoin.connectors.files.rdf_format import rdf_schema
@@ -66,6 +67,8 @@ from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.sharing import alone
 from swjoin.plan.stages import cut
+
+_HASHED_ROWS = 1 << 17
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -493,22 +496,32 @@ def _define_plan(db: Any, of: _Claimed, job: Job, folder: Path) -> bool:
     rows = define_found(db, plan, found)
     if rows is not None and result.of_values:
         schema = plan.schema(result.name)
-        query = f"SELECT {', '.join(f'{rows.columns[column]} AS {name(column)}' for column in schema.types)} FROM {rows.table}"
+        query = f"SELECT {', '.join(rows.columns[column] for column in schema.types)} FROM {rows.table}"
         db.execute("DROP VIEW found")
-        _define_hashes(db, "found", query, schema.types)
+        _define_hashes(db, "found", db.cursor().sql(query).to_arrow_reader(_HASHED_ROWS), schema.types)
     return rows is None
 
 
-def _define_hashes(db: Any, table: str, query: str, types: Mapping[str, str]) -> None:
-    """A table of the hashes of a query's rows, in the place of ids. types: of its columns, in their order."""
+def _kept_rows(files: Iterable[str | Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Rows of result files; not by DuckDB, for which names that differ in case only are one."""
+    import pyarrow.parquet as pq
+
+    for path in files:
+        with refusing(Path(path)), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_HASHED_ROWS, columns=columns):
+                yield batch.select(columns)
+
+
+def _define_hashes(db: Any, table: str, rows: Iterable[pa.RecordBatch], types: Mapping[str, str]) -> None:
+    """A table of the hashes of rows, in the place of ids. types: of their columns, in their order."""
     import pyarrow as pa
 
     kinds = [plain_type_named(type_name) for type_name in types.values()]
     hashes = [np.empty(0, np.uint64)]
-    cursor = db.cursor()
-    for batch in cursor.sql(query).to_arrow_reader(1 << 17):
+    for batch in rows:
         arrays = [as_type(column, kind) for column, kind in zip(batch.columns, kinds, strict=True)]
         hashes.append(row_hashes(pa.RecordBatch.from_arrays(arrays, list(types))))
+    cursor = db.cursor()
     cursor.register("hashes", pa.table({"l": np.concatenate(hashes)}))
     cursor.execute(f"CREATE TABLE {table} AS SELECT l, {NONE} AS r FROM hashes")
 
@@ -549,9 +562,7 @@ def _compared(db: Any, said: dict[str, Any], of: _Claimed, folder: Path, *, of_p
     if config.sink.in_files:
         if of.plan is not None and of.result is not None and of.of_values and compared:
             types = of.plan.schema(of.result.name).types
-            columns = ", ".join(name(column) for column in types)
-            files = path_list(result_files(of.results, config))
-            _define_hashes(db, "kept", f"SELECT {columns} FROM read_parquet({files}, hive_partitioning = false)", types)
+            _define_hashes(db, "kept", _kept_rows(result_files(of.results, config), list(types)), types)
         else:
             _define_results(db, of.results, config, folder)
         file_count, file_digest = count_and_digest(db, "kept", of_pairs=of_pairs)

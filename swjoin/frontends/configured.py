@@ -198,5 +198,8 @@ def _inputs_of(inputs: object) -> dict[str, StreamConfig]:
             raise UserError(f"inputs.{name}: clients know a run's {name} by this name; name the stream otherwise")
         if stream.live and not stream.time:
             raise UserError(f"inputs.{name}: a live stream needs its time column; write time: COLUMN")
+        same = next((other for other, of in found.items() if stream.iri is not None and of.iri == stream.iri), None)
+        if same is not None:
+            raise UserError(f"inputs.{name}: input {same} is <{stream.iri}>, too; give each an IRI of its own")
         found[name] = stream
     return found

@@ -33,7 +33,7 @@ from swjoin.plan.changes import with_queries, without_queries
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.runtime.flight_serving import Ports
-from swjoin.runtime.open import instances_of, sized
+from swjoin.runtime.open import instances_of, plan_output, sized
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
@@ -184,7 +184,10 @@ class QueryChanges:
         plan = request.changed(plan_from_plain(job.plan), time_us, ended_sources)
         found = sized(replace(job, plan=plan_to_plain(plan)), width)
         try:
-            check_change(self._instances(job, width), self._instances(found, width))
+            changed = self._instances(found, width)
+            check_change(self._instances(job, width), changed)
+            if job.config.sink.kind != "count":
+                plan_output(changed)  # refuses names that columns of results cannot have
         except UserError as error:
             raise error.prefixed(", ".join([*request.added, *request.dropped])) from None
         return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from swjoin.config.job import load_job
@@ -58,18 +58,27 @@ def _tables(plan: LogicalPlan, config: RunConfig) -> dict[str, Table]:
     }
 
 
-def request_change(run_dir: Path, added: Mapping[str, str], dropped: Sequence[str] = (), timeout_s: float | None = None) -> int:
+def request_change(
+    run_dir: Path,
+    added: Mapping[str, str],
+    dropped: Sequence[str] = (),
+    timeout_s: float | None = None,
+    sparql: Collection[str] = (),
+) -> int:
     """Ask a run for more queries, and for some no longer, at once; returns the time from which on, or before which, they have
-    rows, in microseconds. added: texts by name. UserError when the run refuses it, or none goes on there, or does
+    rows, in microseconds. added: texts by name. sparql: names of those that are over RDF streams; others are if they look so.
+    UserError when the run refuses it, or none goes on there, or does
     not answer in time."""
     plan, config = _open_run(run_dir)
     tables, plans = _tables(plan, config), dict[str, LogicalPlan]()
     streams = streams_of(dict(zip(tables, config.inputs, strict=True)), tables)
-    rdf = LivePlans(streams)
+    rdf = LivePlans(streams, goes_on=True)
     for name, text in added.items():
         try:
-            sparql = bool(streams) and is_sparql(text)
-            plans[name] = rdf.plan(text) if sparql else plan_query(text, tables, {}, config.cluster.routing).plan
+            if name in sparql or (streams and is_sparql(text)):
+                plans[name] = rdf.plan(text)
+            else:
+                plans[name] = plan_query(text, tables, {}, config.cluster.routing).plan
         except UserError as error:
             raise error.prefixed(name) from None
     with_queries(without_queries(plan, dropped, 0), plans, 0)  # what is wrong with it is known at once

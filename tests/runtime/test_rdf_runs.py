@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 import swjoin
-from swjoin.core.errors import UserError
+from swjoin.core.errors import SwjoinError, UserError
+from swjoin.duckdb.verify import verify
 from swjoin.frontends.configured import job_of_query
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.query_requests import queries_of, request_change
@@ -216,6 +217,10 @@ REFUSED = {
         HEAD + "SELECT (SUM(DISTINCT ?v) AS ?n) WHERE { STREAM e:readings [NOW] { ?s e:value ?v } }",
         r"SUM\(DISTINCT \?v\): .*",
     ),
+    "an integer beyond those that are exact": (
+        HOT.replace("95", str(2**53 + 1)),
+        r".*9007199254740993.*: an integer beyond 2\^53.*",
+    ),
     "a syntax error": (HOT.replace("FILTER(", "FILTER(("), r".*line 2.*"),
     "SQL over an unknown table": ("SELECT s FROM reading", r".*reading.*"),
 }
@@ -241,8 +246,15 @@ INPUTS: dict[str, tuple[dict[str, Any], str]] = {
         {"schema": "at: timestamp[ns], s: string, p: string, o: string"},
         r"input readings, <.*>: times of nanoseconds; .*",
     ),
+    "times with a zone": (
+        {"schema": "at: timestamp[us, tz=UTC], s: string, p: string, o: string"},
+        r"input readings has times with a zone, input alarms times without; give both one kind",
+    ),
     "a relative IRI": ({"iri": "readings"}, r"inputs.readings: .*iri readings is no absolute IRI"),
-    "the IRI of another": ({"iri": f"{EX}alarms"}, r"inputs readings and alarms: both are <.*alarms>; give each its own"),
+    "the IRI of another": (
+        {"iri": f"{EX}alarms"},
+        r"inputs.alarms: input readings is <.*alarms>, too; give each an IRI of its own",
+    ),
 }
 
 
@@ -272,3 +284,93 @@ def test_queries_in_both_languages(sensors: Sensors) -> None:
         plain["queries"] = [{"name": "q", "sparql": HOT, **wrong}]
         with pytest.raises(UserError, match=r"queries\.0: .* is no query; write sql:, or sparql:, and its text"):
             job_of_query(plain, "run.yaml", "test")
+
+
+ADDED = {
+    "a stream that is not read": (KINDS, "<.*alarms>: no query of the run reads it; read are <.*readings>; .*"),
+    "a graph that is not read": (PAIRS.replace("alarms", "readings"), "<.*rooms>: no query of the run reads it; .*"),
+    "a graph without a name": (
+        HEAD + "SELECT ?s ?r { STREAM e:readings [NOW] { ?s e:value ?v } ?s e:in ?r }",
+        "triples outside of STREAM, in a query that is added to a run; name their graph by GRAPH .*",
+    ),
+    "a column of ids": (HOT.replace("?v", "?row_id"), "q: q: its column row_id has the name that rows' ids have in files; .*"),
+    "SQL with braces": ("SELECT s FROM reading -- {this}", "q: .*reading.*"),
+}
+
+
+@pytest.fixture(scope="module")
+def open_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run that goes on with the query HOT alone."""
+    folder = tmp_path_factory.mktemp("open")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        sensors = Sensors(folder)
+        sensors.write()
+        path = sensors.config()
+        plain = yaml.safe_load(path.read_text())
+        plain["queries"] = [{"name": "hot", "sparql": HOT}]
+        patched.setattr("tests.runtime.test_rdf_runs.CONFIG", yaml.safe_dump(plain))
+        run = Running(sensors)
+        run.reached(500_000)
+        yield run.dir
+        sensors.end()
+        assert run.end()["complete"]
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_what_cannot_be_added_is_refused_and_the_run_goes_on(case: str, open_run: Path) -> None:
+    text, line = ADDED[case]
+    with pytest.raises(UserError) as refused:
+        request_change(open_run, {"q": text}, (), PROCESS_S)
+    assert re.fullmatch(line if line.startswith("q: ") else f"q: {line}", str(refused.value)), str(refused.value)
+    assert [name for name, _, _ in queries_of(open_run)] == ["hot"]
+
+
+def test_any_names(sensors: Sensors) -> None:
+    """Those of the plan's nodes and columns, and two that differ in case only."""
+    for _ in range(2):
+        sensors.write()
+    sensors.end()
+    text = PAIRS.replace("?room", "?ONE").replace("?sum", "?Born")
+    for name in ("answer", "result", "terms"):
+        plain = yaml.safe_load(CONFIG)
+        for input_name, given in (("readings", name), ("rooms", "select 1")):
+            plain["inputs"][given] = plain["inputs"].pop(input_name)
+        plain["inputs"][name] = {"path": str(sensors.folder / "readings" / "*.parquet"), "time": "at", "iri": f"{EX}readings"}
+        plain["inputs"]["alarms"] = {"path": str(sensors.folder / "alarms" / "*.parquet"), "time": "at", "iri": f"{EX}alarms"}
+        plain["queries"] = [{"name": "groups", "sparql": text}, {"name": "q", "sparql": KINDS}]
+        run_dir = Path(f"of {name}")
+        run_dir.mkdir()
+        job = replace(job_of_query(plain, "run.yaml", "test"), target=run_dir / "results", directory=True, run_dir=run_dir)
+        run_local(job, False, 2)
+        check(sensors, run_dir, {"groups": (text, 0), "q": (KINDS, 0)})
+        assert verify(run_dir).equal
+
+
+LARGE = 2**53 - 1
+COMPUTED = {
+    "SELECT (SUM(?v) AS ?x)": "9007199254740992, computed: a number beyond 2^53",
+    "SELECT (?v * ?v AS ?x)": "computed: a number beyond 2^53",
+    "SELECT (?v - 1 AS ?x)": "",
+    "SELECT (?v + 0.5 AS ?x)": "",
+}
+
+
+@pytest.mark.parametrize("head", COMPUTED)
+def test_integers_are_exact_or_refused(head: str, sensors: Sensors) -> None:
+    terms = {"s": [f"<{EX}s1>"] * 2, "p": [f"<{EX}value>"] * 2, "o": [f'"{v}"^^<{XSD}integer>' for v in (LARGE, 2)]}
+    pq.write_table(pa.table({"at": pa.array([0, 5], pa.timestamp("us")), **terms}), sensors.folder / "large.parquet")
+    plain = yaml.safe_load(CONFIG)
+    plain["inputs"] = {"readings": {"path": "large.parquet", "time": "at", "iri": f"{EX}readings"}}
+    text = f"{HEAD}{head} {{ STREAM e:readings [RANGE 1s] {{ ?s e:value ?v }} }}"
+    plain["queries"] = [{"name": "q", "sparql": text}]
+    run_dir = Path("run")
+    run_dir.mkdir()
+    job = replace(job_of_query(plain, "run.yaml", "test"), target=run_dir / "results", directory=True, run_dir=run_dir)
+    if line := COMPUTED[head]:
+        with pytest.raises(SwjoinError, match=re.escape(line)):
+            run_local(job, False, 1)
+        return
+    run_local(job, False, 1)
+    alone = swjoin.rdf(text, {f"{EX}readings": pq.read_table("large.parquet").rename_columns(["ts", "s", "p", "o"])})
+    assert rows_of(run_dir, "q") == Counter(zip(*(c.to_pylist() for c in alone.columns), strict=True))

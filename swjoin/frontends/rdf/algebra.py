@@ -183,7 +183,9 @@ def _rewritten(text: str) -> _Rewritten:
             i += 1
             continue
         if word != "STREAM":
-            put(token)
+            put(token.replace("\t", "\\t") if kind == "text" else token)  # the parser makes spaces of tabs
+            if kind == "text" and "\t" in token:
+                moved.append((length, tokens[i][2] + len(token)))
             i += 1
             continue
         iri, window, i = _head(text, tokens, i, prefixes, base)

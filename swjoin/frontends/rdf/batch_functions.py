@@ -20,11 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from swjoin.core.batch import I64, Bool
+from swjoin.core.errors import UserError
 from swjoin.core.lives import Window
-from swjoin.frontends.rdf.dictionary import TermDictionary
-from swjoin.frontends.rdf.inputs import facet_of
+from swjoin.frontends.rdf.dictionary import INTEGER, TermDictionary
+from swjoin.frontends.rdf.inputs import EXACT, coarse, facet_of
 from swjoin.frontends.rdf.ntriples import REASONS, TermReader
-from swjoin.frontends.rdf.term_values import TermValues
+from swjoin.frontends.rdf.term_values import NUMERIC, TermValues
 from swjoin.frontends.rdf.written_terms import written_terms
 
 _LOG = logging.getLogger(__name__)
@@ -106,9 +107,22 @@ def mappings(batch: pa.RecordBatch) -> pa.RecordBatch:
             dictionary = TermDictionary()
             codes, values = dictionary.encode(column), TermValues(dictionary)
             for facet in parts:
-                found = facet_of(facet, codes, values, head)
-                made[f"{head}_{facet}"] = found.cast(pa.float64()) if facet == "num" else found
+                made[f"{head}_{facet}"] = _numbers(codes, values) if facet == "num" else facet_of(facet, codes, values, head)
     return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+
+
+def _numbers(codes: I64, values: TermValues) -> pa.Array:
+    """Numbers of terms as doubles. UserError for one that has more digits."""
+    numeric = values.kind[codes] == NUMERIC
+    beyond = codes[numeric & (coarse(codes, values) | (np.abs(values.number[codes]) > EXACT) & values.is_integer[codes])]
+    if len(beyond):
+        _refuse_digits(values.dictionary.text_of(int(beyond[0])))
+    return pa.array(np.where(numeric, values.number[codes], 0.0), mask=~numeric)
+
+
+def _refuse_digits(what: str) -> None:
+    problem = f"{what[:80]}: a number beyond 2^53, up to which integers are exact in expressions of a run"
+    raise UserError(problem, remedy="leave such values out of what expressions read, or use `swjoin rdf` over files")
 
 
 def written(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -119,5 +133,15 @@ def written(batch: pa.RecordBatch) -> pa.RecordBatch:
     for head, found in groupby(columns, lambda named: named[0].partition(":")[0]):
         names, arrays = zip(*found, strict=True)
         form = names[0].split(":")[1:2]
+        if form == ["number"]:
+            _check_integers(*arrays)
         made[head] = written_terms(form[0], arrays).cast(pa.string()) if form else arrays[0]
     return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+
+
+def _check_integers(numbers: pa.Array, ranks: pa.Array) -> None:
+    """UserError for a computed integer that may be another than it should."""
+    whole = pc.equal(ranks.cast(pa.int64()), INTEGER)
+    beyond = pc.and_(whole, pc.greater_equal(pc.abs(numbers.cast(pa.float64())), float(EXACT))).fill_null(False)
+    if pc.any(beyond).as_py():
+        _refuse_digits(f"{pc.filter(numbers, beyond)[0].as_py():.0f}, computed")

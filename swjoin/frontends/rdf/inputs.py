@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 Paths: TypeAlias = str | tuple[str, ...]
 _ZONE = r"(Z|[+-]\d\d:\d\d)$"
 _MOST_US = 1 << 58  # lives of windows up to this end before all times
-_EXACT = 1 << 53  # integers up to here are doubles
+EXACT = 1 << 53  # integers up to here are doubles
 
 
 @dataclass(frozen=True)
@@ -456,12 +456,12 @@ def _naive(codes: I64, values: TermValues) -> Bool:
     return found
 
 
-def _coarse(codes: I64, values: TermValues) -> Bool:
+def coarse(codes: I64, values: TermValues) -> Bool:
     """Which numbers have more digits than a double keeps: integers, and decimals without a fraction."""
     number, integer = values.number[codes], values.integer[codes]
     whole = values.is_integer[codes] & (values.rank[codes] == 0)
-    decimal = (values.rank[codes] < 2) & ~whole & (np.abs(number) >= _EXACT) & (number == np.floor(number))
-    found: Bool = decimal | (whole & ((integer > _EXACT) | (integer < -_EXACT)))
+    decimal = (values.rank[codes] < 2) & ~whole & (np.abs(number) >= EXACT) & (number == np.floor(number))
+    found: Bool = decimal | (whole & ((integer > EXACT) | (integer < -EXACT)))
     return found
 
 
@@ -473,7 +473,7 @@ def is_uniform(name: str, found: Input, values: TermValues) -> bool:
         return True
     codes = found.codes[name]
     integers = values.is_integer[codes] & (values.rank[codes] == 0)
-    alike = bool(integers.all()) or not bool((integers | _coarse(codes, values)).any())
+    alike = bool(integers.all()) or not bool((integers | coarse(codes, values)).any())
     return len(known.kinds) == 1 and not known.clash and alike
 
 
@@ -486,9 +486,9 @@ def _numbers(codes: I64, values: TermValues, name: str) -> pa.Array:
     if numeric.any() and whole[numeric].all():
         return pa.array(np.where(numeric, values.integer[codes], 0), mask=~numeric)
     numbers = values.number[codes]
-    coarse = codes[numeric & _coarse(codes, values)]
-    if len(coarse):
-        text = values.dictionary.text_of(int(coarse[0]))
+    beyond = codes[numeric & coarse(codes, values)]
+    if len(beyond):
+        text = values.dictionary.text_of(int(beyond[0]))
         problem = f"{text} has more digits than expressions keep: integers of 64 bits, beside decimals and doubles 53"
         raise UserError(problem, remedy="leave such values out of the variables that expressions read")
     return pa.array(np.where(numeric, numbers, 0.0), mask=~numeric)

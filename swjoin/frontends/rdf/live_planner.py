@@ -12,8 +12,9 @@ Kinds of terms are not known before they come, so numbers in expressions are dou
 
 from __future__ import annotations
 
+import hashlib
 import re
-import zlib
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -22,10 +23,10 @@ import numpy as np
 
 from swjoin.config.connectors import StreamConfig
 from swjoin.core.errors import UserError
-from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, parse_query, tokens_of
-from swjoin.frontends.rdf.dictionary import TermDictionary
+from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, tokens_of
+from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
-from swjoin.frontends.rdf.inputs import Graphs, Input
+from swjoin.frontends.rdf.inputs import EXACT, Graphs, Input
 from swjoin.frontends.rdf.planner import Last, Planner, add_constants
 from swjoin.frontends.rdf.query_texts import Texts, Windows, with_terms, with_windows
 from swjoin.frontends.rdf.term_values import BLANK, IRI
@@ -38,9 +39,7 @@ from swjoin.plan.map_batches import MapBatches
 _MODULE = "swjoin.frontends.rdf.batch_functions"
 _TERMS = ("s", "p", "o")
 _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
-_TEXT = ("string", "large_string", "dictionary<values=string, indices=int32, ordered=0>")
-_SENTINEL = "<urn:swjoin:constant:"
-_QUOTED = re.compile(f"'{_SENTINEL}([0-9]+)>'")
+_TEXT = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")  # as types begin
 _CLASH = "live terms such as 1 and 1.0"
 
 
@@ -54,19 +53,18 @@ class RdfStream(NamedTuple):
 
 
 def is_sparql(text: str) -> bool:
-    """Whether a query is in the language of RDF streams: unlike SQL, that has braces."""
-    return any(token == "{" for kind, token, _ in tokens_of(text) if kind == "other")
+    """Whether a query is in the language of RDF streams: it has STREAM, and braces behind it."""
+    words = [token.upper() for kind, token, _ in tokens_of(text) if kind in ("name", "other")]
+    return "STREAM" in words and "{" in words[words.index("STREAM") :]
 
 
 def streams_of(inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) -> dict[str, RdfStream]:
-    """The inputs that are RDF streams or static graphs, by IRI. UserError for two of one IRI."""
+    """The inputs that are RDF streams or static graphs, by IRI."""
     found: dict[str, RdfStream] = {}
     for name, stream in inputs.items():
-        if stream.iri is None:
-            continue
-        if stream.iri in found:
-            raise UserError(f"inputs {found[stream.iri].name} and {name}: both are <{stream.iri}>", remedy="give each its own")
-        found[stream.iri] = RdfStream(name, tables[name], zlib.crc32(stream.iri.encode()))
+        if stream.iri is not None:
+            scope = int.from_bytes(hashlib.blake2b(stream.iri.encode(), digest_size=7).digest())
+            found[stream.iri] = RdfStream(name, tables[name], scope)
     return found
 
 
@@ -74,38 +72,40 @@ class LivePlans:
     """Plans of queries over the same streams. Those that differ in constants of patterns and templates alone are planned once:
     these are in texts of filters and projections, and nowhere else."""
 
-    def __init__(self, streams: Mapping[str, RdfStream]) -> None:
-        """streams: by IRI."""
-        self._streams, self._texts = streams, Texts()
+    def __init__(self, streams: Mapping[str, RdfStream], *, goes_on: bool = False) -> None:
+        """streams: by IRI. goes_on: of a run that goes on, which knows the inputs alone that its queries read."""
+        self._streams, self._goes_on, self._texts = streams, goes_on, Texts()
         self._plans: dict[tuple[str, Windows], LogicalPlan] = {}
+        self._sentinel = f"<urn:swjoin:{secrets.token_hex(16)}:"  # in no query
+        self._quoted = re.compile(f"'{self._sentinel}([0-9]+)>'")
 
     def plan(self, text: str) -> LogicalPlan:
         """UserError for what the query cannot mean, or what is not supported."""
-        if _SENTINEL in text:
-            return _planned(parse_query(text), self._streams)
         parsed = self._texts.parsed(text)
         key = repr(parsed.shape), parsed.windows
         if key not in self._plans:
             shape = with_windows(parsed.shape, parsed.windows)
-            self._plans[key] = _planned(with_terms(shape, lambda number: Const(f"{_SENTINEL}{number}>")), self._streams)
-        return _with_constants(self._plans[key], parsed.constants)
+            query = with_terms(shape, lambda number: Const(f"{self._sentinel}{number}>"))
+            if self._goes_on:
+                _check_inputs_of_run(query, self._streams)
+            self._plans[key] = _planned(query, self._streams)
+        return self._with_constants(self._plans[key], parsed.constants)
 
+    def _with_constants(self, plan: LogicalPlan, constants: Sequence[str]) -> LogicalPlan:
+        """With these in the places of sentinels, by number."""
 
-def _with_constants(plan: LogicalPlan, constants: Sequence[str]) -> LogicalPlan:
-    """With these in the places of sentinels, by number."""
+        def of(text: str) -> str:
+            return self._quoted.sub(lambda found: sql_text(constants[int(found[1])]), text)
 
-    def of(text: str) -> str:
-        return _QUOTED.sub(lambda found: sql_text(constants[int(found[1])]), text)
-
-    nodes: list[Node] = []
-    for node in plan.nodes:
-        if isinstance(node, Filter):
-            nodes.append(replace(node, condition=of(node.condition)))
-        elif isinstance(node, Project):
-            nodes.append(replace(node, columns=tuple((name, of(text)) for name, text in node.columns)))
-        else:
-            nodes.append(node)
-    return LogicalPlan(tuple(nodes))
+        nodes: list[Node] = []
+        for node in plan.nodes:
+            if isinstance(node, Filter):
+                nodes.append(replace(node, condition=of(node.condition)))
+            elif isinstance(node, Project):
+                nodes.append(replace(node, columns=tuple((name, of(text)) for name, text in node.columns)))
+            else:
+                nodes.append(node)
+        return LogicalPlan(tuple(nodes))
 
 
 def _planned(query: RdfQuery, streams: Mapping[str, RdfStream]) -> LogicalPlan:
@@ -113,10 +113,26 @@ def _planned(query: RdfQuery, streams: Mapping[str, RdfStream]) -> LogicalPlan:
     add_constants(query, graphs)
     for iri, stream in streams.items():
         _check_columns(iri, stream)
+    _check_zones(query, streams)
     inputs = [_input(pattern, number, streams) for number, pattern in enumerate(query.patterns)]
     if query.template is not None and any(_is_blank(term) for triple in query.template for term in triple):
         raise UserError("CONSTRUCT of blank nodes is not supported in a run", remedy="make IRIs, or leave them out")
     return _LivePlanner(query, graphs, inputs, False, streams=streams).planned().plan
+
+
+def _check_inputs_of_run(query: RdfQuery, streams: Mapping[str, RdfStream]) -> None:
+    """UserError for what inputs would tell that no query of the run reads."""
+    if not streams:
+        raise UserError("no query of the run reads an RDF stream", remedy="write iri: under inputs of its configuration")
+    for pattern in query.patterns:
+        iri = pattern.graph if pattern.block is None else pattern.block.iri
+        if iri is None:
+            problem = "triples outside of STREAM, in a query that is added to a run"
+            raise UserError(problem, remedy="name their graph by GRAPH <iri> {...}; the run may have others than are read")
+        if iri not in streams:
+            known = ", ".join(f"<{name}>" for name in streams)
+            remedy = "read it by a query of the configuration, too, or start a run of its own"
+            raise UserError(f"<{iri}>: no query of the run reads it; read are {known}", remedy=remedy)
 
 
 def _is_blank(term: Term) -> bool:
@@ -127,13 +143,24 @@ def _check_columns(iri: str, stream: RdfStream) -> None:
     """UserError for an input that has no triples."""
     types, time, unit_us = dict(stream.table.columns), stream.table.time, stream.table.unit_us
     for name in _TERMS:
-        if types.get(name) not in _TEXT:
+        if not types.get(name, "").startswith(_TEXT):
             found = f"is {types[name]}" if name in types else "is missing"
             problem = f"input {stream.name}, <{iri}>: column {name} {found}"
             raise UserError(problem, remedy="give columns s, p and o, terms as text in N-Triples syntax")
     if time is not None and (types[time].startswith("timestamp[ns") or (unit_us or 1) < 1):
         problem = f"input {stream.name}, <{iri}>: times of nanoseconds"
         raise UserError(problem, remedy="give microseconds, in which windows are")
+
+
+def _check_zones(query: RdfQuery, streams: Mapping[str, RdfStream]) -> None:
+    """UserError for streams that have times with a zone and without one."""
+    zones: dict[bool, str] = {}
+    for iri in query.streams:
+        if iri in streams and (time := streams[iri].table.time) is not None:
+            zones["tz=" in dict(streams[iri].table.columns)[time]] = streams[iri].name
+    if len(zones) > 1:
+        problem = f"input {zones[True]} has times with a zone, input {zones[False]} times without"
+        raise UserError(problem, remedy="give both one kind")
 
 
 def _input(pattern: Pattern, number: int, streams: Mapping[str, RdfStream]) -> Input:
@@ -192,6 +219,9 @@ class _LivePlanner(Planner):
     def constant(self, text: str) -> Value:
         """Its text takes the place of a code."""
         known = super().constant(text)
+        if known.integers and abs(int(split_term(text).text)) > EXACT:
+            problem = f"{text[:80]}: an integer beyond 2^53, up to which numbers are exact in expressions of a run"
+            raise UserError(problem, remedy="leave it out, or use `swjoin rdf` over files")
         return replace(known, facet=lambda which: None if which == "ord" else known.facet(which), code=sql_text(text))
 
     def partners(self, home: Mapping[str, Input], found: Input) -> float:
@@ -281,9 +311,9 @@ class _LivePlanner(Planner):
                 suffix = "" if shown.form == "term" else f":{shown.form}:{column}"
                 named.append((f"{name}{suffix}", texts[column]))
         named.append(("born", texts["born"]))
-        nodes: list[Node] = [Project("values" if forms - {"term"} else "answer", below, tuple(named))]
+        nodes: list[Node] = [Project("rdf terms" if forms - {"term"} else "rdf answer", below, tuple(named))]
         if forms - {"term"}:
-            nodes.append(MapBatches("answer", "values", f"{_MODULE}:written", (*types, ("born", "int64"))))
+            nodes.append(MapBatches("rdf answer", "rdf terms", f"{_MODULE}:written", (*types, ("born", "int64"))))
         return nodes if last.template is None else [*nodes, *_constructed(last.template)]
 
 
@@ -294,9 +324,9 @@ def _constructed(template: tuple[tuple[int | str, int | str, int | str], ...]) -
         parts = [
             (name, f'"t{part}"' if isinstance(part, int) else sql_text(part)) for name, part in zip(_TERMS, triple, strict=True)
         ]
-        made = Project(f"triple{number}", "answer", (*parts, ("born", '"born"')))
+        made = Project(f"rdf triple {number}", "rdf answer", (*parts, ("born", '"born"')))
         fits = """NOT starts_with("s", '"') AND starts_with("p", '<') AND "o" IS NOT NULL"""
-        nodes += [made, Filter(f"fits{number}", made.name, fits)]
+        nodes += [made, Filter(f"rdf fits {number}", made.name, fits)]
     if len(template) > 1:
-        nodes.append(Union("constructed", tuple(f"fits{number}" for number in range(len(template)))))
+        nodes.append(Union("rdf constructed", tuple(f"rdf fits {number}" for number in range(len(template)))))
     return nodes

@@ -362,23 +362,28 @@ class Planner:
             top = node.name
 
         dead = [("dead", self._dead(last))] if last.distinct or last.calls is not None else []
-        add(Project("terms", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed)))
+        add(Project("rdf values", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed)))
         if last.calls is None and last.distinct:
             key = tuple(column for column, _ in last.computed)
             longest = self.longest_us()
             add(
-                LiveGroups("distinct", top, key, "from", "dead", as_of=_BORN, mode="births", longest_us=longest and longest + 1)
+                LiveGroups(
+                    "rdf distinct", top, key, "from", "dead", as_of=_BORN, mode="births", longest_us=longest and longest + 1
+                )
             )
         elif last.calls is not None:
             add(self._groups(top, last))
             if last.having:
-                add(Filter("having", top, " AND ".join(f"({text})" for text in last.having)))
+                add(Filter("rdf having", top, " AND ".join(f"({text})" for text in last.having)))
         born = _BORN if last.distinct or last.calls is not None else "from"
         names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
         names += [(_MEMBER, f'"{_MEMBER}"')] if self.member is not None and last.calls is None else []
         names += [(f"t{i}", f'"t{i}"') for i, _ in self._timed()]
         answer = self.answer(top, last, (*(last.outputs or names), (_BORN, f'"{born}"')))
-        return LogicalPlan((*nodes, *answer, Result("result", answer[-1].name, True)))
+        name = "result"
+        while any(node.name == name for node in nodes):  # of an input
+            name += "_"
+        return LogicalPlan((*nodes, *answer, Result(name, answer[-1].name, True)))
 
     def plan_of(self, text: str) -> LogicalPlan:
         """Of the joins, as SQL."""
@@ -386,7 +391,7 @@ class Planner:
 
     def answer(self, below: str, last: Last, columns: tuple[tuple[str, str], ...]) -> list[Node]:
         """The last nodes of the plan. below: the node that they read. columns: of the answer's values, as SQL, and `born`."""
-        return [Project("answer", below, columns)]
+        return [Project("rdf answer", below, columns)]
 
     def _described(self, found: Input) -> Table:
         schema = self.tables[found.name].schema
@@ -414,7 +419,7 @@ class Planner:
         calls = tuple(last.calls or ())
         kind: LifeMode = "boundaries" if every else "changes"
         return LiveGroups(
-            "groups", below, tuple(last.keys), "from", "dead", calls, _BORN, every, kind, longest_us=self.longest_us()
+            "rdf groups", below, tuple(last.keys), "from", "dead", calls, _BORN, every, kind, longest_us=self.longest_us()
         )
 
 

@@ -123,3 +123,12 @@ def test_a_query_with_a_byte_order_mark_and_files_of_a_pattern(tmp_path: Path) -
     assert sorted(found["s"].to_pylist()) == ["<http://e/b1>", "<http://e/b2>"]
     with pytest.raises(swjoin.UserError, match="streams: http://e/s has no file"):
         swjoin.rdf(f"{PREFIXES} SELECT ?s {{ {BLOCK} }}", {"http://e/s": []})
+
+
+def test_a_tab_in_a_text_is_itself() -> None:
+    for text in ('"a\tb"', '"a\\tb"', '"""a\tb"""'):
+        query = f"SELECT ?s {{\tSTREAM <http://e/s> [NOW] {{ ?s <http://e/p> {text} }} }}"
+        stream = pa.table(
+            {"ts": [1, 2], "s": ["<http://e/1>", "<http://e/2>"], "p": ["<http://e/p>"] * 2, "o": ['"a\tb"', '"a b"']}
+        )
+        assert swjoin.rdf(query, {"http://e/s": stream})["s"].to_pylist() == ["<http://e/1>"]
