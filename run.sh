@@ -52,7 +52,7 @@ usage() {
 ./run.sh bench stages [row|senders|star]  a second join in a row, and four senders at one port, over one; a star as one join over two in a row
 ./run.sh bench bistream [memory|bandwidth|windows|resident|speed]  BiStream's claims about its partitionings, on TPC-H data
 ./run.sh bench many [windows|memory|rows|constants|added]  many queries in one run, beside one query and beside runs of their own; one more
-./run.sh bench rdf [parse|slide|star|patterns|queries]  RDF streams beside pyoxigraph and DuckDB; patterns and queries in number
+./run.sh bench rdf [parse|slide|star|patterns|queries|runs]  RDF streams beside pyoxigraph and DuckDB; patterns and queries in number
 ./run.sh bench routings [band|hot|order]  routings of a join over others: a band by range, a hot key spread; epochs over a queue of tuples
 ./run.sh bench queries [overheads|views|delay|recovery]  what queries pay for ledgers, digests, merging and views; delays; recovery
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
