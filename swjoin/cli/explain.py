@@ -42,7 +42,7 @@ from swjoin.policy.placement import round_robin
 
 _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
 _LISTS = {"stages", "edges", "strategy", "traffic"}  # sections with a line for every sentence
-_STREAM_KEYS = {"path", "generate", "key", "time", "time_unit", "id", "columns", "assume_timezone", "csv", "iri"}
+_STREAM_KEYS = {"path", "generate", "key", "time", "time_unit", "id", "columns", "assume_timezone", "csv", "iri", "malformed"}
 _LIVE = {
     "flight": "Arrow Flight: clients send record batches to {reader}",
     "kafka": "a Kafka topic, read by {reader}",

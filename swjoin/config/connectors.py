@@ -100,6 +100,7 @@ class StreamConfig:
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
     csv: how files of text are read. schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us],
     note: string`. iri: of an RDF stream, or without a time a static graph, as queries name it; s, p and o are its terms.
+    malformed: of its triples that are none: they are in no answer, or the run ends.
     """
 
     path: str | tuple[str, ...] | None = None
@@ -116,6 +117,7 @@ class StreamConfig:
     csv: TextConfig | None = None
     generate: Literal["left", "right", "calls"] | None = None
     iri: str | None = None
+    malformed: Literal["drop", "error"] = "drop"
 
     def __post_init__(self) -> None:
         check(self.csv is None or not self.live, "stream: csv is for files")
@@ -131,6 +133,7 @@ class StreamConfig:
         check(self.generate is None or plain, "stream: generated rows have the time ts; leave how times and text are read out")
         check(self.iri is None or not self.key, "stream: iri is for inputs of queries, which have no key")
         check(self.iri is None or _IRI.fullmatch(self.iri) is not None, f"stream: iri {self.iri} is no absolute IRI")
+        check(self.malformed == "drop" or self.iri is not None, "stream: malformed is for RDF streams; write their iri")
         check(self.schema is None or self.live, "stream: schema is for live streams; files say theirs themselves")
 
     @property

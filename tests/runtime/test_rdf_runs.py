@@ -309,8 +309,9 @@ def open_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         path = sensors.config()
         plain = yaml.safe_load(path.read_text())
         plain["queries"] = [{"name": "hot", "sparql": HOT}]
-        patched.setattr("tests.runtime.test_rdf_runs.CONFIG", yaml.safe_dump(plain))
-        run = Running(sensors)
+        with pytest.MonkeyPatch.context() as of_config:
+            of_config.setattr("tests.runtime.test_rdf_runs.CONFIG", yaml.safe_dump(plain))
+            run = Running(sensors)
         run.reached(500_000)
         yield run.dir
         sensors.end()
@@ -345,6 +346,20 @@ def test_any_names(sensors: Sensors) -> None:
         run_local(job, False, 2)
         check(sensors, run_dir, {"groups": (text, 0), "q": (KINDS, 0)})
         assert verify(run_dir).equal
+
+
+def test_a_malformed_triple_may_end_the_run(sensors: Sensors) -> None:
+    sensors.write()
+    sensors.end()
+    plain = yaml.safe_load(CONFIG)
+    plain["inputs"]["alarms"]["malformed"] = "error"
+    job = replace(job_of_query(plain, "c", "test"), target=Path("run/results"), directory=True, run_dir=Path("run"))
+    Path("run").mkdir()
+    with pytest.raises(SwjoinError, match="no term: the object is no IRI, no blank node and no literal; mend it"):
+        run_local(job, False, 1)
+    del plain["inputs"]["alarms"]["iri"]
+    with pytest.raises(UserError, match=r"inputs\.alarms: .*malformed is for RDF streams; write their iri"):
+        job_of_query(plain, "c", "test")
 
 
 LARGE = 2**53 - 1

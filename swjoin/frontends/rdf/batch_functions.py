@@ -35,8 +35,8 @@ _malformed: dict[str, None] = {}
 
 
 def triples(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Of the columns "s:7", "p" and "o" become "s", "p" and "o" in the spelling of `TermReader`, all null where one of them
-    is no term; blank nodes are those of scope 7. "us:1000", the time in units of so many microseconds, becomes "born", in
+    """Of the columns "s:7:drop", "p" and "o" become "s", "p" and "o" in the spelling of `TermReader`, all null where one is no
+    term; blank nodes are those of scope 7. "us:1000", the time in units of so many microseconds, becomes "born", in
     microseconds. Other columns are as they are."""
     return _in_one_spelling(batch, is_set=False)
 
@@ -50,14 +50,15 @@ graph.of_whole_table = True  # type: ignore[attr-defined]
 
 
 def _in_one_spelling(batch: pa.RecordBatch, *, is_set: bool) -> pa.RecordBatch:
-    scope = next(int(name.partition(":")[2]) for name in batch.schema.names if name.startswith("s:"))
+    subject = next(name for name in batch.schema.names if name.startswith("s:"))
+    _, scope, policy = subject.split(":")
     dictionary = TermDictionary()
-    reader = TermReader(dictionary, scope=scope)
-    terms = [batch.column(f"s:{scope}"), batch.column("p"), batch.column("o")]
+    reader = TermReader(dictionary, scope=int(scope))
+    terms = [batch.column(subject), batch.column("p"), batch.column("o")]
     codes = np.stack([reader.read(column, role) for role, column in enumerate(terms)])
     left_out: Bool = codes.min(axis=0) < 0
     if left_out.any():
-        _tell(terms, codes, int(np.argmax(left_out)))
+        _tell(terms, codes, int(np.argmax(left_out)), policy)
     if is_set:
         _, first = np.unique(codes, axis=1, return_index=True)
         copies = np.ones(len(left_out), np.bool_)
@@ -75,10 +76,12 @@ def _in_one_spelling(batch: pa.RecordBatch, *, is_set: bool) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
 
-def _tell(terms: list[Any], codes: I64, row: int) -> None:
-    """The first malformed triples of a process, in the log."""
+def _tell(terms: list[Any], codes: I64, row: int, policy: str) -> None:
+    """The first malformed triples of a process, in the log. UserError by the policy "error"."""
     reason = REASONS[-int(codes[:, row].min())]
     text = " ".join(str(column[row].as_py()) for column in terms)[:200]
+    if policy == "error":
+        raise UserError(f"{text}: {reason}", remedy="mend it, or leave such triples out by malformed: drop")
     if len(_malformed) < _SHOWN and text not in _malformed:
         _malformed[text] = None
         _LOG.warning("%s: %s; such triples are in no answer", text, reason)

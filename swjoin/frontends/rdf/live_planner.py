@@ -45,11 +45,13 @@ _CLASH = "live terms such as 1 and 1.0"
 
 class RdfStream(NamedTuple):
     """An input that is an RDF stream, or without a time a static graph. name: of the input. scope: a number, within which a
-    label of a blank node means one node; it follows from the IRI, so that it is the same for all queries."""
+    label of a blank node means one node; it follows from the IRI, so that it is the same for all queries. malformed: as of
+    `StreamConfig`."""
 
     name: str
     table: Table
     scope: int
+    malformed: str = "drop"
 
 
 def is_sparql(text: str) -> bool:
@@ -64,7 +66,7 @@ def streams_of(inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) 
     for name, stream in inputs.items():
         if stream.iri is not None:
             scope = int.from_bytes(hashlib.blake2b(stream.iri.encode(), digest_size=7).digest())
-            found[stream.iri] = RdfStream(name, tables[name], scope)
+            found[stream.iri] = RdfStream(name, tables[name], scope, stream.malformed)
     return found
 
 
@@ -292,7 +294,7 @@ class _LivePlanner(Planner):
         if time is not None:
             items += [f'{quoted(time)} AS "ts"', f'{quoted(time)} AS "us:{int(stream.table.unit_us or 1)}"']
             types += [("ts", dict(stream.table.columns)[time]), ("born", "int64")]
-        items += [f'"s" AS "s:{stream.scope}"', '"p"', '"o"']
+        items += [f'"s" AS "s:{stream.scope}:{stream.malformed}"', '"p"', '"o"']
         types += [(term, "string") for term in _TERMS]
         self._functions[name] = Function(f"{_MODULE}:{'graph' if time is None else 'triples'}", tuple(types))
         whole = f"SELECT {', '.join(items)} FROM {quoted(stream.name)}"
