@@ -133,6 +133,7 @@ class StreamConfig:
         check(self.generate is None or plain, "stream: generated rows have the time ts; leave how times and text are read out")
         check(self.iri is None or not self.key, "stream: iri is for inputs of queries, which have no key")
         check(self.iri is None or _IRI.fullmatch(self.iri) is not None, f"stream: iri {self.iri} is no absolute IRI")
+        check(self.iri is None or self.assume_timezone is None, "stream: times of RDF streams have a zone, or are UTC")
         check(self.malformed == "drop" or self.iri is not None, "stream: malformed is for RDF streams; write their iri")
         check(self.schema is None or self.live, "stream: schema is for live streams; files say theirs themselves")
 

@@ -68,12 +68,11 @@ from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.sharing import alone
 from swjoin.plan.stages import cut
 
-_HASHED_ROWS = 1 << 17
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_HASHED_ROWS = 1 << 17  # of a batch
 _ROW = "__row"  # the position of a row in what is read, beside columns of any name
 _LONGEST_ROW = 4 << 20  # of a CSV file, as in `connectors.files.formats`
 _SLOTS = 32  # of the generator, per batch

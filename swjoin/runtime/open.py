@@ -142,12 +142,14 @@ def _sources_of(job: Job, plan: logical.LogicalPlan) -> list[logical.Source]:
 
 def _check_functions(plan: logical.LogicalPlan) -> None:
     """UserError for a function of a plan that this process cannot call."""
-    functions = [node.function for node in plan.nodes if isinstance(node, MapBatches)]
-    if functions:
+    nodes = [node for node in plan.nodes if isinstance(node, MapBatches)]
+    if nodes:
         from swjoin.expressions.batch_map import function_named
 
-        for function in functions:
-            function_named(function)
+        for node in nodes:
+            whole = getattr(function_named(node.function), "of_whole_table", False)
+            if whole and plan.schema(node.input).time is not None:
+                raise UserError(f"{node.description}: is for static tables, and gets the rows of a stream")
 
 
 def _check_input(source: logical.Source, config: StreamConfig, *, static: bool) -> None:

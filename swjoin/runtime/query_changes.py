@@ -186,10 +186,10 @@ class QueryChanges:
         try:
             changed = self._instances(found, width)
             check_change(self._instances(job, width), changed)
-            if job.config.sink.kind != "count":
-                plan_output(changed)  # refuses names that columns of results cannot have
         except UserError as error:
             raise error.prefixed(", ".join([*request.added, *request.dropped])) from None
+        if job.config.sink.kind != "count":
+            plan_output(changed)  # refuses names that columns of results cannot have
         return found
 
     def _with_accepted(self, time_us: int, ended_sources: Collection[str]) -> Job:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,10 @@ import swjoin
 from swjoin.core.errors import SwjoinError, UserError
 from swjoin.duckdb.verify import verify
 from swjoin.frontends.configured import job_of_query
+from swjoin.frontends.rdf import live_planner
+from swjoin.frontends.rdf.algebra import parse_query
+from swjoin.frontends.rdf.live_planner import LivePlans, RdfStream
+from swjoin.frontends.sql.planner import Table
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.query_requests import queries_of, request_change
 from tests.runtime.test_query_changes import Running, started, wait_until
@@ -113,6 +118,7 @@ class Sensors:
 @pytest.fixture
 def sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sensors:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("swjoin.frontends.rdf.batch_functions._malformed", {})  # those that were logged
     return Sensors(tmp_path)
 
 
@@ -250,6 +256,7 @@ INPUTS: dict[str, tuple[dict[str, Any], str]] = {
         {"schema": "at: timestamp[us, tz=UTC], s: string, p: string, o: string"},
         r"input readings has times with a zone, input alarms times without; give both one kind",
     ),
+    "local times": ({"assume_timezone": "Asia/Tokyo"}, r"inputs.readings: .*times of RDF streams have a zone, or are UTC"),
     "a relative IRI": ({"iri": "readings"}, r"inputs.readings: .*iri readings is no absolute IRI"),
     "the IRI of another": (
         {"iri": f"{EX}alarms"},
@@ -293,7 +300,7 @@ ADDED = {
         HEAD + "SELECT ?s ?r { STREAM e:readings [NOW] { ?s e:value ?v } ?s e:in ?r }",
         "triples outside of STREAM, in a query that is added to a run; name their graph by GRAPH .*",
     ),
-    "a column of ids": (HOT.replace("?v", "?row_id"), "q: q: its column row_id has the name that rows' ids have in files; .*"),
+    "a column of ids": (HOT.replace("?v", "?row_id"), "q: its column row_id has the name that rows' ids have in files; .*"),
     "SQL with braces": ("SELECT s FROM reading -- {this}", "q: .*reading.*"),
 }
 
@@ -346,6 +353,45 @@ def test_any_names(sensors: Sensors) -> None:
         run_local(job, False, 2)
         check(sensors, run_dir, {"groups": (text, 0), "q": (KINDS, 0)})
         assert verify(run_dir).equal
+
+
+SHAPES = {  # with how many plans are made, as constants of filters are in a shape
+    "SELECT ?s {{ STREAM e:readings [RANGE 5ms] {{ ?s e:value {0} . ?s {1} {0} }} }}": 1,
+    "CONSTRUCT {{ ?s {1} {0} }} {{ STREAM e:readings [RANGE 5ms] {{ {1} e:value ?s }} GRAPH e:rooms {{ ?s ?p {0} }} }}": 1,
+    "SELECT (COUNT(?s) AS ?n) {{ STREAM e:readings [RANGE 9ms SLIDE 3ms] {{ ?s {1} {0} }} FILTER(?s != {1}) }}": 2,
+}
+TERMS = ('"a"', '"it\'s"', r'"\"q\" \\"', "<http://example.org/a>", '"v9"', "'v1_num'")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plans_of_one_shape_are_made_once(shape: str, sensors: Sensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of each query alone."""
+    columns = tuple((name, "timestamp[us]" if name == "at" else "string") for name in ("at", "s", "p", "o"))
+    streams = {f"{EX}readings": RdfStream("readings", Table(columns, "at"), 1)}
+    streams[f"{EX}rooms"] = RdfStream("rooms", Table(columns[1:], None), 2)
+    made = Mock(wraps=live_planner._planned)
+    monkeypatch.setattr(live_planner, "_planned", made)
+    plans = LivePlans(streams)
+    asked = [HEAD + shape.format(one, two) for one in TERMS for two in ("<http://example.org/p>", "e:q")]
+    found = [plans.plan(text) for text in asked]
+    assert made.call_count == SHAPES[shape]
+    assert [plan.nodes for plan in found] == [live_planner._planned(parse_query(text), streams).nodes for text in asked]
+
+
+def test_texts_that_look_like_names_of_columns(sensors: Sensors) -> None:
+    sensors.write()
+    sensors.end()
+    text = (
+        HEAD
+        + """SELECT ?s ("v9" AS ?x) (IF(?v > 50, "v1_num", "it's \\"v0\\"") AS ?y) WHERE {
+      STREAM e:readings [NOW] { ?s e:value ?v } FILTER(?s != "v7" && !sameTerm(?v, "v0")) }"""
+    )
+    plain = yaml.safe_load(CONFIG)
+    plain["queries"] = [{"name": "q", "sparql": text}]
+    job = replace(job_of_query(plain, "c", "test"), target=Path("run/results"), directory=True, run_dir=Path("run"))
+    Path("run").mkdir()
+    run_local(job, False, 1)
+    check(sensors, Path("run"), {"q": (text, 0)})
 
 
 def test_a_malformed_triple_may_end_the_run(sensors: Sensors) -> None:

@@ -4,13 +4,16 @@ What: `rdf_schema`, `rdf_batches`.
 Why: graphs that queries look up come as N-Triples, N-Quads, Turtle or TriG; a run reads them as it reads any table.
 Stays out: what terms mean, and files of timed triples (`frontends.rdf`); the other formats (`connectors.files.formats`).
 
-The names of graphs are ignored. Blank nodes without labels are numbered in the order of the file, so that all processes that
-read it give them the same ones.
+The names of graphs are ignored. Labels of blank nodes stay as they are written, so that they mean the same node in all files of
+an input; nodes without labels get some that depend on the file and their order in it, so that all processes that read it give
+them the same ones, and no other file has them.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swjoin.connectors.files.inputs import File, open_stream
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FORMATS = {".nt": "N_TRIPLES", ".nq": "N_QUADS", ".ttl": "TURTLE", ".trig": "TRIG"}
+_WITHOUT_LABELS = (".ttl", ".trig")  # forms that have blank nodes without labels
 _COLUMNS = ("s", "p", "o")
 _ANONYMOUS = 28  # hexadecimal digits from which on a label is one that the parser made
 
@@ -39,17 +43,18 @@ def rdf_batches(path: File, columns: list[str], rows: int) -> Iterator[pa.Record
         raise UserError(
             "RDF files need pyoxigraph, which is missing", subject=str(path), remedy=how_to_install("rdf")
         ) from None
-    kind = next(name for suffix, name in _FORMATS.items() if suffix in path.name.lower())
-    labels: dict[str, str] = {}
+    suffixes = [suffix.lower() for suffix in Path(path.name).suffixes[-2:]]
+    form = next(suffix for suffix in reversed(suffixes) if suffix in _FORMATS)
+    labels = _Labels(str(path)) if form in _WITHOUT_LABELS else None
     found: dict[str, list[str]] = {name: [] for name in _COLUMNS}
     with open_stream(path) as file:
         try:
-            for quad in pyoxigraph.parse(file, getattr(pyoxigraph.RdfFormat, kind)):
+            for quad in pyoxigraph.parse(file, getattr(pyoxigraph.RdfFormat, _FORMATS[form])):
                 terms = (quad.subject, quad.predicate, quad.object)
                 if any(isinstance(term, pyoxigraph.Triple) or getattr(term, "direction", None) for term in terms):
                     raise UserError(f"{path}: terms of RDF 1.2 are not read: {one_line(quad.object)}")
                 for column, term in zip(found.values(), terms, strict=True):
-                    column.append(_text(term, labels))
+                    column.append(str(term) if labels is None else labels.text(term))
                 if len(found["s"]) == rows:
                     yield _batch(found, columns)
         except SyntaxError as error:
@@ -59,12 +64,20 @@ def rdf_batches(path: File, columns: list[str], rows: int) -> Iterator[pa.Record
         yield _batch(found, columns)
 
 
-def _text(term: Any, labels: dict[str, str]) -> str:
-    spelled = str(term)
-    label = spelled.removeprefix("_:")
-    if label == spelled or len(label) < _ANONYMOUS or label.strip("0123456789abcdef"):
-        return spelled
-    return labels.setdefault(label, f"_:anonymous{len(labels)}")
+class _Labels:
+    """Of blank nodes without labels, to which the parser gives random ones of many hexadecimal digits. A written label of that
+    form is taken for one of these."""
+
+    def __init__(self, path: str) -> None:
+        self._prefix = f"_:anonymous{zlib.crc32(path.encode()):08x}n"
+        self._found: dict[str, str] = {}
+
+    def text(self, term: Any) -> str:
+        spelled = str(term)
+        label = spelled.removeprefix("_:")
+        if label == spelled or len(label) < _ANONYMOUS or label.strip("0123456789abcdef"):
+            return spelled
+        return self._found.setdefault(label, f"{self._prefix}{len(self._found)}")
 
 
 def _batch(found: dict[str, list[str]], columns: list[str]) -> pa.RecordBatch:

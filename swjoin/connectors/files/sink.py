@@ -16,8 +16,8 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +49,17 @@ class _OpenFile:
     """One open file. ids: names of its id columns."""
 
     def __init__(self, kind: str, target: Path, schema: pa.Schema, ids: list[str], temporary: Path) -> None:
+        """ArrowException for a schema that the format does not have."""
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
         self.target = target
         self.temporary = temporary
         compression = "gzip" if target.name.endswith(".gz") else None
         self._parquet, self._schema = kind == "parquet", schema
         self._ids = ids
+        if self._parquet:
+            pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
         self._stream: Any = pa.output_stream(str(self.temporary), compression=compression)
         self._opened: Any = None  # once the first rows are known
         self._writing: Future[None] | None = None
@@ -75,12 +79,13 @@ class _OpenFile:
         return self._opened
 
     def write(self, table: pa.Table, digest: int) -> None:
-        """Many rows are written by a thread of their own, while more are made; what fails there is raised by a later call."""
+        """Many rows are written by another thread, while more are made; what fails there is raised by a later call for this
+        file."""
         self._settle()
         if table.num_rows < _FEWEST_APART:
             self._write(table)
         else:
-            self._writing = _thread_of_files().submit(self._write, table)
+            self._writing = _submitted(self._write, table)
         self.bytes += table.nbytes
         self._rows += table.num_rows
         self._digest += digest
@@ -92,21 +97,30 @@ class _OpenFile:
             self._writer(table).write_table(table)
 
     def _settle(self) -> None:
-        """Wait until all rows are written."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        """Wait until all rows are written. A signal may end the waiting, and the rows are waited for again later."""
+        if self._writing is not None:
+            try:
+                self._writing.result()
+            finally:
+                if self._writing.done():
+                    self._writing = None
 
     def finish(self, run_id: str | None, whole: dict[str, Any] | None = None) -> None:
         """Complete the file. run_id: id of the run. whole: count, digest and ledger of the whole result, if known."""
-        if not self._finished:
+        if self._finished:
+            return
+        try:
             self._settle()
             if self._parquet:
                 writer = self._writer(self._schema.empty_table())
                 written = None if self._ids else self._written()
                 claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole, run_id)
                 writer.add_key_value_metadata(claim.to_metadata())
-            self._end()
+        except Exception:
+            self._finished = self._failed = True
+            self._stream.close()
+            raise
+        self._end()
 
     def _written(self) -> tuple[int, int]:
         """Number of bytes before the footer, and their sampled hash."""
@@ -121,6 +135,8 @@ class _OpenFile:
                 self._settle()
                 self._writer(self._schema.empty_table()).close()
             finally:
+                if self._writing is not None:
+                    wait([self._writing])  # it writes to the stream
                 self._stream.close()
             self._failed = False
 
@@ -138,24 +154,28 @@ class _OpenFile:
             self._end()
             if not self._failed:
                 self.temporary.replace(self.target.with_name(self.target.name + ".incomplete"))
-        except OSError:
+        except Exception:  # also of Arrow: it has been raised before, by what failed first
             self._failed = True
         if self._failed:
             self.temporary.unlink(missing_ok=True)
 
     def drop(self) -> None:
         """Delete the file."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             self._end()
         self.temporary.unlink(missing_ok=True)
 
 
-def _thread_of_files() -> ThreadPoolExecutor:
-    """That writes the files of the calling thread; it ends with it."""
+def _submitted(write: Callable[[pa.Table], None], table: pa.Table) -> Future[None]:
+    """A call by the thread that writes the files of the calling thread. It has one table at a time, of whatever file; it ends
+    when the calling thread has ended."""
     if not hasattr(_of_thread, "pool"):
-        _of_thread.pool = ThreadPoolExecutor(1, "files")
-    pool: ThreadPoolExecutor = _of_thread.pool
-    return pool
+        _of_thread.pool, _of_thread.last = ThreadPoolExecutor(1, "files"), None
+    if _of_thread.last is not None:
+        wait([_of_thread.last])
+    found: Future[None] = _of_thread.pool.submit(write, table)
+    _of_thread.last = found
+    return found
 
 
 def _options(sample: pa.Table) -> dict[str, Any]:
@@ -340,8 +360,13 @@ class FileSink:
 
     def seal(self, generation: int) -> list[Path]:
         part = self._parts.pop(generation, _Part())
-        self._flush(part, generation)
-        self._finish(part)
+        try:
+            self._flush(part, generation)
+            self._finish(part)
+        except BaseException:
+            for file in part.files:
+                file.drop()
+            raise
         return [file.temporary for file in part.files]
 
     def _finish(self, part: _Part, whole: dict[str, Any] | None = None) -> None:

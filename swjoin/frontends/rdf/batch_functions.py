@@ -1,4 +1,4 @@
-"""What becomes of RDF terms in the batches of a run: functions that a plan names (`plan.map_batches`).
+"""RDF terms in the batches of a run: functions that a plan names (`plan.map_batches`).
 
 What: `triples`, `graph`, rows of a stream or a static graph as terms in one spelling; `mappings`, mappings with their lives and
 with what expressions read of terms; `written`, rows of an answer as terms.
@@ -30,7 +30,7 @@ from swjoin.frontends.rdf.written_terms import written_terms
 
 _LOG = logging.getLogger(__name__)
 TERMS = ("s", "p", "o")
-_SHOWN = 3  # malformed triples that a process tells
+_SHOWN = 3  # malformed triples that a process logs
 _malformed: dict[str, None] = {}
 
 
@@ -58,7 +58,7 @@ def _in_one_spelling(batch: pa.RecordBatch, *, is_set: bool) -> pa.RecordBatch:
     codes = np.stack([reader.read(column, role) for role, column in enumerate(terms)])
     left_out: Bool = codes.min(axis=0) < 0
     if left_out.any():
-        _tell(terms, codes, int(np.argmax(left_out)), policy)
+        _log_malformed(terms, codes, int(np.argmax(left_out)), policy)
     if is_set:
         _, first = np.unique(codes, axis=1, return_index=True)
         copies = np.ones(len(left_out), np.bool_)
@@ -76,7 +76,7 @@ def _in_one_spelling(batch: pa.RecordBatch, *, is_set: bool) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
 
-def _tell(terms: list[Any], codes: I64, row: int, policy: str) -> None:
+def _log_malformed(terms: list[Any], codes: I64, row: int, policy: str) -> None:
     """The first malformed triples of a process, in the log. UserError by the policy "error"."""
     reason = REASONS[-int(codes[:, row].min())]
     text = " ".join(str(column[row].as_py()) for column in terms)[:200]

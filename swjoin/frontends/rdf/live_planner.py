@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from swjoin.frontends.sql.planner import Table, plan_query
 from swjoin.frontends.sql.relations import quoted
 from swjoin.plan.logical import Filter, LogicalPlan, Node, Project, Union
 from swjoin.plan.map_batches import MapBatches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MODULE = "swjoin.frontends.rdf.batch_functions"
 _TERMS = ("s", "p", "o")
@@ -232,7 +235,7 @@ class _LivePlanner(Planner):
         bound = [isinstance(term, Const) or term.name in home for term in found.pattern.terms]
         return sum(weight for weight, known in zip((4, 1, 2), bound, strict=True) if not known)
 
-    def made_tables(self) -> dict[str, object]:  # type: ignore[override]
+    def made_tables(self) -> dict[str, pa.Table]:
         """There are none before rows come."""
         return {}
 
@@ -244,10 +247,14 @@ class _LivePlanner(Planner):
 
     # ------------------------------------------------------------ inputs
 
+    def first_parts(self) -> list[str]:
+        """The triples of each input: other parts may have the names of inputs."""
+        parts: list[str] = []
+        for found in self.inputs:
+            self._add_triples(_stream_of(found.pattern, self.streams), parts)
+        return parts
+
     def relation(self, found: Input, parts: list[str]) -> str:
-        if not parts:  # before all other parts of the text, whose names may be those of inputs
-            for each in self.inputs:
-                self._add_triples(_stream_of(each.pattern, self.streams), parts)
         pattern = found.pattern
         stream = _stream_of(pattern, self.streams)
         rows, columns = self._triples[stream.name], dict(stream.table.columns)

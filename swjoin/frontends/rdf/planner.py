@@ -38,7 +38,7 @@ from swjoin.plan.logical import Filter, LogicalPlan, Node, Project, Result
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_COLUMN = re.compile(r'"(v\d+(?:_\w+)?)"')
+_COLUMN = re.compile(r"""'(?:[^']|'')*'|"(v\d+(?:_\w+)?)\"""")  # a text, which may have any name in it, or a column
 _BORN, _MEMBER = "born", "member"
 
 
@@ -231,9 +231,9 @@ class Planner:
     def _joins(self, filters: Sequence[str], wanted: Iterable[str], *, mortal: bool) -> str:
         """Joins and filters. wanted: columns that are needed behind them. mortal: deaths are needed, too. Where they are not,
         queries that differ in their windows have one join (`plan.sharing`)."""
-        waiting = [(text, set(_COLUMN.findall(text))) for text in filters]
+        waiting = [(text, _columns_in(text)) for text in filters]
         needed_later = set(wanted)
-        parts: list[str] = []
+        parts = self.first_parts()
         relation = self._input(self.order[0], parts)
         relation = self._filtered(relation, waiting, parts)
         for i, found in enumerate(self.order[1:], 1):
@@ -267,6 +267,10 @@ class Planner:
         return _Relation(
             name, set(found.codes), columns, found.reach_us, plain or found.static, found.static, found.life_us or 0
         )
+
+    def first_parts(self) -> list[str]:
+        """Of the SQL text, before all others."""
+        return []
 
     def relation(self, found: Input, parts: list[str]) -> str:
         """The name, in the SQL text, of an input's mappings. parts: of the text before."""
@@ -346,7 +350,7 @@ class Planner:
         for suffix, text in texts:
             column = f"o{number_of}_{suffix}"
             last.computed.append((column, text))
-            last.columns |= set(_COLUMN.findall(text))
+            last.columns |= _columns_in(text)
             columns.append(column)
         last.shown.append(Shown(name, value.form, tuple(columns)))
 
@@ -437,6 +441,11 @@ class Last:
     shown: list[Shown] = field(default_factory=list)
     template: tuple[tuple[int | str, int | str, int | str], ...] | None = None
     distinct: bool = False
+
+
+def _columns_in(text: str) -> set[str]:
+    """The columns of mappings that a SQL text reads."""
+    return {name for name in _COLUMN.findall(text) if name}
 
 
 def _read_by_expressions(query: RdfQuery) -> set[str]:
@@ -533,7 +542,7 @@ class _Groups:
     def _computed(self, column: str, text: str) -> str:
         """A column of the rows that are grouped."""
         self._last.computed.append((column, text))
-        self._last.columns |= set(_COLUMN.findall(text))
+        self._last.columns |= _columns_in(text)
         return column
 
     def _key(self, name: str, value: Value, columns: Sequence[str]) -> Value:

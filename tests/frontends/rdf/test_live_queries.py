@@ -1,8 +1,8 @@
-"""Queries over RDF streams as a run has them, with terms as text: whole bags of rows against brute force, and digests against
-those of `swjoin rdf`."""
+"""Queries over RDF streams as a run has them, with terms as text: whole bags of rows against brute force."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +21,15 @@ from tests.tools.random_rdf import Case, Knobs, random_case
 from tests.tools.rdf_oracle import expected, same_rows
 
 _WINDOWS = ("range", "now", "slide", "tumbling")
-_REFUSED = (
-    "is bound nowhere",
-    "are not supported; give values alike",
-    "is not supported",
-    "are not supported",
-    "different terms of one value",
-    "outside of STREAM, and the run has",
+_REFUSED = (  # by what is known to be refused, as regular expressions
+    r"is bound nowhere",
+    r"(SUM|AVG)\(DISTINCT \?\w+\): live terms such as 1 and 1.0 are different terms of one value",
+    r"(SUM|AVG|MIN|MAX)(\(DISTINCT)? of a computed value\)? is not supported",
+    r"triples outside of STREAM, and the run has [0-9]+ static graphs",
+    r"CONSTRUCT of blank nodes is not supported in a run",
+    r"CONCAT of literals with a language is not supported",
+    r"STR of a computed (number|truth|ordered) is not supported",
+    r"IF and COALESCE of [a-z]+ and [a-z]+ are not supported",
 )
 
 
@@ -70,7 +72,7 @@ def check(seeds: range, knobs: Knobs, folder: Path) -> None:
                 warnings.simplefilter("ignore", swjoin.ImplausibleWarning)
                 found, report = run(plain_of(case, of_seed), of_seed / "run", 1 + seed % 3)
         except swjoin.UserError as error:
-            if not any(text in str(error) for text in _REFUSED):
+            if not any(re.search(text, str(error)) for text in _REFUSED):
                 raise AssertionError(f"seed {seed}: {error}\n{case.query}") from error
             continue
         wanted = expected(case.query, case.streams, case.static)
@@ -78,7 +80,7 @@ def check(seeds: range, knobs: Knobs, folder: Path) -> None:
         assert difference is None, f"seed {seed}: {difference}\n{case.query}"
         assert report["ledger"]["balanced"]
         answered, rows = answered + 1, rows + len(wanted)
-    assert answered >= len(seeds) // 2, "most cases are refused"
+    assert answered >= len(seeds) * 0.5, "too many cases are refused, or have MIN and MAX"
     assert rows >= len(seeds), "answers are nearly all empty"
 
 
