@@ -159,8 +159,8 @@ def test_queries_come_and_go(sensors: Sensors, caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_on_ranks(sensors: Sensors, kills: bool) -> None:
     sensors.write()
-    path = sensors.config(", sinks: 2, strategy: operator")
-    with started(sensors, str(path), "--out", "run", "-n", "6") as run:
+    path = sensors.config(", sinks: 2, strategy: operator" if kills else ", sinks: 2")
+    with started(sensors, str(path), "--out", "run", "-n", "5") as run:
         wait_until(Path("run"), 500_000)
         (sensors.folder / "hot.rq").write_text(HOT)
         added = command("queries", sensors.folder / "run", "add", sensors.folder / "hot.rq")
@@ -168,7 +168,7 @@ def test_on_ranks(sensors: Sensors, kills: bool) -> None:
         sensors.write()
         wait_until(Path("run"), 1_500_000)
         if kills:
-            run.kill([4])
+            run.kill([3])
             sensors.write()
             wait_until(Path("run"), 2_500_000)
         more_us = request_change(Path("run"), ASKED_LATER, (), PROCESS_S)

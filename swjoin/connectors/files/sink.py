@@ -66,13 +66,15 @@ class _OpenFile:
         self._finished = self._failed = False  # failed: the footer is missing, so Parquet is unreadable
         self.bytes = self._rows = self._digest = 0
 
-    def _writer(self, first: pa.Table) -> Any:
-        """first: rows that are written first."""
+    def _writer(self, first: pa.Table | None = None) -> Any:
+        """first: rows that are written first; None: there are none, or there have been some."""
+        import pyarrow as pa
         import pyarrow.csv as csv
         import pyarrow.parquet as pq
 
         if self._opened is None and self._parquet:
-            options = _options(first.slice(0, _SAMPLE_ROWS))
+            rows = pa.Table.from_batches([], self._schema) if first is None else first
+            options = _options(rows.slice(0, _SAMPLE_ROWS))
             self._opened = pq.ParquetWriter(self._stream, self._schema, use_dictionary=False, **options)
         elif self._opened is None:
             self._opened = csv.CSVWriter(self._stream, self._schema)
@@ -112,7 +114,7 @@ class _OpenFile:
         try:
             self._settle()
             if self._parquet:
-                writer = self._writer(self._schema.empty_table())
+                writer = self._writer()
                 written = None if self._ids else self._written()
                 claim = Claim(self._rows, format_digest(self._digest), self._ids, written, whole, run_id)
                 writer.add_key_value_metadata(claim.to_metadata())
@@ -133,7 +135,7 @@ class _OpenFile:
             self._finished = self._failed = True
             try:
                 self._settle()
-                self._writer(self._schema.empty_table()).close()
+                self._writer().close()
             finally:
                 if self._writing is not None:
                     wait([self._writing])  # it writes to the stream
