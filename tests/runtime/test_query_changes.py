@@ -537,7 +537,7 @@ def test_runs_that_take_no_changes(streams: Streams, tmp_path: Path) -> None:
     for argv, line in (
         (["add"], r"swjoin: queries .*: no query; give files NAME\.sql, or NAME\.rq, with the queries"),
         (["drop"], r"swjoin: queries .*: no query; give the names of the queries"),
-        (["add", BIG], r"swjoin: SELECT .*: write the query into a file NAME\.sql, or NAME\.rq over RDF streams, whose name is the query's"),
+        (["add", BIG], r"swjoin: SELECT .*: write the query into a file NAME\.sql, or NAME\.rq .*, whose name is the query's"),
         (["add", "none.sql"], r"swjoin: none\.sql: cannot be read .*"),
         (["list", "near"], r"swjoin: queries .* list near: lists all queries; leave the rest out"),
         (["drop", "near"], r"swjoin: .*run: no run goes on there that takes queries; .*"),
