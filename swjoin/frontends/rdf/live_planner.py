@@ -43,6 +43,7 @@ _MODULE = "swjoin.frontends.rdf.batch_functions"
 _TERMS = ("s", "p", "o")
 _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
 _TEXT = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")  # as types begin
+_MOST_DIGITS = 20  # of an integer that may be exact, with its sign
 _CLASH = "live terms such as 1 and 1.0"
 
 
@@ -224,7 +225,8 @@ class _LivePlanner(Planner):
     def constant(self, text: str) -> Value:
         """Its text takes the place of a code."""
         known = super().constant(text)
-        if known.integers and abs(int(split_term(text).text)) > EXACT:
+        digits = split_term(text).text if known.integers else "0"
+        if len(digits) > _MOST_DIGITS or abs(int(digits)) > EXACT:
             problem = f"{text[:80]}: an integer beyond 2^53, up to which numbers are exact in expressions of a run"
             raise UserError(problem, remedy="leave it out, or use `swjoin rdf` over files")
         return replace(known, facet=lambda which: None if which == "ord" else known.facet(which), code=sql_text(text))
