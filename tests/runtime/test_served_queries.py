@@ -33,9 +33,9 @@ from tests.runtime.test_query_changes import (
     WIDE,
     Running,
     Streams,
-    _started,
     lone,
     rows_of,
+    started,
     streams,
     wait_until,
 )
@@ -278,7 +278,7 @@ def test_on_ranks(streams: Streams, sinks: int) -> None:
     """Rows of further sinks pass the first one. A slave dies."""
     address = free_address()
     words = [str(streams.config()), "--out", "run", "-n", "6", "--sinks", str(sinks), "--set", f"serve.listen={address}"]
-    with _started(streams, *words) as run:
+    with started(streams, *words) as run:
         consumers = {name: Consumer(address, name, final=name == "near") for name in ("near", "big")}
         for consumer in consumers.values():
             assert consumer.began.wait(PROCESS_S)
