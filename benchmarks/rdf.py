@@ -401,8 +401,7 @@ def main() -> None:
     args = parse(parser)
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
-    parts = {"parse": of_parsing, "slide": of_sliding, "star": of_star, "patterns": of_patterns, "queries": of_queries}
-    parts["runs"] = of_runs
+    parts = dict(zip(PARTS, (of_parsing, of_sliding, of_star, of_patterns, of_queries, of_runs), strict=True))
     for name in args.parts or PARTS:
         parts[name](args.repeat, tiny=args.tiny)
 

@@ -67,8 +67,7 @@ def request_change(
 ) -> int:
     """Ask a run for more queries, and for some no longer, at once; returns the time from which on, or before which, they have
     rows, in microseconds. added: texts by name. sparql: names of those over RDF streams; of others, `is_sparql` says.
-    UserError when the run refuses it, or none goes on there, or does
-    not answer in time."""
+    UserError when the run refuses it, or none goes on there, or does not answer in time."""
     plan, config = _open_run(run_dir)
     tables, plans = _tables(plan, config), dict[str, LogicalPlan]()
     streams = streams_of(dict(zip(tables, config.inputs, strict=True)), tables)

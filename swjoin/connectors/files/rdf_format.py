@@ -1,6 +1,6 @@
 """RDF files as Arrow batches: a triple per row, columns s, p and o, terms as text in N-Triples syntax.
 
-What: `rdf_schema`, `rdf_batches`.
+What: `TERMS`, `rdf_schema`, `rdf_batches`; `is_anonymous`, of labels.
 Why: graphs that queries look up come as N-Triples, N-Quads, Turtle or TriG; a run reads them as it reads any table.
 Stays out: what terms mean, and files of timed triples (`frontends.rdf`); the other formats (`connectors.files.formats`).
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FORMATS = {".nt": "N_TRIPLES", ".nq": "N_QUADS", ".ttl": "TURTLE", ".trig": "TRIG"}
 _WITHOUT_LABELS = (".ttl", ".trig")  # forms that have blank nodes without labels
-_COLUMNS = ("s", "p", "o")
+TERMS = ("s", "p", "o")
 _ANONYMOUS = 28  # hexadecimal digits from which on a label is one that the parser made
 
 
@@ -32,7 +32,7 @@ def rdf_schema() -> pa.Schema:
     """The columns of every file."""
     import pyarrow as pa
 
-    return pa.schema([(name, pa.string()) for name in _COLUMNS])
+    return pa.schema([(name, pa.string()) for name in TERMS])
 
 
 def rdf_batches(path: File, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
@@ -46,7 +46,7 @@ def rdf_batches(path: File, columns: list[str], rows: int) -> Iterator[pa.Record
     suffixes = [suffix.lower() for suffix in Path(path.name).suffixes[-2:]]
     form = next(suffix for suffix in reversed(suffixes) if suffix in _FORMATS)
     labels = _Labels(str(path)) if form in _WITHOUT_LABELS else None
-    found: dict[str, list[str]] = {name: [] for name in _COLUMNS}
+    found: dict[str, list[str]] = {name: [] for name in TERMS}
     with open_stream(path) as file:
         try:
             for quad in pyoxigraph.parse(file, getattr(pyoxigraph.RdfFormat, _FORMATS[form])):
@@ -64,9 +64,14 @@ def rdf_batches(path: File, columns: list[str], rows: int) -> Iterator[pa.Record
         yield _batch(found, columns)
 
 
+def is_anonymous(label: str) -> bool:
+    """Whether pyoxigraph has made the label of a blank node, which has none: it is of many hexadecimal digits."""
+    return len(label) >= _ANONYMOUS and not label.strip("0123456789abcdef")
+
+
 class _Labels:
-    """Of blank nodes without labels, to which the parser gives random ones of many hexadecimal digits. A written label of that
-    form is taken for one of these."""
+    """Of blank nodes without labels, to which the parser gives random ones. A written label of that form is taken for one of
+    these."""
 
     def __init__(self, path: str) -> None:
         self._prefix = f"_:anonymous{zlib.crc32(path.encode()):08x}n"
@@ -75,7 +80,7 @@ class _Labels:
     def text(self, term: Any) -> str:
         spelled = str(term)
         label = spelled.removeprefix("_:")
-        if label == spelled or len(label) < _ANONYMOUS or label.strip("0123456789abcdef"):
+        if label == spelled or not is_anonymous(label):
             return spelled
         return self._found.setdefault(label, f"{self._prefix}{len(self._found)}")
 

@@ -6,7 +6,7 @@ Stays out: columns of a row (`connectors.output_columns`), the proof in a file (
 
 Parquet is written without dictionaries, as result rows are wide and values rarely repeat, and speed matters. Columns whose
 first rows LZ4 makes smaller are written with it; others, such as payload of digests or ciphers, as they are. Least and greatest
-values of opaque bytes are left out: no reader asks for them.
+values of opaque bytes are left out: swjoin does not use them.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from swjoin.connectors.files.rdf_format import TERMS
 from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import UserError
 from swjoin.core.lives import Window
@@ -29,7 +30,6 @@ from swjoin.frontends.rdf.term_values import NUMERIC, TermValues
 from swjoin.frontends.rdf.written_terms import written_terms
 
 _LOG = logging.getLogger(__name__)
-TERMS = ("s", "p", "o")
 _SHOWN = 3  # malformed triples that a process logs
 _malformed: dict[str, None] = {}
 

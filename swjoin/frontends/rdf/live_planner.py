@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from swjoin.config.connectors import StreamConfig
+from swjoin.connectors.files.rdf_format import TERMS
 from swjoin.core.errors import UserError
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, tokens_of
 from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MODULE = "swjoin.frontends.rdf.batch_functions"
-_TERMS = ("s", "p", "o")
 _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
 _TEXT = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")  # as types begin
 _MOST_DIGITS = 20  # of an integer that may be exact, with its sign
@@ -148,7 +148,7 @@ def _is_blank(term: Term) -> bool:
 def _check_columns(iri: str, stream: RdfStream) -> None:
     """UserError for an input that has no triples."""
     types, time, unit_us = dict(stream.table.columns), stream.table.time, stream.table.unit_us
-    for name in _TERMS:
+    for name in TERMS:
         if not types.get(name, "").startswith(_TEXT):
             found = f"is {types[name]}" if name in types else "is missing"
             problem = f"input {stream.name}, <{iri}>: column {name} {found}"
@@ -267,7 +267,7 @@ class _LivePlanner(Planner):
             items += ['"ts"', f'"born" AS "born{slides}"']
             types += [("ts", columns[stream.table.time or ""]), ("born", "int64"), *([("dead", "int64")] if slides else [])]
         tests, places = list[str](), dict[str, str]()
-        for place, term in sorted(zip(_TERMS, pattern.terms, strict=True), key=lambda of: of[0] == "p"):
+        for place, term in sorted(zip(TERMS, pattern.terms, strict=True), key=lambda of: of[0] == "p"):
             if isinstance(term, Const):  # a predicate last: by the first one rows are searched, where there are many queries
                 tests.append(f'"{place}" = {sql_text(term.text)}')
             elif term.name in places:
@@ -304,7 +304,7 @@ class _LivePlanner(Planner):
             items += [f'{quoted(time)} AS "ts"', f'{quoted(time)} AS "us:{int(stream.table.unit_us or 1)}"']
             types += [("ts", dict(stream.table.columns)[time]), ("born", "int64")]
         items += [f'"s" AS "s:{stream.scope}:{stream.malformed}"', '"p"', '"o"']
-        types += [(term, "string") for term in _TERMS]
+        types += [(term, "string") for term in TERMS]
         self._functions[name] = Function(f"{_MODULE}:{'graph' if time is None else 'triples'}", tuple(types))
         whole = f"SELECT {', '.join(items)} FROM {quoted(stream.name)}"
         parts.append(f"{name} AS (SELECT * FROM MAP_BATCHES(({whole}), '{name}'))")
@@ -333,7 +333,7 @@ def _constructed(template: tuple[tuple[int | str, int | str, int | str], ...]) -
     nodes: list[Node] = []
     for number, triple in enumerate(template):
         parts = [
-            (name, f'"t{part}"' if isinstance(part, int) else sql_text(part)) for name, part in zip(_TERMS, triple, strict=True)
+            (name, f'"t{part}"' if isinstance(part, int) else sql_text(part)) for name, part in zip(TERMS, triple, strict=True)
         ]
         made = Project(f"rdf triple {number}", "rdf answer", (*parts, ("born", '"born"')))
         fits = """NOT starts_with("s", '"') AND starts_with("p", '<') AND "o" IS NOT NULL"""

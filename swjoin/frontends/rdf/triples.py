@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from swjoin.connectors.files.inputs import open_stream, split_paths
+from swjoin.connectors.files.rdf_format import TERMS, is_anonymous
 from swjoin.core.arrow_views import booleans_of, integers_of
 from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import UserError, how_to_install, one_line, setting
@@ -52,10 +53,8 @@ _CHUNK_BYTES = 2 << 20  # of lines that are parsed at once
 _CSV_BYTES = 4 << 20  # also the longest row
 _TURTLE_ROWS = 1 << 14
 _SAMPLE_ROWS = 1 << 12
-_TERMS = ("s", "p", "o")
 _FIRST = 5  # malformed triples that are kept for messages
 _NO_TIME = 3  # index of REASONS
-_ANONYMOUS = 28  # hexadecimal digits from which on a label is one that pyoxigraph made
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ def _of_columns(
 ) -> Iterator[TripleBatch]:
     for rows in source:
         codes = []
-        for role, name in enumerate(_TERMS):
+        for role, name in enumerate(TERMS):
             try:
                 codes.append(reader.read(rows.columns[name], role))
             except TypeError as error:
@@ -262,7 +261,7 @@ def _of_columns(
 
 def _csv_text(rows: _Rows, row: int, times: bool) -> str:
     """A row as a line of CSV."""
-    values = [rows.columns[name][row].as_py() for name in (("ts",) if times else ()) + _TERMS]
+    values = [rows.columns[name][row].as_py() for name in (("ts",) if times else ()) + TERMS]
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow([v.decode(errors="replace") if isinstance(v, bytes) else v for v in values])
     return out.getvalue()
@@ -293,7 +292,7 @@ def _times(column: pa.Array, path: str) -> tuple[I64, Bool]:
 
 def _refuse_missing(path: str, names: Sequence[str], times: bool) -> list[str]:
     """The columns to read. UserError when one is missing, or there twice."""
-    wanted = [*(("ts",) if times else ()), *_TERMS]
+    wanted = [*(("ts",) if times else ()), *TERMS]
     for name in wanted:
         if names.count(name) != 1:
             problem = f"has no column {name}" if name not in names else f"has several columns {name}"
@@ -322,10 +321,10 @@ def _parquet_columns(path: str, times: bool) -> Iterator[_Rows]:
 
 def _repeated(file: Any) -> list[str]:
     """Columns that are read as dictionaries: of the others most terms differ, as the first rows show."""
-    first = next(file.iter_batches(_SAMPLE_ROWS, columns=list(_TERMS)), None)
+    first = next(file.iter_batches(_SAMPLE_ROWS, columns=list(TERMS)), None)
     if first is None:
-        return list(_TERMS)
-    return [name for name in _TERMS if 2 * len(first.column(name).unique()) <= max(2, len(first))]
+        return list(TERMS)
+    return [name for name in TERMS if 2 * len(first.column(name).unique()) <= max(2, len(first))]
 
 
 def _csv_columns(path: str, times: bool) -> Iterator[_Rows]:
@@ -428,7 +427,7 @@ def _of_turtle(
         if not spelled.startswith("_:"):
             return spelled
         label = spelled[2:]
-        if len(label) < _ANONYMOUS or label.strip("0123456789abcdef"):
+        if not is_anonymous(label):
             return prefix + label
         if label not in numbers:
             numbers[label] = f"_:b{scope}n{dictionary.new_blank_number()}"
