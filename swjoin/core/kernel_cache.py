@@ -62,11 +62,15 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _IMPORT = re.compile(r"^from (swjoin[\w.]*) import (\(?[\w, ]*)", re.MULTILINE)
 
 
-def kernel(function: Any = None, *, inline: Literal["never", "always"] = "never") -> Any:
-    """Compile the function for the types of each call, without the GIL; keep the machine code in the cache of kernels."""
+def kernel(function: Any = None, *, inline: Literal["never", "always"] = "never", allocates: bool = False) -> Any:
+    """Compile the function for the types of each call, without the GIL; keep the machine code in the cache of kernels.
+
+    allocates: whether it makes arrays, or is given one by a kernel that it calls. Only then are references counted in it: its
+    arrays are owned by its caller, and each count is an atomic write.
+    """
     if function is None:
-        return functools.partial(kernel, inline=inline)
-    compiled = njit(nogil=True, inline=inline, no_cfunc_wrapper=True)(function)
+        return functools.partial(kernel, inline=inline, allocates=allocates)
+    compiled = njit(nogil=True, inline=inline, no_cfunc_wrapper=True, _nrt=allocates)(function)
     if compiled is not function:  # NUMBA_DISABLE_JIT=1
         compiled._cache = _KernelCache(function)
     return compiled

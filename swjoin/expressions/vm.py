@@ -102,7 +102,7 @@ def _compare_bytes(one: U8, at: int, length: int, two: U8, to: int, size: int) -
     return length - size
 
 
-@kernel
+@kernel(allocates=True)
 def evaluate(
     program: Program,
     left: Rows,

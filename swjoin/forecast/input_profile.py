@@ -135,7 +135,7 @@ def _add_some(keys: I64, masses: F64, groups: int, size: int, share: F64, top: F
         top[cell] = max(top[cell], masses[i])
 
 
-@kernel
+@kernel(allocates=True)
 def _leaves_with(ones: int, count: int) -> I64:
     """The first `count` numbers with `ones` bits set, ascending."""
     out = np.empty(count, np.int64)
@@ -226,7 +226,7 @@ def workload_profile(config: RunConfig) -> InputProfile:
 # ---------------------------------------------------------------- files
 
 
-@kernel
+@kernel(allocates=True)
 def _groups_of(keys: I64, groups: int) -> I64:
     out = np.empty(keys.shape[0], np.int64)
     for i in range(keys.shape[0]):

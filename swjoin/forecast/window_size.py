@@ -82,7 +82,7 @@ def _below(
     out[BLOCKS] += _leaf(n * share, n * (1.0 - share), size, expires)
 
 
-@kernel
+@kernel(allocates=True)
 def estimate_group(
     left: F64, right: F64, top: F64, depth: int, theta: int, tuned: float, size: int, expires: bool, out: F64
 ) -> None:

@@ -333,7 +333,7 @@ def _exact(parts: Parts, known: I64) -> I64:
 # ---------------------------------------------------------------- kernels
 
 
-@kernel
+@kernel(allocates=True)
 def attached(starts: I64, neighbours: I64, weights: I64, work: I64, fixed: I64) -> I64:
     """The vertex that each can be merged with at no loss, int64 (n,), itself if none: one without work or a fixed machine goes
     to a neighbour if that edge weighs as much as all others together."""
@@ -357,7 +357,7 @@ def attached(starts: I64, neighbours: I64, weights: I64, work: I64, fixed: I64) 
     return root
 
 
-@kernel
+@kernel(allocates=True)
 def _contract(starts: I64, neighbours: I64, weights: I64, cluster: I64, count: int) -> tuple[I64, I64, I64]:
     """The graph of clusters: edges between two of them are summed."""
     n = len(starts) - 1
@@ -391,7 +391,7 @@ def _contract(starts: I64, neighbours: I64, weights: I64, cluster: I64, count: i
     return new_starts, new_neighbours[:end].copy(), new_weights[:end].copy()
 
 
-@kernel
+@kernel(allocates=True)
 def _merge(
     starts: I64,
     neighbours: I64,
@@ -440,7 +440,7 @@ def _merge(
     return cluster, count
 
 
-@kernel
+@kernel(allocates=True)
 def _grow(
     starts: I64, neighbours: I64, weights: I64, work: I64, state: I64, fixed: I64, room: I64, memory: I64, order: I64
 ) -> I64:
@@ -480,7 +480,7 @@ def _grow(
     return machine_of
 
 
-@kernel
+@kernel(allocates=True)
 def _pack(work: I64, state: I64, fixed: I64, shares: F64, memory: I64, order: I64) -> I64:
     """Each vertex in turn to the machine that is least full with it, of those with memory, if there are any. int64 (n,)."""
     machine_of = fixed.copy()
@@ -503,7 +503,7 @@ def _pack(work: I64, state: I64, fixed: I64, shares: F64, memory: I64, order: I6
     return machine_of
 
 
-@kernel
+@kernel(allocates=True)
 def _even(work: I64, state: I64, fixed: I64, shares: F64, memory: I64, machine_of: I64) -> None:
     """Move a vertex from the fullest machine, or exchange it for another's, as long as that makes the fullest less full, and
     memory suffices."""
@@ -551,7 +551,7 @@ def _even(work: I64, state: I64, fixed: I64, shares: F64, memory: I64, machine_o
             machine_of[other] = top
 
 
-@kernel
+@kernel(allocates=True)
 def _refine(
     starts: I64,
     neighbours: I64,
@@ -621,7 +621,7 @@ def _refine(
             return
 
 
-@kernel
+@kernel(allocates=True)
 def _search_around(
     starts: I64,
     neighbours: I64,
@@ -698,7 +698,7 @@ def _search_around(
     machine_of[:] = best
 
 
-@kernel
+@kernel(allocates=True)
 def _exchange(
     starts: I64, neighbours: I64, weights: I64, work: I64, room: I64, state: I64, memory: I64, free: I64, machine_of: I64
 ) -> int:
@@ -763,7 +763,7 @@ def _exchange(
     return changed
 
 
-@kernel
+@kernel(allocates=True)
 def _search(
     starts: I64,
     neighbours: I64,

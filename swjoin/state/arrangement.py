@@ -65,7 +65,7 @@ def _with_older(link, row):  # type: ignore[no-untyped-def]
     return (link & ~np.int64(_OLDER)) | (np.int64(row) & _OLDER)
 
 
-@kernel
+@kernel(allocates=True)
 def _buckets_of(keys: I64, buckets: int) -> I64:
     out = np.empty(keys.shape[0], np.int64)
     for i in range(keys.shape[0]):

@@ -103,7 +103,7 @@ def note_times(header, block, fill, first, last):  # type: ignore[no-untyped-def
 def append_row(rows, tags, header, free, control, shape, counters, counter, s, row, tag):  # type: ignore[no-untyped-def]
     """Append the tuple of record `row` (a pool position) to a mini-partition, copying it; the source stays as it is.
 
-    Arrays as in Pool and Minis. Inlined, because passing eight arrays costs as many atomic reference counts a tuple.
+    Arrays as in Pool and Minis. Inlined, because a call would copy what describes eight arrays.
     """
     head = counters[counter + HEAD + s]
     if head == NONE or header[head * HEADER + FILL] == shape[0]:

@@ -36,8 +36,6 @@ from swjoin.state.arrays import (
     MARK_RIGHT,
     PAIRS,
     STAT_CANDIDATES,
-    STAT_DELAY_MAX,
-    STAT_DELAY_SUM,
     STAT_PAIRS,
     Band,
     Candidates,
@@ -46,7 +44,7 @@ from swjoin.state.arrays import (
     Output,
     Reaches,
 )
-from swjoin.state.delay_histogram import histogram_index, record_delay
+from swjoin.state.delay_histogram import record_delay
 
 _ONE = np.uint64(1)
 _WITHIN = -LEAST_KEY  # + a key: 0 .. _KEYS, as uint64, unless it stands for values beyond (`core.band_keys`)
@@ -166,44 +164,6 @@ def mark_matches(
 
 
 @kernel
-def record_arrivals(
-    kind: int,
-    now: int,
-    arrival: I64,
-    probe_at: NDArray[np.uint64],
-    row_at: NDArray[np.uint64],
-    verdict: NDArray[np.uint8],
-    start: int,
-    stop: int,
-    stats: I64,
-    histogram: I64,
-) -> None:
-    """`record_delay` of the matches, whose arrivals differ. Runs of equal arrivals are short: a call that takes arrays, for
-    each of them, costs more than all else that is done with a match."""
-    total, longest = 0, stats[STAT_DELAY_MAX]
-    last, alike = np.int64(0), 0  # a run of equal arrivals, and its matches
-    for c in range(uint64(start), uint64(stop)):
-        arrived = arrival[probe_at[c] // uint64(ROW)]
-        if kind == 2:  # the later arrival of the two
-            arrived = max(arrived, arrival[row_at[c] // uint64(ROW)])
-        if arrived != last and alike > 0:
-            delay = max(now - last, 0)
-            histogram[histogram_index(delay)] += alike
-            total += delay * alike
-            longest = max(longest, delay)
-            alike = 0
-        last = arrived
-        alike += verdict[c]
-    if alike > 0:
-        delay = max(now - last, 0)
-        histogram[histogram_index(delay)] += alike
-        total += delay * alike
-        longest = max(longest, delay)
-    stats[STAT_DELAY_SUM] += total
-    stats[STAT_DELAY_MAX] = longest
-
-
-@kernel
 def verify(
     kind: int,
     g: int,
@@ -258,8 +218,17 @@ def verify(
         matches, digest = found, summed
         if same_arrival:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
-        else:
-            record_arrivals(kind, now, arrival, probe_at, row_at, verdict, start, stop, stats, histogram)
+        last, alike = fresh.arrivals[0], 0  # runs of pairs with equal arrivals
+        while c < stop and not same_arrival:
+            arrived = arrival[np.int64(probe_at[c]) // ROW]
+            if kind == 2:
+                arrived = max(arrived, arrival[np.int64(row_at[c]) // ROW])
+            if arrived != last:
+                record_delay(now, last, alike, stats, histogram)
+                last, alike = arrived, 0
+            alike += verdict[c]
+            c += 1
+        record_delay(now, last, alike, stats, histogram)
         if mark_probe or mark_row:
             mark_matches(probe_rows, rows, probe_at, row_at, verdict, start, stop, mark_probe, mark_row)
         c = stop

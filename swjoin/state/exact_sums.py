@@ -167,7 +167,7 @@ def copy_digits(slots: Slots, at: I64, out: I64) -> None:
         _carry(out[i], DIGITS)
 
 
-@kernel
+@kernel(allocates=True)
 def read_values(slots: Slots, at: I64, out: F64) -> None:
     """out[i] = the sum of slot at[i], rounded."""
     digits = np.zeros(DIGITS, np.int64)

@@ -195,7 +195,7 @@ def _seal(header, rows, block, size, fill, in_order):  # type: ignore[no-untyped
         header[block * HEADER + LAST_TS] = rows[(block * size + fill - 1) * ROW + TS]
 
 
-@kernel
+@kernel(allocates=True)
 def _split(pool: Pool, minis: Minis, directories: Directories, mini: int) -> int:
     """Tuples whose hash has the next bit set move to a new mini-partition-group, which is returned; their order is kept."""
     depth = minis.depth[mini]
@@ -342,7 +342,7 @@ def merge_small(pool: Pool, minis: Minis, directories: Directories, theta: int) 
     _halve(minis, directories)
 
 
-@kernel
+@kernel(allocates=True)
 def _halve(minis: Minis, directories: Directories) -> None:
     """A directory deeper than its deepest mini-partition-group is halved: its low half already says everything."""
     deepest = np.zeros(directories.depth.shape[0], np.int64)

@@ -45,7 +45,7 @@ def _read_places(keys, nulls, panes, begin, rows, table, places, seen):  # type:
         seen[j] = table[places[j], 0]
 
 
-@kernel
+@kernel(allocates=True)
 def _find(
     keys: I64,
     nulls: Bool,
@@ -93,7 +93,7 @@ def _find(
     return keys.shape[0], count
 
 
-@kernel
+@kernel(allocates=True)
 def _rehash(table: I64, key_of: I64, null_of: Bool, pane_of: I64, count: int) -> None:
     mask = np.uint64(table.shape[0] - 1)
     places, seen = np.empty(_AT_ONCE, np.uint64), np.empty(_AT_ONCE, np.int64)

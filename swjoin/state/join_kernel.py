@@ -7,8 +7,7 @@ expiry (`state.blocks`), splitting and merging (`state.extendible_hash`), owners
 driver (`operators.window_join`).
 
 A block's 64 tags are compared with a probe's tag at once, or with the tags that its band allows; one that fits is a hit. Index
-`s` is the stream (0 left, 1 right). Everything is unpacked into locals first: reading a named tuple's field in a loop costs an
-atomic reference count each time.
+`s` is the stream (0 left, 1 right).
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import time
@@ -168,6 +170,7 @@ def test_kernels_of_a_guest_stay_where_numba_puts_them(tmp_path: Path) -> None:
     (tmp_path / "guest.py").write_text("import numba\n@numba.njit(cache=True)\ndef twice(x):\n    return 2 * x\n")
     program = """
 import os
+import re
 before = dict(os.environ)
 import swjoin.api.tables, guest
 print(guest.twice(4), int(os.environ == before))
@@ -235,3 +238,35 @@ def test_a_kernel_that_is_used_is_kept(tmp_path: Path) -> None:
     os.utime(file, (time.time() - 20 * 86400,) * 2)
     assert ended(started(tmp_path)) == [digest, 1, 0]
     assert file.stat().st_mtime > time.time() - 86400
+
+
+def _kernels() -> dict[str, tuple[ast.FunctionDef, dict[str, str]]]:
+    """All kernels of the package by module and name, and what the names in their module are: `module.name`."""
+    found = {}
+    for path in sorted((ROOT / "swjoin").rglob("*.py")):
+        module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        tree = ast.parse(path.read_text())
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        names = {node.name: f"{module}.{node.name}" for node in functions}
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        for node in functions:
+            if any(ast.unparse(mark).startswith("kernel") for mark in node.decorator_list):
+                found[f"{module}.{node.name}"] = node, names
+    return found
+
+
+def test_references_are_counted_where_kernels_own_arrays() -> None:
+    """Without counts an array that a called kernel has made is never freed, and one that a kernel returns is freed too early;
+    numba itself refuses only to make one."""
+    kernels = _kernels()
+    assert len(kernels) > 200
+    counting = {name for name, (node, _) in kernels.items() if "allocates=True" in ast.unparse(node.decorator_list[0])}
+    arrays = re.compile(r"\b(I64|U64|U8|I32|U16|Bool|NDArray)\b")
+    owning = {name for name, (node, _) in kernels.items() if node.returns and arrays.search(ast.unparse(node.returns))}
+    assert owning > {"swjoin.state.arrangement._buckets_of", "swjoin.policy.partitioning._contract"}
+    assert owning <= counting
+    for name, (node, names) in kernels.items():
+        called = {names.get(c.func.id) for c in ast.walk(node) if isinstance(c, ast.Call) and isinstance(c.func, ast.Name)}
+        assert name in counting or not called & owning, name

@@ -208,7 +208,7 @@ def add_term(data, start, size, hashed, table, arena, offsets, counts):  # type:
     return code
 
 
-@kernel
+@kernel(allocates=True)
 def _encode(data, text_offsets, valid, first, codes, table, arena, offsets, counts):  # type: ignore[no-untyped-def]
     """Codes of the texts from `first` on; returns the first that does not fit, or their number."""
     hashes = np.empty(_BLOCK, np.uint64)

@@ -125,7 +125,7 @@ def _days(year, month, day):  # type: ignore[no-untyped-def]
     return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
 
 
-@kernel
+@kernel(allocates=True)
 def _date_time(data, at, stop):  # type: ignore[no-untyped-def]
     """Microseconds of an xsd:dateTime since 1970, whether it is one that 64 bits hold, and whether it has a zone; without
     one it is read as UTC, and digits below the microsecond are cut off."""
