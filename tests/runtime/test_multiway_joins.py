@@ -41,7 +41,9 @@ def test_random_joins_in_a_row_are_right(seeds: range) -> None:
         run_plan(seed, multiway=True)
 
 
-@pytest.mark.parametrize("seeds", [range(30_002, 30_007), pytest.param(range(30_007, 30_014), marks=pytest.mark.drawn)], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(30_002, 30_007), pytest.param(range(30_007, 30_014), marks=pytest.mark.drawn)], ids=str
+)
 def test_queries_with_joins_in_a_row_come_and_go(seeds: range) -> None:
     assert sum(run_changes(seed, multiway=True) for seed in seeds) > 0
 

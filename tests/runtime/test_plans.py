@@ -47,7 +47,9 @@ def test_more_random_plans_are_right(first: int) -> None:
     assert main(["100", "--seed", str(first)]) == 0
 
 
-@pytest.mark.parametrize("seeds", [range(7), range(60_000, 60_004), pytest.param(range(7, 10), marks=pytest.mark.drawn)], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(7), range(60_000, 60_004), pytest.param(range(7, 10), marks=pytest.mark.drawn)], ids=str
+)
 def test_random_queries_of_one_run_are_right(seeds: range) -> None:
     """Several results of a random plan: each has the oracle's rows, whatever moves, crashes or is shared."""
     for seed in seeds:
