@@ -150,6 +150,7 @@ def test_forced_moves_for_a_whole_run(ranks: int, tmp_path: Path) -> None:
     assert kinds["decided"] == kinds["held"] == kinds["left"] == kinds["installed"] == kinds["released"] == report["moves"]
 
 
+@pytest.mark.drawn
 def test_too_few_slaves_for_the_configuration_is_one_line(tmp_path: Path) -> None:
     config = CASES[0].write(tmp_path, cluster={"sub_group_count": 3})
     done = command("run", config, "-n", 4, "--out", tmp_path / "run")
