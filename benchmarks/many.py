@@ -55,7 +55,7 @@ class Size(NamedTuple):
     seconds_of_added: int
 
 
-SIZES = {False: Size(300, 60, 10_000, 20_000, 10_000, 100, 1_000, 30), True: Size(3, 3, 500, 50, 40, 4, 10, 6)}
+SIZES = {False: Size(300, 60, 10_000, 20_000, 10_000, 100, 1_000, 30), True: Size(3, 3, 500, 50, 40, 4, 10, 5)}
 _ADDED = "SELECT a.k, a.v * b.v AS p FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL 500 MILLISECOND"
 
 
@@ -227,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--repeat", type=int, default=3)
-    args = parse(parser)
+    args = parse(parser, repeat=1)
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
     size, parts = SIZES[args.tiny], args.parts or PARTS

@@ -751,6 +751,7 @@ def test_wrong_runs_are_one_clear_exception(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_on_ranks_the_answer_is_the_same(capfd: pytest.CaptureFixture[str]) -> None:
     left, right = random_table(1, 3000, 200, 30_000, null_share=0.05), random_table(2, 2500, 200, 30_000)
     here = swjoin.join(left, right, **{**BASICS, "on": ["name", "key"]}, within="300us", ids=True)

@@ -302,6 +302,7 @@ def test_spark_has_and_verifies_the_same_rows(files: Path, tmp_path: Path, swjoi
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_ranks(files: Path) -> None:
     tables = [pq.read_table(files / f"{name}.parquet") for name in ("left", "right")]
     for match in MATCHES[1:]:

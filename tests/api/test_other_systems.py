@@ -111,7 +111,7 @@ for words in ("verify run", "report run", "events run", "init made.yaml", "expla
 """
 
 
-@pytest.mark.parametrize("system", LACKS)
+@pytest.mark.parametrize("system", [pytest.param("darwin", marks=pytest.mark.drawn), "win32"])
 def test_joins_need_nothing_that_linux_alone_has(system: str, tmp_path: Path) -> None:
     line = [sys.executable, "-c", PRELUDE + USE, json.dumps(LACKS[system]), system]
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, timeout=PROCESS_S, check=False)

@@ -196,6 +196,7 @@ def test_what_carries_no_proof_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_ranks_write_the_proof_too(tmp_path: Path) -> None:
     join_to(tmp_path / "pairs.parquet", "-n", "3")
     assert swjoin.proof(tmp_path / "pairs.parquet") == swjoin.count(LEFT, RIGHT, **ON)

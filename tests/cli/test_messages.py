@@ -191,6 +191,7 @@ def test_json_where_standard_output_is_the_result(sides: list[object], swjoin: A
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_messages_of_ranks(sides: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The ranks' messages are those of the command that has started them; in Python they go to its loggers."""
     words = [str(word) for word in sides]

@@ -200,6 +200,7 @@ if "-m" in sys.orig_argv or any("swjoin" in word for word in sys.orig_argv):
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 @pytest.mark.parametrize("pace", [pytest.param("asap", marks=pytest.mark.long), "realtime"])
 def test_a_silent_source_on_real_ranks(pace: str, tmp_path: Path) -> None:
     """The master's rank goes on, too: its right source is made silent for a while after its first batch."""

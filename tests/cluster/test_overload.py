@@ -61,19 +61,20 @@ def overloaded(seed: int, policy: str, victims: str, *, crashes: bool = False) -
     return Scenario(seed, config_from_plain(plain), int(random.integers(2, 4)), (rows[0], rows[1]), befalls)
 
 
+@pytest.mark.parametrize("first", [0, pytest.param(3, marks=pytest.mark.drawn)])
 @pytest.mark.parametrize(("policy", "victims"), POLICIES)
-def test_what_is_left_is_joined_exactly(policy: str, victims: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_is_joined_exactly(policy: str, victims: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under random delays, moves and crashes: the result is the join of all tuples but those written down as shed."""
     stored = []
     put = SpillFolder.__call__
     monkeypatch.setattr(SpillFolder, "__call__", lambda self, batch: (stored.append(len(batch)), put(self, batch))[1])
-    results = [run_scenario(overloaded(seed, policy, victims, crashes=seed % 2 == 1)) for seed in range(6)]
+    results = [run_scenario(overloaded(seed, policy, victims, crashes=seed % 2 == 1)) for seed in range(first, first + 3)]
     if policy == "shed":
-        assert sum(shed(result) > 20 for result in results) >= 2
+        assert sum(shed(result) > 20 for result in results) >= 1
     else:
-        assert sum(stored) > 200
+        assert sum(stored) > 50
         assert not any(shed(result) for result in results)
-    assert sum(result.recoveries for result in results) >= 2
+    assert sum(result.recoveries for result in results) >= 1
 
 
 def complaints(policy: str) -> int:

@@ -214,6 +214,7 @@ def test_offsets_come_from_the_checkpoint(
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("victim", "sinks"),
     [pytest.param("slave", 1, marks=pytest.mark.long), pytest.param("collector", 1, marks=pytest.mark.long), ("sink 1", 2)],

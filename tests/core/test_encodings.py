@@ -158,6 +158,7 @@ def test_a_predicate_sees_nulls_however_they_are_encoded(encoding: str) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_a_predicate_on_ranks_takes_dictionaries() -> None:
     key = value_nulls([7, None, 0, None, 7], pa.int64())
     left, right = table(key), table(pa.array([7, 0, 0, 7, 7]))

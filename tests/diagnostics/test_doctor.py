@@ -204,6 +204,7 @@ def _fake_mpirun(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_a_launcher_that_does_not_fit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swjoin: Any) -> None:
     """It starts three processes that do not know of each other."""
     program = f"{sys.executable} -m swjoin.diagnostics.doctor_ranks"
@@ -225,6 +226,7 @@ def test_a_launcher_that_hangs_or_fails_is_told(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_a_rank_that_waits_for_ever_says_in_which_step() -> None:
     """The other rank takes part in nothing."""
     idle = "from mpi4py import MPI\nimport time\nMPI.COMM_WORLD.rank\ntime.sleep(3600)"

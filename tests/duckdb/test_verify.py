@@ -28,6 +28,7 @@ from swjoin.core.join_semantics import JOIN_KINDS, How
 from swjoin.duckdb.session import open_database
 from swjoin.duckdb.verify import verify
 from tests.support.cases import CASES, Case, by_name
+from tests.support.drawn import mostly_drawn
 from tests.support.in_process import run
 from tests.support.limits import PROCESS_S
 from tests.support.overloaded import config as overloaded
@@ -48,7 +49,7 @@ def right(folder: Path) -> int:
 # ---------------------------------------------------------------- right answers
 
 
-@pytest.mark.parametrize("case", CASES, ids=by_name)
+@pytest.mark.parametrize("case", mostly_drawn(CASES, every=5), ids=by_name)
 def test_every_case(case: Case, tmp_path: Path) -> None:
     """Each with another kind of join; the answer is also that of brute force."""
     how = HOWS[CASES.index(case) % len(HOWS)]
@@ -61,7 +62,7 @@ def test_every_case(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [{}, {**COUNT_WINDOWS, "last": [20, 6]}], ids=["time", "last"])
 @pytest.mark.parametrize("where", [None, "abs(left.ts - right.ts) > 20", "left_ts * 3 < right_ts * 4 and left.key <> 3"])
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", mostly_drawn(HOWS))
 def test_kinds_windows_and_conditions(how: How, where: str | None, window: dict[str, Any], tmp_path: Path) -> None:
     """With null keys, null times and late rows."""
     (case,) = (c for c in CASES if c.name == "null keys and null times")
@@ -150,7 +151,7 @@ KEYS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("suffix", WRITTEN)
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", mostly_drawn(KEYS, every=2))
 def test_keys_and_formats(kind: str, suffix: str, tmp_path: Path) -> None:
     if "csv" in suffix and kind in ("bytes", "categories", "unsigned"):
         suffix = suffix.replace(".csv", ".parquet") if suffix == ".csv" else ".arrow"

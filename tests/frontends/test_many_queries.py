@@ -269,7 +269,7 @@ def _lone(folder: Path, plain: dict[str, Any]) -> dict[str, tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["query", "operator"])
+@pytest.mark.parametrize("strategy", ["query", pytest.param("operator", marks=pytest.mark.drawn)])
 def test_windows_that_differ(strategy: str, swjoin: Any, tmp_path: Path) -> None:
     """One join does for all that nest, and a row travels once for all queries that it is in."""
     plain = _windows(tmp_path, sink={"kind": "parquet"})
@@ -315,7 +315,7 @@ def _narrowest_first(self: Family, differences_us: Any) -> Any:
 _RANKS = Family.ranks
 
 
-@pytest.mark.parametrize("ranks", [_touching_left_out, _narrowest_first])
+@pytest.mark.parametrize("ranks", [_touching_left_out, pytest.param(_narrowest_first, marks=pytest.mark.drawn)])
 def test_wrong_ranks_are_noticed(ranks: Any, monkeypatch: pytest.MonkeyPatch, swjoin: Any, tmp_path: Path) -> None:
     """The ledger balances, as no row is lost on its way; DuckDB's answer differs."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(_windows(tmp_path)))
@@ -493,7 +493,9 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "most"), [("parquet", 16_384), ("parquet", 5), ("count", 16_384)])
+@pytest.mark.parametrize(
+    ("kind", "most"), [("parquet", 5), ("count", 16_384), pytest.param("parquet", 16_384, marks=pytest.mark.drawn)]
+)
 def test_constants_that_differ(kind: str, most: int, monkeypatch: pytest.MonkeyPatch, swjoin: Any, tmp_path: Path) -> None:
     """Filters of many queries are searched together: each query has the rows that DuckDB finds."""
     monkeypatch.setattr(exchange, "PART_ROWS", most)  # also of rows that are projected together

@@ -187,8 +187,15 @@ def test_any_routing_gives_one_digest(conditions: list[str], routings: list[str]
     assert found[routings[0]][0] > 10
 
 
-@pytest.mark.parametrize("kind", ["LEFT", "RIGHT", "SEMI", "ANTI"])
-@pytest.mark.parametrize("conditions", [[EQUAL], [BAND, "a.v < b.v"]], ids=["equality", "band"])
+@pytest.mark.parametrize(
+    ("kind", "conditions"),
+    [
+        *(pytest.param(kind, [EQUAL], id=f"equality-{kind}") for kind in ("LEFT", "SEMI")),
+        *(pytest.param(kind, [BAND, "a.v < b.v"], id=f"band-{kind}") for kind in ("RIGHT", "ANTI")),
+        *(pytest.param(kind, [EQUAL], id=f"equality-{kind}", marks=pytest.mark.drawn) for kind in ("RIGHT", "ANTI")),
+        *(pytest.param(kind, [BAND, "a.v < b.v"], id=f"band-{kind}", marks=pytest.mark.drawn) for kind in ("LEFT", "SEMI")),
+    ],
+)
 def test_preserved_rows_by_any_routing(kind: str, conditions: list[str], streams: Inputs, tmp_path: Path) -> None:
     text = f"SELECT a.v{'' if kind in ('SEMI', 'ANTI') else ', b.v AS w'} FROM a {kind} JOIN b ON "
     text += " AND ".join([NEAR, *conditions])

@@ -177,5 +177,6 @@ def test_other_routings_keep_joins_apart(streams: Inputs, tmp_path: Path) -> Non
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_on_ranks(streams: Inputs, tmp_path: Path) -> None:
     check_on_ranks(QUERIES, streams, tmp_path, 4)

@@ -146,6 +146,7 @@ def test_whoever_looks_at_a_plan_changes_nothing(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 def test_a_plan_on_ranks_is_seen_while_it_runs(tmp_path: Path, swjoin: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"

@@ -60,7 +60,7 @@ def _matrix() -> list[Any]:
 
 
 def _blocks(count: int, often: int) -> list[Any]:
-    return [pytest.param(block, marks=() if block < often else (pytest.mark.long,)) for block in range(count)]
+    return [pytest.param(block, marks=() if block < often else (pytest.mark.drawn,)) for block in range(count)]
 
 
 @pytest.mark.parametrize(("case", "how"), _matrix())
@@ -102,7 +102,7 @@ def _by_duckdb(left: pa.Table, right: pa.Table, how: How, lower: int, upper: int
     return connection.execute(f"SELECT {columns} FROM lefts l {_SQL[how]} JOIN rights r ON {where}").fetchall()
 
 
-@pytest.mark.parametrize("block", _blocks(8, 2))
+@pytest.mark.parametrize("block", _blocks(8, 1))
 def test_random_workloads_row_by_row(block: int, tmp_path: Path) -> None:
     """25 workloads each: any kind, bounds, skew, keys of any type, with nulls; one slave or three, moves on or off."""
     for seed in range(25 * block, 25 * block + 25):
@@ -237,7 +237,7 @@ def test_tables_joined_from_python(block: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("seed", [2, 10, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 11))])
+@pytest.mark.parametrize("seed", [2, *(pytest.param(n, marks=pytest.mark.drawn) for n in (3, 10, 11))])
 def test_tables_joined_on_ranks(seed: int) -> None:
     """With and without a predicate, strings and numbers as keys."""
     import swjoin

@@ -138,7 +138,7 @@ def _started(
 
 @pytest.mark.parametrize(
     ("rank", "sink"),
-    [(3, "count"), (1, "parquet"), *(pytest.param(*more, marks=pytest.mark.long) for more in ((3, "parquet"), (1, "count")))],
+    [(3, "count"), *(pytest.param(*more, marks=pytest.mark.drawn) for more in ((1, "parquet"), (3, "parquet"), (1, "count")))],
 )
 def test_a_frozen_rank_is_named_and_the_others_go_on(rank: int, sink: str, tmp_path: Path) -> None:
     with _started(tmp_path, 5, sink=sink) as run:
@@ -149,6 +149,7 @@ def test_a_frozen_rank_is_named_and_the_others_go_on(rank: int, sink: str, tmp_p
         assert re.fullmatch(f"swjoin: warning: {WHO[rank]}{DEAD}; the others go on without it", warnings[0]), warnings
 
 
+@pytest.mark.drawn
 def test_a_frozen_master_ends_the_run(tmp_path: Path) -> None:
     """In one line, from which it can be resumed."""
     with _started(tmp_path, 4) as run:
@@ -192,6 +193,7 @@ def test_without_fault_tolerance_the_run_ends(rank: int, tmp_path: Path) -> None
 # ---------------------------------------------------------------- for a while
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_a_stop_shorter_than_the_timeout_changes_nothing(rank: int, tmp_path: Path) -> None:
     with _started(tmp_path, 4) as run:

@@ -124,6 +124,7 @@ def test_any_number_of_slaves_and_realtime(ranks: int, played: Played) -> None:
     assert set(report["peak_rss_bytes"]) == {str(r) for r in range(ranks)}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("ranks", [4, pytest.param(5, marks=pytest.mark.long), pytest.param(7, marks=pytest.mark.long)])
 def test_forced_moves_for_a_whole_run(ranks: int, tmp_path: Path) -> None:
     """Moves and resizes in every reorganization epoch; the answer is that of one slave that nothing ever leaves."""
@@ -149,6 +150,7 @@ def test_forced_moves_for_a_whole_run(ranks: int, tmp_path: Path) -> None:
     assert kinds["decided"] == kinds["held"] == kinds["left"] == kinds["installed"] == kinds["released"] == report["moves"]
 
 
+@pytest.mark.drawn
 def test_too_few_slaves_for_the_configuration_is_one_line(tmp_path: Path) -> None:
     config = CASES[0].write(tmp_path, cluster={"sub_group_count": 3})
     done = command("run", config, "-n", 4, "--out", tmp_path / "run")
@@ -252,7 +254,7 @@ def _ranks_of(pid: int) -> list[int]:
     ("change", "code", "text"),
     [
         ({"left": {"path": "/nonexistent.parquet", "time_unit": "us"}}, 2, "no such file"),
-        ({"time": {"late": "error"}}, 2, "no time"),
+        pytest.param({"time": {"late": "error"}}, 2, "no time", marks=pytest.mark.drawn),
         ({"sink": {"kind": "parquett"}}, 2, "did you mean parquet"),
     ],
 )

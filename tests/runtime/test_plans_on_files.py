@@ -379,8 +379,13 @@ def test_inputs_in_no_order_are_sorted(own_streams: Streams, tmp_path: Path) -> 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(LONG_S)
-def test_ranks_give_the_rows_of_duckdb(streams: Streams, tmp_path: Path) -> None:
-    jobs = {name: streams.job(case, tmp_path / name, **_by("query")) for name, case in CASES.items()}
+@pytest.mark.parametrize(
+    "names",
+    [("two joins", "diamond"), pytest.param(tuple(CASES), marks=pytest.mark.drawn)],
+    ids=["two", "all"],
+)
+def test_ranks_give_the_rows_of_duckdb(names: tuple[str, ...], streams: Streams, tmp_path: Path) -> None:
+    jobs = {name: streams.job(CASES[name], tmp_path / name, **_by("query")) for name in names}
     paced = _streams(tmp_path, 1000, 2)
     sections = {"pace": "realtime", "cluster": {"distribution_epoch": "20ms"}}
     realtime = paced.job(CASES["two joins"], tmp_path / "realtime", **sections)
@@ -718,6 +723,7 @@ def test_a_slave_dies_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 @pytest.mark.timeout(LONG_S)
 def test_a_slave_with_functions_dies(tmp_path: Path) -> None:
     _dies_and_recovers("functions", tmp_path, 5, [3])

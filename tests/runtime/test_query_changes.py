@@ -315,16 +315,16 @@ def started(streams: Inputs, *argv: str) -> Iterator[LaunchedRun]:
         run.kill_all()
 
 
-def test_verify_recomputes_what_came_and_went(streams: Streams) -> None:
+def test_verify_recomputes_what_came_and_went(streams: Streams, swjoin: Any) -> None:
     for _ in range(4):
         streams.write()
     with started(streams, str(_over_files(streams)), "--out", "run") as run:
         with contextlib.suppress(UserError):  # a machine that is so slow ends the run first
             request_change(Path("run"), {"also": ALSO_BIG, "sums": SUMS}, ["big"], PROCESS_S)
         assert run.end(PROCESS_S) == 0, (streams.folder / "log").read_text()
-    done = command("verify", streams.folder / "run")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "equal"
+    done = swjoin("verify", streams.folder / "run")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "equal"
 
 
 def test_a_killed_run_goes_on_with_the_queries_that_it_had(streams: Streams) -> None:
@@ -426,6 +426,7 @@ def test_a_folder_of_requests_that_is_gone_ends_no_run(streams: Streams) -> None
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_on_ranks(streams: Streams, kills: bool) -> None:
     streams.write()
@@ -454,22 +455,22 @@ def test_on_ranks(streams: Streams, kills: bool) -> None:
 # ---------------------------------------------------------------- the command, and what is refused
 
 
-def test_the_command_adds_drops_and_lists(streams: Streams) -> None:
+def test_the_command_adds_drops_and_lists(streams: Streams, swjoin: Any) -> None:
     streams.write()
     run = Running(streams)
     run.reached(500_000)
     sql = streams.folder / "late.queries.sql"
     sql.write_text(ALSO_BIG)
-    added = command("queries", run.dir, "add", sql)
+    added = command("queries", run.dir, "add", sql)  # as another process asks
     assert added.stdout.startswith("late.queries: rows with times from 1970-01-01 00:00:00."), added.stderr
-    dropped = command("queries", run.dir, "drop", "near", "late.queries")
-    assert dropped.stdout.startswith("near, late.queries: rows with times before 1970-01-01 00:00:00."), dropped.stderr
-    lines = command("queries", run.dir).stdout.splitlines()
+    dropped = swjoin("queries", run.dir, "drop", "near", "late.queries")
+    assert dropped.out.startswith("near, late.queries: rows with times before 1970-01-01 00:00:00."), dropped.err
+    lines = swjoin("queries", run.dir).out.splitlines()
     assert [line.split()[0] for line in lines] == ["query", "near", "big", "late.queries"]
     assert len(lines[3].split()) == 5
     streams.end()
     run.end()
-    assert command("queries", run.dir).stdout.splitlines() == lines
+    assert swjoin("queries", run.dir).out.splitlines() == lines
 
 
 REFUSED: dict[str, tuple[dict[str, str], list[str], str]] = {
@@ -522,7 +523,7 @@ def test_a_request_that_is_none_is_refused_and_the_run_goes_on(open_run: Path) -
         answer.unlink()
 
 
-def test_runs_that_take_no_changes(streams: Streams, tmp_path: Path) -> None:
+def test_runs_that_take_no_changes(streams: Streams, swjoin: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: is no directory of a run"):
         request_change(tmp_path / "nowhere", {"q": BIG})
     with pytest.raises(UserError, match=r"no run goes on there that takes queries; it needs queries: with names, and checkp"):
@@ -531,8 +532,8 @@ def test_runs_that_take_no_changes(streams: Streams, tmp_path: Path) -> None:
     streams.end()
     text = streams.config().read_text().replace("checkpoint: {epochs: 2}", "").replace("watch: ", f"watch: {tmp_path}/")
     (tmp_path / "run.yaml").write_text(text)
-    done = command("run", tmp_path / "run.yaml", "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    done = swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "run")
+    assert done.code == 0, done.err
     assert not (tmp_path / "run" / "queries").exists()
     for argv, line in (
         (["add"], r"swjoin: queries .*: no query; give files NAME\.sql, or NAME\.rq, with the queries"),
@@ -542,9 +543,9 @@ def test_runs_that_take_no_changes(streams: Streams, tmp_path: Path) -> None:
         (["list", "near"], r"swjoin: queries .* list near: lists all queries; leave the rest out"),
         (["drop", "near"], r"swjoin: .*run: no run goes on there that takes queries; .*"),
     ):
-        done = command("queries", tmp_path / "run", *argv)
-        assert done.returncode == 2
-        assert re.fullmatch(line, done.stderr.strip()), done.stderr
+        done = swjoin("queries", tmp_path / "run", *argv)
+        assert (done.code, len(done.err)) == (2, 1)
+        assert re.fullmatch(line, done.err[0]), done.err
 
 
 def test_routing_that_keeps_a_table_of_its_own_takes_no_changes(streams: Streams) -> None:

@@ -156,6 +156,7 @@ def test_queries_come_and_go(sensors: Sensors, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.mpi
+@pytest.mark.drawn
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_on_ranks(sensors: Sensors, kills: bool) -> None:
     sensors.write()
@@ -181,7 +182,7 @@ def test_on_ranks(sensors: Sensors, kills: bool) -> None:
     check(sensors, Path("run"), asked | {name: (text, more_us) for name, text in ASKED_LATER.items()})
 
 
-def test_verify_recomputes_queries_over_files(sensors: Sensors) -> None:
+def test_verify_recomputes_queries_over_files(sensors: Sensors, swjoin: Any) -> None:
     for _ in range(2):
         sensors.write()
     plain = yaml.safe_load(CONFIG)
@@ -193,15 +194,15 @@ def test_verify_recomputes_queries_over_files(sensors: Sensors) -> None:
     rooms.write_text("".join(f"{' '.join(row.values())} .\n" for row in sensors.rooms.to_pylist()))
     plain["inputs"]["rooms"]["path"] = str(rooms)
     Path("run.yaml").write_text(yaml.safe_dump(plain))
-    done = command("run", sensors.folder / "run.yaml", "--out", sensors.folder / "run")
-    assert done.returncode == 0, done.stderr
+    done = swjoin("run", "run.yaml", "--out", "run")
+    assert done.code == 0, done.err
     check(sensors, Path("run"), {"pairs": (PAIRS, 0), "hot": (HOT, 0), **{n: (text, 0) for n, text in ASKED_LATER.items()}})
-    done = command("verify", sensors.folder / "run")
-    assert done.stdout.splitlines()[-1] == "equal", done.stderr
+    done = swjoin("verify", "run")
+    assert done.out.splitlines()[-1] == "equal", done.err
     files = sorted(Path("run/results/hot").glob("*.parquet"))
     table = pq.read_table(files[0])
     pq.write_table(table.slice(1), files[0])
-    assert command("verify", sensors.folder / "run").returncode == 1
+    assert swjoin("verify", "run").code == 1
 
 
 REFUSED = {
@@ -334,25 +335,25 @@ def test_what_cannot_be_added_is_refused_and_the_run_goes_on(case: str, open_run
     assert [name for name, _, _ in queries_of(open_run)] == ["hot"]
 
 
-def test_any_names(sensors: Sensors) -> None:
+@pytest.mark.parametrize("name", ["answer", *(pytest.param(name, marks=pytest.mark.drawn) for name in ("result", "terms"))])
+def test_any_names(name: str, sensors: Sensors) -> None:
     """Those of the plan's nodes and columns, and two that differ in case only."""
     for _ in range(2):
         sensors.write()
     sensors.end()
     text = PAIRS.replace("?room", "?ONE").replace("?sum", "?Born")
-    for name in ("answer", "result", "terms"):
-        plain = yaml.safe_load(CONFIG)
-        for input_name, given in (("readings", name), ("rooms", "select 1")):
-            plain["inputs"][given] = plain["inputs"].pop(input_name)
-        plain["inputs"][name] = {"path": str(sensors.folder / "readings" / "*.parquet"), "time": "at", "iri": f"{EX}readings"}
-        plain["inputs"]["alarms"] = {"path": str(sensors.folder / "alarms" / "*.parquet"), "time": "at", "iri": f"{EX}alarms"}
-        plain["queries"] = [{"name": "groups", "sparql": text}, {"name": "q", "sparql": KINDS}]
-        run_dir = Path(f"of {name}")
-        run_dir.mkdir()
-        job = replace(job_of_query(plain, "run.yaml", "test"), target=run_dir / "results", directory=True, run_dir=run_dir)
-        run_local(job, False, 2)
-        check(sensors, run_dir, {"groups": (text, 0), "q": (KINDS, 0)})
-        assert verify(run_dir).equal
+    plain = yaml.safe_load(CONFIG)
+    for input_name, given in (("readings", name), ("rooms", "select 1")):
+        plain["inputs"][given] = plain["inputs"].pop(input_name)
+    plain["inputs"][name] = {"path": str(sensors.folder / "readings" / "*.parquet"), "time": "at", "iri": f"{EX}readings"}
+    plain["inputs"]["alarms"] = {"path": str(sensors.folder / "alarms" / "*.parquet"), "time": "at", "iri": f"{EX}alarms"}
+    plain["queries"] = [{"name": "groups", "sparql": text}, {"name": "q", "sparql": KINDS}]
+    run_dir = Path(f"of {name}")
+    run_dir.mkdir()
+    job = replace(job_of_query(plain, "run.yaml", "test"), target=run_dir / "results", directory=True, run_dir=run_dir)
+    run_local(job, False, 2)
+    check(sensors, run_dir, {"groups": (text, 0), "q": (KINDS, 0)})
+    assert verify(run_dir).equal
 
 
 SHAPES = {  # with how many plans are made, as constants of filters are in a shape

@@ -126,16 +126,21 @@ def test_explain_tells_what_sinks_do_with_a_topic(tmp_path: Path) -> None:
     assert "2 sinks ─▶ topic sales" in said
 
 
-@pytest.mark.parametrize(("ranks", "slaves", "places"), [(3, 1, (2, 2)), (5, 2, (4, 2)), (7, 3, (5, 6))])
-def test_explain_and_plan_tell_who_plays_the_sinks(ranks: int, slaves: int, places: tuple[int, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "slaves", "places"),
+    [(5, 2, (4, 2)), *(pytest.param(*more, marks=pytest.mark.drawn) for more in ((3, 1, (2, 2)), (7, 3, (5, 6))))],
+)
+def test_explain_and_plan_tell_who_plays_the_sinks(
+    ranks: int, slaves: int, places: tuple[int, int], swjoin: Any, tmp_path: Path
+) -> None:
     config = {"join": {"within": "1s"}, "cluster": {"sinks": 3}, "workload": {"rate": 100, "duration": "5s"}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    done = command("explain", tmp_path / "config.yaml", "-n", ranks, "--json")
-    told = " ".join(json.loads(done.stdout)["sections"]["who does what"])
+    done = swjoin("explain", tmp_path / "config.yaml", "-n", ranks, "--json")
+    told = " ".join(json.loads(done.out)["sections"]["who does what"])
     assert f"sink 1 is on rank {places[0]}, sink 2 is on rank {places[1]}" in told
-    assert json.loads(done.stdout)["slaves"] == slaves
-    done = command("plan", tmp_path / "config.yaml", "-n", ranks, "--json")
-    assert done.returncode == 0, done.stderr
-    roles = {rank: found["role"] for rank, found in json.loads(done.stdout)["ranks"].items()}
+    assert json.loads(done.out)["slaves"] == slaves
+    done = swjoin("plan", tmp_path / "config.yaml", "-n", ranks, "--json")
+    assert done.code == 0, done.err
+    roles = {rank: found["role"] for rank, found in json.loads(done.out)["ranks"].items()}
     assert len(roles) == ranks
     assert all(f"sink {sink}" in roles[str(rank)] for sink, rank in zip((1, 2), places, strict=True))

@@ -88,7 +88,7 @@ def answer(node: Aggregate, columns: AggregateColumns, parts: list[TupleBatch]) 
     return sorted(found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_groups_have_the_rows_answer(seed: int) -> None:
     rng = Random(seed)

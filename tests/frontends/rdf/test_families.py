@@ -160,7 +160,7 @@ WINDOWS = ["RANGE 1s", "RANGE 2 s", "NOW", "range 1.5s", "RANGE 2s SLIDE 1s", "T
 PREDICATES = ["e:p", "e:q", "<http://e/p>", "f:p", "?p", "a"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(*map(st.sampled_from, (PREFIXES, PREDICATES, WORDS, MORE, HEADS, WINDOWS))), min_size=1, max_size=8))
 def test_texts_ask_what_they_say(drawn: list[tuple[str, str, str, str, str, str]]) -> None:
     """Also those that are not parsed, as one before is alike; a text is refused with others as it is alone."""

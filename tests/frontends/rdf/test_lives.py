@@ -48,9 +48,10 @@ def case_of(rng: np.random.Generator, windows: tuple[str, ...]) -> Case:
 
 
 @pytest.mark.timeout(LONG_S)
-@pytest.mark.parametrize(("windows", "most"), [(PLAIN, 30), (PLAIN + SLIDING, 30), (PLAIN + SLIDING + COUNTED, 30)])
-def test_joins_of_short_lives(windows: tuple[str, ...], most: int) -> None:
-    check(range(most), windows)
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 30), marks=pytest.mark.drawn)], ids=str)
+@pytest.mark.parametrize("windows", [PLAIN, PLAIN + SLIDING, PLAIN + SLIDING + COUNTED])
+def test_joins_of_short_lives(windows: tuple[str, ...], seeds: range) -> None:
+    check(seeds, windows)
 
 
 @pytest.mark.long
