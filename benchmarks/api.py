@@ -26,7 +26,7 @@ import swjoin
 from benchmarks import parse
 from benchmarks.join_module import THETA_BYTES, new_join
 from benchmarks.run import row, turns
-from benchmarks.workloads import I64, WORKLOADS, deliveries, expected, sized, stream
+from benchmarks.workloads import I64, WORKLOADS, deliveries, epoch_of, expected, sized, stream
 from swjoin.config.arguments import JOIN_PARTITIONS
 from swjoin.connectors.generator.bmodel import payload_bytes
 from swjoin.core.batch import TupleBatch
@@ -122,7 +122,7 @@ def main() -> None:
     workload, window_us = WORKLOADS[args.workload]
     streams = [stream(sized(workload, args.tiny), side) for side in range(2)]
     answer = expected(streams[0], streams[1], window_us)
-    work = deliveries(streams[0], streams[1], groups=JOIN_PARTITIONS)
+    work = deliveries(streams[0], streams[1], epoch_of(streams[0], streams[1], window_us), JOIN_PARTITIONS)
     tables = [table(batch, side) for side, batch in enumerate(streams)]
     tuples = sum(len(batch) for batch in streams)
     found = swjoin.join(tables[0], tables[1], within=f"{window_us}us", threads=1, ids=True, **ARGUMENTS)

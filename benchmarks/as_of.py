@@ -24,7 +24,7 @@ import pyarrow as pa
 import swjoin
 from benchmarks import parse
 from benchmarks.join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES
-from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, sized, stream
+from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, epoch_of, sized, stream
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.errors import ImplausibleWarning
@@ -123,7 +123,7 @@ def _expected(left: TupleBatch, right: TupleBatch, window_us: int) -> int:
 def of_streams(name: str, repeat: int, *, tiny: bool) -> None:
     workload, window_us = WORKLOADS[name]
     left, right = (stream(sized(workload, tiny), side) for side in (LEFT, RIGHT))
-    work, bounds = deliveries(left, right, EPOCH_TUPLES, GROUPS), Bounds(-window_us, 0)
+    work, bounds = deliveries(left, right, epoch_of(left, right, window_us), GROUPS), Bounds(-window_us, 0)
     sizes = WindowSizes(BLOCK_TUPLES, THETA_BYTES // TUPLE_BYTES, _MEMORY)
     joins: dict[str, Any] = {
         "as-of": lambda: AsOfJoin(

@@ -2,8 +2,7 @@
 
 Why: a hash join grows with its cache misses, a nested-loop join with its window; a user's window is what it is.
 What is measured: the join module alone, one core, from the moment the windows are full; the answer is checked. The domain of
-the uniform keys grows with the window. Deliveries are as an asap run makes them: 131,072 tuples, or 1/16 of the windows if that
-is more (`--deliver` fixes them).
+the uniform keys grows with the window. Deliveries are as an asap run makes them (`policy.epochs`; `--deliver` fixes them).
 
 Usage: python -m benchmarks.growth [--windows 1 10 100] [--matches 1] [--theta BYTES] [--deliver TUPLES] [--repeat N] [--tiny]
 """
@@ -17,7 +16,7 @@ import numpy as np
 
 from benchmarks import parse
 from benchmarks.join_module import THETA_BYTES, checked, run
-from benchmarks.workloads import EPOCH_TUPLES, TINY, deliveries, expected, from_columns
+from benchmarks.workloads import TINY, deliveries, epoch_of, expected, from_columns
 
 RATE = 100_000  # tuples/s and stream
 
@@ -34,7 +33,7 @@ def measure(
     left, right = (from_columns(np.random.default_rng(seed).integers(0, domain, n), ts) for seed in (1, 2))
     window_tuples = int(2 * rate * window_s)
     answer = expected(left, right, window_us)
-    work = deliveries(left, right, deliver or max(EPOCH_TUPLES, window_tuples // 16))
+    work = deliveries(left, right, deliver or epoch_of(left, right, window_us))
     del left, right
     figures, state_bytes = [], 0
     for turn in range(repeat + (repeat > 1)):

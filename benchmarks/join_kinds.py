@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks import parse
 from benchmarks.join_module import BLOCK_TUPLES, THETA_BYTES, TUPLE_BYTES, touch
-from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, sized, stream
+from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, epoch_of, expected, sized, stream
 from swjoin.core.batch import LEFT, MISSING_ID, RIGHT, PayloadRows, RowLayout, TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import JOIN_KINDS, Bounds, How, format_digest, pair_digest
@@ -100,7 +100,7 @@ def main() -> None:
     workload = sized(workload, args.tiny)
     left, right = stream(workload, LEFT), stream(workload, RIGHT)
     right_answers = answers(left, right, window_us)
-    work = deliveries(left, right, EPOCH_TUPLES, GROUPS)
+    work = deliveries(left, right, epoch_of(left, right, window_us), GROUPS)
     if args.pairs:
         work = with_payload(work)
     tuples = len(left) + len(right)

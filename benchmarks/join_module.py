@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks import parse
-from benchmarks.workloads import EPOCH_TUPLES, GROUPS, WORKLOADS, deliveries, expected, sized, stream
+from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, epoch_of, expected, sized, stream
 from swjoin.core.data_messages import Delivery
 from swjoin.core.join_semantics import Bounds, format_digest
 from swjoin.core.record_layout import ROW
@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", nargs="?", default="reference", choices=WORKLOADS)
     parser.add_argument("--theta", type=int, nargs="+", default=[THETA_BYTES])
-    parser.add_argument("--deliver", type=int, default=EPOCH_TUPLES, help="tuples per delivery")
+    parser.add_argument("--deliver", type=int, help="tuples per delivery (default: as many as in an asap run)")
     parser.add_argument("--groups", type=int, default=GROUPS)
     parser.add_argument("--repeat", type=int, default=5)
     args = parse(parser, repeat=1)
@@ -98,7 +98,8 @@ def main() -> None:
     workload = sized(workload, args.tiny)
     left, right = stream(workload, 0), stream(workload, 1)
     answer = expected(left, right, window_us)
-    work = deliveries(left, right, args.deliver, args.groups)
+    deliver = args.deliver or epoch_of(left, right, window_us)
+    work = deliveries(left, right, deliver, args.groups)
     tuples = len(left) + len(right)
     window = f"W = {window_us / 1e6:g} s"
     print(f"{args.workload}: {tuples:,} tuples of 64 bytes, b = {workload.bias}, {window}, {answer[0]:,} pairs, one core")
@@ -108,7 +109,7 @@ def main() -> None:
         median = seconds[len(seconds) // 2]
         comparisons = runs[0].comparisons
         print(
-            f"theta {theta:>7} B, {args.deliver} tuples a delivery: {tuples / median / 1e6:5.2f} M tuples/s "
+            f"theta {theta:>7} B, {deliver} tuples a delivery: {tuples / median / 1e6:5.2f} M tuples/s "
             f"({tuples / seconds[-1] / 1e6:.2f} to {tuples / seconds[0] / 1e6:.2f}), {median / tuples * 1e9:4.0f} ns/tuple, "
             f"{comparisons / tuples:5.0f} comparisons/tuple, {comparisons / median / 1e9:4.1f} G/s, "
             f"up to {runs[0].minis:,} mini-partition-groups; answer right"

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import parse
 from benchmarks.join_module import THETA_BYTES, checked, run
-from benchmarks.workloads import EPOCH_TUPLES, TINY, WORKLOADS, deliveries, expected, from_columns, sized, stream
+from benchmarks.workloads import TINY, WORKLOADS, deliveries, epoch_of, expected, from_columns, sized, stream
 
 REPEATS = 3
 RATE = 100_000
@@ -40,8 +40,7 @@ def _synthetic(window_s: float, matches: float, rate: int, repeats: int) -> Poin
 
 def _point(streams: list[Any], window_us: int, theta_bytes: int, repeats: int) -> Point:
     answer = expected(streams[0], streams[1], window_us)
-    held = int(sum(len(b) for b in streams) * window_us / max(1, int(streams[0].ts[-1])))
-    work = deliveries(streams[0], streams[1], max(EPOCH_TUPLES, held // 16))
+    work = deliveries(streams[0], streams[1], epoch_of(streams[0], streams[1], window_us))
     runs = [checked(run(work, window_us, theta_bytes, window_us), answer, "sweep") for _ in range(repeats + 1)][1:]
     rates = [r.tuples / r.seconds for r in runs]
     tuples = sum(len(b) for b in streams)

@@ -21,6 +21,7 @@ from swjoin.core.batch import TupleBatch
 from swjoin.core.data_messages import Delivery
 from swjoin.core.ids import END_OF_TIME_US, EpochIndex, QueryId, SlaveId
 from swjoin.core.join_semantics import format_digest
+from swjoin.policy.epochs import tuples_of_epoch
 from swjoin.policy.placement import round_robin
 from swjoin.routing.hash_partition import GroupMap, HashPartition
 
@@ -90,6 +91,13 @@ def expected(left: TupleBatch, right: TupleBatch, window_us: int) -> tuple[int, 
     sides = [np.sort(b.key << 32 | np.arange(len(b), dtype=np.int64)) for b in (left, right)]
     count, digest = _merge_count(sides[0], sides[1], left.ts, right.ts, window_us)
     return int(count), format_digest(int(digest))
+
+
+def epoch_of(left: TupleBatch, right: TupleBatch, window_us: int) -> int:
+    """Tuples that an asap run delivers at a time once its windows are full."""
+    first, last = min(left.ts[0], right.ts[0]), max(left.ts[-1], right.ts[-1])
+    held = (len(left) + len(right)) * min(1.0, window_us / max(1, int(last - first)))
+    return int(tuples_of_epoch(EPOCH_TUPLES, held))
 
 
 def deliveries(

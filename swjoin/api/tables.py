@@ -86,11 +86,12 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     keep (default: all). ids: also left_id, right_id, left_ts, right_ts (microseconds); ids are positions unless left_id,
     right_id name columns. max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever
     the order); late: "error" or "drop", also for rows without a time. memory: limit of the window state of a thread or rank,
-    such as "4GB". threads: join modules in this process (default: one per core but one, at most four). ranks: start so many MPI
-    ranks on this machine instead, at least 3. progress: True: shown at once; False: not; None: a bar after a second, on a
-    terminal or in a notebook. returns: "arrow"; "pandas" or "polars", a data frame; "same", what the left input is: a data
-    frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader that joins while it is read. out: a file
-    for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths are joined in bounded memory then.
+    such as "4GB". threads: join modules in this process (default: one per core but one, at most four; two on two cores, unless
+    `out` is given). ranks: start so many MPI ranks on this machine instead, at least 3. progress: True: shown at once; False:
+    not; None: a bar after a second, on a terminal or in a notebook. returns: "arrow"; "pandas" or "polars", a data frame;
+    "same", what the left input is: a data frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader
+    that joins while it is read. out: a file for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths are joined
+    in bounded memory then.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
     names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger of an Arrow table;
@@ -253,7 +254,7 @@ class _Tables:
         one, two, self.plan = open_sides(request, left, right, materialise=materialise, on_rows=progress.reading)
         self._sides = one, two
         partitions = JOIN_PARTITIONS if self._ranks is None else CLUSTER_PARTITIONS
-        self._threads: int = options["threads"] or default_slave_count()
+        self._threads: int = options["threads"] or default_slave_count(writes=False)
         if options["threads"] is None and self._ranks is None and sum(side.table.num_rows for side in self._sides) <= _FEW_ROWS:
             self._threads = partitions = 1
         config = request.config(materialise=materialise, partitions=partitions)

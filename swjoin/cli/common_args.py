@@ -54,7 +54,7 @@ def in_process_or_ranks(args: argparse.Namespace, config: RunConfig) -> tuple[Ra
 
     size = given_ranks(args)
     if size is None:
-        return None, args.threads or default_slave_count()
+        return None, args.threads or default_slave_count(writes=config.sink.kind != "count")
     ranks = RankMap.of(config, size)
     return ranks, ranks.slave_ranks
 

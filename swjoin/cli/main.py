@@ -275,7 +275,8 @@ def _add_execution(p: argparse.ArgumentParser) -> None:
 
 
 def _add_threads(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--threads", metavar="N", type=int, help="slaves in one process (default: one per core but one, at most 4)")
+    default = "one per core but one, at most 4; for a count two on two cores"
+    p.add_argument("--threads", metavar="N", type=int, help=f"slaves in one process (default: {default})")
 
 
 def _add_role_counts(p: argparse.ArgumentParser) -> None:

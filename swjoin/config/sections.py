@@ -220,25 +220,24 @@ class TimeConfig:
 class ClusterConfig:
     """The master's side: partition-groups, distribution epochs, buffers; how many ranks or threads take part beside slaves.
 
-    partition_count: number of partition-groups. epoch_tuples: buffered tuples that end an epoch when distribution_epoch_us
-    is 0. distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, or 1/16 of the
-    tuples in the windows if that is more (asap pace only); left out, it is 0 in asap pace, and 200 ms in realtime pace,
-    with live streams, a reorganization policy or sub-groups. sub_group_count: n_g; the slaves are divided into sub-groups
-    and the distribution epoch into as many slots; each sub-group is served in its slot (paper section V-B).
-    mini_buffer_bytes: limit of the master's buffers; when they are full, the epoch ends early (asap) or the source waits.
-    communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it asks for the
-    next when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way. gateways: how
-    many roles read the inputs, each its share of their splits. sinks: how many roles write results, each files of its own,
-    or to the topic; results that are only counted have one. strategy: of plans, which slave ranks play which stage:
-    `subquery`, each stage has ranks of its own, but if these are fewer than stages, all play every stage; `query`, all of
-    them do; `operator`, as `subquery`, and every operator is a stage. routing: how rows of joins find their partners:
-    `hash`, by an equality; `skew`, likewise, but rows of keys that have very many are dealt and copied over all slaves;
-    `range`, by a band; `matrix:M,N`, a left row is in all cells of one of M rows of a matrix, a right row in all cells of
-    one of N columns; `broadcast`, one column; `random:M,N`, a left row is stored at one of M units, a right row at one of N
-    others, and each probes all units of the other side; `contrand:M,N,D,E`, units are in D and E subgroups, which the key
-    chooses, and a row probes one of them; without numbers these are chosen by the number of instances; `auto`, the first of
-    hash, range and matrix that the condition allows. instances: shares of the ranks, a number for each stage; left out, as
-    the work is estimated.
+    partition_count: number of partition-groups. epoch_tuples: buffered tuples that end an epoch when distribution_epoch_us is
+    0. distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, twice as many if that is
+    not above 1/8 of the tuples in the windows, or 1/16 of these if that is more (asap pace only); left out, it is 0 in asap
+    pace, and 200 ms in realtime pace, with live streams, a reorganization policy or sub-groups. sub_group_count: n_g; the
+    slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group is served in its slot
+    (paper section V-B). mini_buffer_bytes: limit of the master's buffers; when they are full, the epoch ends early (asap) or
+    the source waits. communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it
+    asks for the next when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.
+    gateways: how many roles read the inputs, each its share of their splits. sinks: how many roles write results, each files of
+    its own, or to the topic; results that are only counted have one. strategy: of plans, which slave ranks play which stage:
+    `subquery`, each stage has ranks of its own, but if these are fewer than stages, all play every stage; `query`, all of them
+    do; `operator`, as `subquery`, and every operator is a stage. routing: how rows of joins find their partners: `hash`, by an
+    equality; `skew`, likewise, but rows of keys that have very many are dealt and copied over all slaves; `range`, by a band;
+    `matrix:M,N`, a left row is in all cells of one of M rows of a matrix, a right row in all cells of one of N columns;
+    `broadcast`, one column; `random:M,N`, a left row is stored at one of M units, a right row at one of N others, and each
+    probes all units of the other side; `contrand:M,N,D,E`, units are in D and E subgroups, which the key chooses, and a row
+    probes one of them; without numbers these are chosen by the number of instances; `auto`, the first of hash, range and matrix
+    that the condition allows. instances: shares of the ranks, a number for each stage; left out, as the work is estimated.
     failure_timeout_us: with MPI ranks, one that has given no sign of life for so long, or whose main thread has made no
     progress, counts as dead; 0: never.
     """

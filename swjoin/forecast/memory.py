@@ -31,7 +31,7 @@ from swjoin.forecast.model.batch import F64, TUPLE_BYTES
 from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, estimate_group
 from swjoin.operators.join_step import PAIR_BYTES
 from swjoin.operators.join_windows import EXPIRY_SHARE
-from swjoin.policy.epochs import WINDOW_SHARE
+from swjoin.policy.epochs import tuples_of_epoch
 from swjoin.policy.placement import round_robin
 from swjoin.state.arrays import MINI_BYTES, SLOT_BYTES, block_bytes
 from swjoin.state.payload_store import PAGE_ROWS
@@ -131,7 +131,7 @@ def epoch_length_us(config: RunConfig, profile: InputProfile) -> float:
         return float(cluster.distribution_epoch_us)
     most = _most_stored(profile, retention)
     batches = 1 if most / 2 >= BATCH_ROWS else 2  # streams are read in turn, a batch each, which may span more than the windows
-    tuples = max(cluster.epoch_tuples, most / WINDOW_SHARE, batches * BATCH_ROWS)
+    tuples = max(tuples_of_epoch(cluster.epoch_tuples, most), batches * BATCH_ROWS)
     return max(1.0, float(cluster.distribution_epoch_us), tuples * retention / max(most, 1.0))
 
 
@@ -146,7 +146,7 @@ def _prefill_epoch_us(config: RunConfig, profile: InputProfile) -> float:
         return 0.0
     retention = max(1.0, float(config.query.bounds.retention_us))
     most = _most_stored(profile, retention)
-    tuples = max(config.cluster.epoch_tuples, most / WINDOW_SHARE, 2 * BATCH_ROWS)
+    tuples = max(tuples_of_epoch(config.cluster.epoch_tuples, most), 2 * BATCH_ROWS)
     return min(float(config.measure.prefill_us), tuples * retention / most)
 
 

@@ -99,23 +99,26 @@ def _scatter(
     ids_to: U64,
     arrival_to: I64,
 ) -> None:
-    """Stable counting sort by slot: the columns go to their targets, order[j] = source row of target row j.
+    """Stable counting sort by slot: the columns go to their targets, order[j] = source row of target row j, unless it is empty.
 
     The targets were used last some epochs ago and are in no cache, and there are more places to write to than the hardware
     follows: each line is asked for before it is written, without which a tuple takes three times as long.
     """
+    ordered = order.shape[0] > 0
     for i in range(key.shape[0]):
         p = slot[i]
         j = cursor[p]
         cursor[p] = j + 1
         if j % _LINE == 0:
             ahead = j + _AHEAD
-            prefetch(order, ahead)
+            if ordered:
+                prefetch(order, ahead)
             prefetch(key_to, ahead)
             prefetch(ts_to, ahead)
             prefetch(ids_to, ahead)
             prefetch(arrival_to, ahead)
-        order[j] = i
+        if ordered:
+            order[j] = i
         key_to[j] = key[i]
         ts_to[j] = ts[i]
         ids_to[j] = ids[i]
@@ -176,7 +179,7 @@ def arrange(
         _count_groups(groups, slot_of_group, slot, counts)
     starts = np.zeros(slot_count + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
-    order = np.empty(n, np.int64)
+    order = np.empty(0 if batch.rows is None and batch.columns is None else n, np.int64)
     key, ts, arrival = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     ids = np.empty(n, np.uint64)
     _scatter(slot, starts[:-1].copy(), order, batch.key, batch.ts, batch.id, batch.arrival_us, key, ts, ids, arrival)

@@ -53,10 +53,11 @@ _MOST_SLAVES = 4
 _WAKE_S = 0.1  # interval at which a waiting thread checks whether the run has failed
 
 
-def default_slave_count() -> int:
-    """A slave for every core but the master's, at least one and at most four."""
+def default_slave_count(*, writes: bool) -> int:
+    """A slave for every core but the master's, at least one and at most four. Of two cores the master leaves most of its own:
+    two slaves, unless rows are written to files, which takes the rest. writes: whether they are."""
     cores = core_count()
-    return max(1, min(cores - 1, _MOST_SLAVES))
+    return max(1, min(cores if cores == 2 and not writes else cores - 1, _MOST_SLAVES))
 
 
 def run_local(
@@ -72,7 +73,7 @@ def run_local(
     advises: about a late row, read the inputs to their end for the bound that they need.
     Raises UserError for bad input, RunFailed when the run or its ledger fails; results then stay marked incomplete.
     """
-    slave_count = default_slave_count() if slave_count is None else slave_count
+    slave_count = default_slave_count(writes=job.config.sink.kind != "count") if slave_count is None else slave_count
     try:
         with join_settings():
             return _run_local(sized(job, slave_count), progress, slave_count, complete_report)

@@ -154,6 +154,7 @@ class Candidates(NamedTuple):
     probe: U64  # (3 * CANDIDATES,) index of the fresh tuple's record in FreshTuples.rows
     row: U64  # (3 * CANDIDATES,) index of the other record in Pool.rows, or for kind 2 in FreshTuples.rows
     right: NDArray[np.uint8]  # (3 * CANDIDATES,) 1 for a match
+    ids: U64  # (2, CANDIDATES) of the matches among those that are verified: of the probes, of the other records
     found: I64  # (3,)
     done: I64  # (3,) of them verified
     mode: I64  # (1,) PAIRS, FIRST_MATCHES and the other mode bits
@@ -283,6 +284,7 @@ def new_candidates(mode: int = PAIRS) -> Candidates:
         np.empty(3 * CANDIDATES, np.uint64),
         np.empty(3 * CANDIDATES, np.uint64),
         np.empty(3 * CANDIDATES, np.uint8),
+        np.empty((2, CANDIDATES), np.uint64),
         np.zeros(3, np.int64),
         np.zeros(3, np.int64),
         np.array([mode], np.int64),

@@ -22,7 +22,7 @@ from swjoin.core.batch import I64, MISSING_ID, U8, U64
 from swjoin.core.hashing import hash_key, pair_hash
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import ID, KEY, REF, ROW, TS
-from swjoin.core.simd import prefetch
+from swjoin.core.simd import copy_items, prefetch
 from swjoin.expressions.vm import Residual, evaluate
 from swjoin.state.latest_rows import (
     I32,
@@ -128,8 +128,8 @@ def merge_orders(side: Rows, one: I64, other: I64, out: I64) -> None:
         else:
             out[i + j] = one[i]
             i += 1
-    out[i + j : n + j] = one[i:]
-    out[n + j :] = other[j:]
+    copy_items(out, i + j, one, i, n - i)
+    copy_items(out, n + j, other, j, m - j)
 
 
 # ---------------------------------------------------------------- candidates

@@ -13,7 +13,7 @@ from numba import uint64
 from numpy.typing import NDArray
 
 from swjoin.core.band_keys import GREATEST_KEY, LEAST_KEY
-from swjoin.core.batch import I64, MISSING_ID
+from swjoin.core.batch import I64, MISSING_ID, U64
 from swjoin.core.hashing import pair_hash
 from swjoin.core.kernel_cache import kernel
 from swjoin.core.record_layout import (
@@ -25,7 +25,7 @@ from swjoin.core.record_layout import (
     ROW,
     TS,
 )
-from swjoin.core.simd import LANES, count_ones, prefetch, trailing_zeros
+from swjoin.core.simd import LANES, copy_items, count_ones, prefetch, trailing_zeros
 from swjoin.expressions.vm import Residual, evaluate
 from swjoin.state.arrays import (
     CANDIDATES,
@@ -61,18 +61,21 @@ def count_matches(
     probe_at: NDArray[np.uint64],
     row_at: NDArray[np.uint64],
     verdict: NDArray[np.uint8],
+    ids: U64,
     start: int,
     stop: int,
     band: Band | None,
-) -> tuple[int, np.uint64, int]:
-    """Matches among candidates and the sum of their digests, without branches, so that several are checked at once; and how
-    many of their keys are at the ends of what keys of a band can be.
+) -> tuple[int, int]:
+    """Matches among candidates, without branches, so that several are checked at once; and how many of their keys are at the
+    ends of what keys of a band can be.
 
-    verdict[c] = 1 where candidate c is a match, 0 elsewhere.
+    verdict[c] = 1 where candidate c is a match, 0 elsewhere. ids: of the matches, one after the other; (2, CANDIDATES), of
+    probes and of rows.
     """
     matches = 0
     far = 0
-    digest = uint64(0)
+    mine, theirs = ids[0], ids[1]
+    k = uint64(0)
     for c in range(uint64(start), uint64(stop)):
         p, r = probe_at[c], row_at[c]
         apart = rows[r + uint64(TS)] - probe_rows[p + uint64(TS)]
@@ -85,14 +88,11 @@ def count_matches(
             in_cell = narrow >> band.cell_bits == wide >> band.cell_bits
             right = (beyond <= uint64(band.span)) & in_cell & (apart >= low) & (apart <= high)
             far += (uint64(narrow + _WITHIN) > _KEYS) | (uint64(wide + _WITHIN) > _KEYS)
-        mine, theirs = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
-        left_id = mine if s == 0 else theirs
-        right_id = theirs if s == 0 else mine
-        mixed = pair_hash(left_id, right_id)
-        digest += mixed if right else uint64(0)
+        mine[k], theirs[k] = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
+        k += uint64(right)
         matches += 1 if right else 0
         verdict[c] = right
-    return matches, digest, far
+    return matches, far
 
 
 @kernel
@@ -102,12 +102,12 @@ def count_in_last(
     probe_at: NDArray[np.uint64],
     row_at: NDArray[np.uint64],
     verdict: NDArray[np.uint8],
+    ids: U64,
     start: int,
     stop: int,
-) -> tuple[int, np.uint64]:
+) -> int:
     """`count_matches` for fresh left and fresh right tuples in count windows, where either may be the later one."""
     matches = 0
-    digest = uint64(0)
     rows, sequence = fresh.rows, fresh.sequence
     for c in range(start, stop):
         p, r = np.int64(probe_at[c]), np.int64(row_at[c])
@@ -116,30 +116,20 @@ def count_in_last(
         near = (reaches[0] <= left <= reaches[1]) or (reaches[2] <= right <= reaches[3])
         verdict[c] = rows[r + KEY] == rows[p + KEY] and near
         if verdict[c]:
-            digest += pair_hash(uint64(rows[p + ID]), uint64(rows[r + ID]))
+            ids[0, matches], ids[1, matches] = uint64(rows[p + ID]), uint64(rows[r + ID])
             matches += 1
-    return matches, digest
+    return matches
 
 
 @kernel
-def write_ids(
-    s: int,
-    probe_rows: I64,
-    rows: I64,
-    probe_at: NDArray[np.uint64],
-    row_at: NDArray[np.uint64],
-    verdict: NDArray[np.uint8],
-    start: int,
-    stop: int,
-    out: Output,
-) -> None:
-    """Ids of the matches, without branches; there must be room for all candidates."""
-    mine, theirs, used = out.id[s], out.id[1 - s], uint64(out.used[0])
-    for c in range(uint64(start), uint64(stop)):
-        mine[used] = uint64(probe_rows[probe_at[c] + uint64(ID)])
-        theirs[used] = uint64(rows[row_at[c] + uint64(ID)])
-        used += uint64(verdict[c])
-    out.used[0] = used
+def digest_of(s: int, ids: U64, matches: int) -> np.uint64:
+    """Sum of the digests of the first matches of `ids`, whose probes are of stream `s`: in a loop of its own, because then
+    numba makes vector instructions of it."""
+    left_id, right_id = ids[s], ids[1 - s]
+    digest: np.uint64 = uint64(0)
+    for i in range(matches):
+        digest += pair_hash(left_id[i], right_id[i])
+    return digest
 
 
 @kernel
@@ -197,12 +187,12 @@ def verify(
     digest = uint64(0)
     same_arrival = fresh.arrivals[0] == fresh.arrivals[1]
     c = start
-    verdict = candidates.right
+    verdict, ids = candidates.right, candidates.ids
     if kind == 2 and mode & COUNT_WINDOWS != 0:
         far = 0
-        found, summed = count_in_last(reaches, fresh, probe_at, row_at, verdict, start, stop)
+        found = count_in_last(reaches, fresh, probe_at, row_at, verdict, ids, start, stop)
     else:
-        found, summed, far = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, start, stop, band)
+        found, far = count_matches(s, low, high, probe_rows, rows, probe_at, row_at, verdict, ids, start, stop, band)
     filtered = False
     if residual is not None:  # a branch that numba compiles for joins with a predicate only
         filtered = True
@@ -214,8 +204,10 @@ def verify(
     ids_fit = mode & IDS_ALONE != 0 and stop - start <= capacity - out.used[0]
     if (capacity == 0 or ids_fit) and pairs and not filtered:
         if capacity > 0:
-            write_ids(s, probe_rows, rows, probe_at, row_at, verdict, start, stop, out)
-        matches, digest = found, summed
+            copy_items(out.id[s], out.used[0], ids[0], 0, found)
+            copy_items(out.id[1 - s], out.used[0], ids[1], 0, found)
+            out.used[0] += found
+        matches, digest = found, digest_of(s, ids, found)
         if same_arrival:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
         last, alike = fresh.arrivals[0], 0  # runs of pairs with equal arrivals
