@@ -211,15 +211,14 @@ def verify(
         if same_arrival:
             record_delay(now, fresh.arrivals[0], matches, stats, histogram)
         last, alike = fresh.arrivals[0], 0  # runs of pairs with equal arrivals
-        while c < stop and not same_arrival:
-            arrived = arrival[np.int64(probe_at[c]) // ROW]
+        for at in range(uint64(start), uint64(start if same_arrival else stop)):
+            arrived = arrival[probe_at[at] // uint64(ROW)]
             if kind == 2:
-                arrived = max(arrived, arrival[np.int64(row_at[c]) // ROW])
+                arrived = max(arrived, arrival[row_at[at] // uint64(ROW)])
             if arrived != last:
                 record_delay(now, last, alike, stats, histogram)
                 last, alike = arrived, 0
-            alike += verdict[c]
-            c += 1
+            alike += verdict[at]
         record_delay(now, last, alike, stats, histogram)
         if mark_probe or mark_row:
             mark_matches(probe_rows, rows, probe_at, row_at, verdict, start, stop, mark_probe, mark_row)
@@ -292,31 +291,32 @@ def take_candidates(
     """Turn hits into candidates and prefetch their records. False when the output is full; call again then."""
     probe_at, row_at, found = candidates.probe, candidates.row, candidates.found
     masks, positions, probes = hits.mask, hits.position, hits.probe
-    for i in range(hits.control[1], hits.control[0]):
+    for i in range(uint64(hits.control[1]), uint64(hits.control[0])):
         mask, kind, at = masks[i], positions[i] & 3, positions[i] >> 2
         if found[kind] + LANES > CANDIDATES and not verify(
             kind, g, rows, fresh, candidates, residual, band, reaches, now, out, counts, digests, stats, histogram
         ):
             hits.control[1] = i
             return False
-        to = kind * CANDIDATES + found[kind]
+        to = uint64(kind * CANDIDATES + found[kind])
         found[kind] += count_ones(mask)
         probe = uint64(probes[i] * ROW)
         row = (at + trailing_zeros(mask)) * ROW
         mask &= mask - _ONE
         another = (at + trailing_zeros(mask)) * ROW if mask != uint64(0) else row  # mostly a mask has at most two bits
         probe_at[to], row_at[to] = probe, row
-        probe_at[to + 1], row_at[to + 1] = probe, another
+        to += uint64(1)
+        probe_at[to], row_at[to] = probe, another
         if kind != 2:
             prefetch(rows, row)
             prefetch(rows, another)
         mask &= mask - _ONE if mask != uint64(0) else mask
         while mask != uint64(0):
-            to += 1
+            to += uint64(1)
             row = (at + trailing_zeros(mask)) * ROW
             if kind != 2:
                 prefetch(rows, row)
-            probe_at[to + 1], row_at[to + 1] = probe, row
+            probe_at[to], row_at[to] = probe, row
             mask &= mask - _ONE
     hits.control[0] = hits.control[1] = 0
     return True

@@ -8,6 +8,7 @@ Stays out: joining and storing them (`state.join_kernel`).
 from __future__ import annotations
 
 import numpy as np
+from numba import uint64
 
 from swjoin.core.hashing import hash_cell, hash_key, tag_in_cell, tag_of
 from swjoin.core.kernel_cache import kernel
@@ -48,19 +49,20 @@ def sort_fresh(
     slots, key, arrival = directories.slots, data.key[s], data.arrival[s]
     counters, mini_of, touched = minis.counters, fresh.mini_of, fresh.touched
     earliest, latest = fresh.arrivals[0], fresh.arrivals[1]
-    offset = s * fresh.base[0] - start
-    for i in range(start, stop):
-        mini = slots[first_slot + np.int64(hash_cell(key[i], cell_bits) & mask)]
-        mini_of[offset + i] = mini
+    first, last = uint64(start), uint64(stop)  # without a sign no index can mean one from the end
+    offset = uint64(s * fresh.base[0])
+    for i in range(first, last):
+        mini = slots[uint64(first_slot) + (hash_cell(key[i], cell_bits) & mask)]
+        mini_of[offset + (i - first)] = mini
         prefetch(counters, int(mini) * COUNTERS)
         earliest = min(earliest, arrival[i])
         latest = max(latest, arrival[i])
-    for i in range(start, stop):
-        counter = np.int64(mini_of[offset + i]) * COUNTERS + FRESH
-        if counters[counter] == 0 and counters[counter + 1] == 0:
-            touched[touched_count] = mini_of[offset + i]
+    for i in range(first, last):
+        counter = uint64(mini_of[offset + (i - first)]) * uint64(COUNTERS) + uint64(FRESH)
+        if counters[counter] == 0 and counters[counter + uint64(1)] == 0:
+            touched[touched_count] = mini_of[offset + (i - first)]
             touched_count += 1
-        counters[counter + s] += 1
+        counters[counter + uint64(s)] += 1
     fresh.arrivals[0], fresh.arrivals[1] = earliest, latest
     return touched_count
 
@@ -92,15 +94,17 @@ def scatter_fresh(
         counters[counter] = position
         position += n
     begin[s, touched_count] = position
-    for i in range(start, stop):
-        counter = np.int64(mini_of[offset + i - start]) * COUNTERS + FRESH + s
-        j = counters[counter]
-        counters[counter] = j + 1
+    first, at = uint64(start), uint64(offset)
+    for i in range(first, uint64(stop)):
+        counter = uint64(mini_of[at + (i - first)]) * uint64(COUNTERS) + uint64(FRESH + s)
+        j = uint64(counters[counter])
+        counters[counter] = j + uint64(1)
+        row = j * uint64(ROW)
         k = key[i]
-        rows[j * ROW + KEY] = k
-        rows[j * ROW + TS] = ts[i]
-        rows[j * ROW + ID] = np.int64(ids[i])
-        rows[j * ROW + REF] = first_ref + i
+        rows[row + uint64(KEY)] = k
+        rows[row + uint64(TS)] = ts[i]
+        rows[row + uint64(ID)] = np.int64(ids[i])
+        rows[row + uint64(REF)] = first_ref + np.int64(i)
         if band is None:
             tags[j] = tag_of(hash_key(k))
         else:
