@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import uint64
 
 from swjoin.core.batch import I64, U64, TupleBatch
 from swjoin.core.data_messages import Route
@@ -106,11 +107,11 @@ def _scatter(
     """
     ordered = order.shape[0] > 0
     for i in range(key.shape[0]):
-        p = slot[i]
-        j = cursor[p]
-        cursor[p] = j + 1
-        if j % _LINE == 0:
-            ahead = j + _AHEAD
+        p = uint64(slot[i])  # without a sign no index can mean one from the end
+        j = uint64(cursor[p])
+        cursor[p] = j + uint64(1)
+        if j % uint64(_LINE) == uint64(0):
+            ahead = np.int64(j) + _AHEAD
             if ordered:
                 prefetch(order, ahead)
             prefetch(key_to, ahead)
