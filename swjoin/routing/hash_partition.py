@@ -111,7 +111,7 @@ def _scatter(
         j = uint64(cursor[p])
         cursor[p] = j + uint64(1)
         if j % uint64(_LINE) == uint64(0):
-            ahead = np.int64(j) + _AHEAD
+            ahead = j + uint64(_AHEAD)
             if ordered:
                 prefetch(order, ahead)
             prefetch(key_to, ahead)
