@@ -160,7 +160,8 @@ def copy_digits(slots: Slots, at: I64, out: I64) -> None:
     for i in range(at.shape[0]):
         slot = at[i]
         if slots.row[slot] >= 0:
-            out[i] = slots.wide[slots.row[slot]]
+            for k in range(DIGITS):
+                out[i, k] = slots.wide[slots.row[slot], k]
         elif slots.base[slot] != _UNUSED:
             for k in range(_NEAR):
                 out[i, slots.base[slot] + k] = slots.near[slot, k]
@@ -193,13 +194,19 @@ def read_values(slots: Slots, at: I64, out: F64) -> None:
             out[i] = _rounded(digits, _NEAR + 2, slots.base[slot])
 
 
+@kernel(inline="always")
+def _add_row(to, row, sign):  # type: ignore[no-untyped-def]
+    for k in range(row.shape[0]):
+        to[k] += sign * row[k]
+
+
 @kernel
 def combine_slots(slots: Slots, into: I64, of: Slots, at: I64, sign: int, start: int, free: int) -> tuple[int, int]:
     """Add the sums of slots `at` of `of` to slots `into`, or take them away; see `add_values`."""
     for i in range(start, at.shape[0]):
         slot, other = into[i], at[i]
         if of.row[other] < 0 and of.base[other] == _UNUSED:
-            slots.special[slot] += sign * of.special[other]
+            _add_row(slots.special[slot], of.special[other], sign)
             continue
         near = of.row[other] < 0
         if slots.row[slot] < 0:
@@ -211,7 +218,7 @@ def combine_slots(slots: Slots, into: I64, of: Slots, at: I64, sign: int, start:
                     return i, free
                 free -= 1
                 _widen(slots, slot, slots.free[free])
-        slots.special[slot] += sign * of.special[other]
+        _add_row(slots.special[slot], of.special[other], sign)
         slots.uncarried[slot] += of.uncarried[other]
         if slots.row[slot] < 0:
             for k in range(_NEAR):
@@ -225,7 +232,7 @@ def combine_slots(slots: Slots, into: I64, of: Slots, at: I64, sign: int, start:
             for k in range(_NEAR):
                 digits[of.base[other] + k] += sign * of.near[other, k]
         else:
-            digits += sign * of.wide[of.row[other]]
+            _add_row(digits, of.wide[of.row[other]], sign)
     return at.shape[0], free
 
 
