@@ -40,8 +40,8 @@ def run(
     """Run a cluster as configured, to its end: a YAML file, a mapping with the same keys, or a `swjoin.config.run.RunConfig`.
 
     ranks: on so many MPI ranks of this machine, at least 3; without, in this process, with `threads` slaves (default: one per
-    core but one, at most four). out: the run's directory, which must not hold results yet; without, a temporary one that lasts
-    as long as the Run. progress: True: shown at once; False: not; None: a bar after a
+    core but one, at most four; for a count two on two cores). out: the run's directory, which must not hold results yet;
+    without, a temporary one that lasts as long as the Run. progress: True: shown at once; False: not; None: a bar after a
     second, on a terminal or in a notebook.
 
     Raises UserError for a configuration or input that is wrong, RunFailed when the run fails or its ledger does not balance.

@@ -17,7 +17,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,15 +169,24 @@ class _OpenFile:
 
 
 def _submitted(write: Callable[[pa.Table], None], table: pa.Table) -> Future[None]:
-    """A call by the thread that writes the files of the calling thread. It has one table at a time, of whatever file; it ends
-    when the calling thread has ended."""
-    if not hasattr(_of_thread, "pool"):
-        _of_thread.pool, _of_thread.last = ThreadPoolExecutor(1, "files"), None
-    if _of_thread.last is not None:
-        wait([_of_thread.last])
-    found: Future[None] = _of_thread.pool.submit(write, table)
+    """A call in a thread of its own, after the last one of the calling thread has ended, of whatever file. A row group takes so
+    long that starting a thread for it costs nothing, and none is left behind."""
+    last: Future[None] | None = getattr(_of_thread, "last", None)
+    if last is not None:
+        wait([last])
+    found: Future[None] = Future()
     _of_thread.last = found
+    threading.Thread(target=_run, args=(found, write, table), name="files").start()
     return found
+
+
+def _run(found: Future[None], write: Callable[[pa.Table], None], table: pa.Table) -> None:
+    try:
+        write(table)
+    except BaseException as error:  # for the thread that waits
+        found.set_exception(error)
+    else:
+        found.set_result(None)
 
 
 def _options(sample: pa.Table) -> dict[str, Any]:
