@@ -18,6 +18,7 @@ from typing import Any
 
 JOIN = ["--on", "key", "--left-time", "ts", "--right-time", "ts", "--time-unit", "us", "--within", "10s"]
 Answer = tuple[int, str]
+_ON = "l.key = r.key AND abs(r.ts - l.ts) <= 10000000"
 
 
 def swjoin(arguments: list[str], one_core: bool = False) -> float:
@@ -54,7 +55,7 @@ def duckdb_parquet(paths: list[Path], answer: Answer, folder: Path, tuples: int)
     target.unlink(missing_ok=True)
     connection = duckdb.connect(config={"threads": 2, "preserve_insertion_order": False})
     columns = "l.key, l.ts AS left_ts, l.payload AS left_payload, r.ts AS right_ts, r.payload AS right_payload"
-    query = f"SELECT {columns} FROM '{paths[0]}' l JOIN '{paths[1]}' r ON l.key = r.key AND abs(r.ts - l.ts) <= 10000000"
+    query = f"SELECT {columns} FROM '{paths[0]}' l JOIN '{paths[1]}' r ON {_ON}"
     start = time.perf_counter()
     connection.execute(f"COPY ({query}) TO '{target}' (FORMAT parquet)")
     seconds = time.perf_counter() - start
@@ -71,9 +72,7 @@ def duckdb_count(paths: list[Path], answer: Answer, tuples: int) -> float:
 
     connection = duckdb.connect(config={"threads": 2})
     start = time.perf_counter()
-    found = connection.execute(
-        f"SELECT count(*) FROM '{paths[0]}' l JOIN '{paths[1]}' r ON l.key = r.key AND abs(r.ts - l.ts) <= 10000000"
-    ).fetchone()
+    found = connection.execute(f"SELECT count(*) FROM '{paths[0]}' l JOIN '{paths[1]}' r ON {_ON}").fetchone()
     seconds = time.perf_counter() - start
     if found is None or found[0] != answer[0]:
         raise SystemExit(f"DuckDB: {found} pairs, expected {answer[0]}")

@@ -48,6 +48,7 @@ from swjoin.core.join_semantics import format_digest
 from swjoin.core.ledger import Proof
 from swjoin.expressions.compiler import compile_text
 from swjoin.monitor.process_settings import join_settings
+from swjoin.policy.epochs import EpochSize
 from swjoin.runtime.in_process import default_slave_count
 from swjoin.runtime.kernel_preload import report_compilations
 from swjoin.runtime.plausibility import Answer, warn, warnings_of
@@ -87,11 +88,11 @@ def join(left: Input, right: Input, **options: Unpack[JoinOptions]) -> pa.Table:
     right_id name columns. max_out_of_order: rows that lie further behind an earlier one are late (default: no row is, whatever
     the order); late: "error" or "drop", also for rows without a time. memory: limit of the window state of a thread or rank,
     such as "4GB". threads: join modules in this process (default: one per core but one, at most four; two on two cores, unless
-    `out` is given). ranks: start so many MPI ranks on this machine instead, at least 3. progress: True: shown at once; False:
-    not; None: a bar after a second, on a terminal or in a notebook. returns: "arrow"; "pandas" or "polars", a data frame;
-    "same", what the left input is: a data frame or LazyFrame of these, else an Arrow table; "reader": a record-batch reader
-    that joins while it is read. out: a file for the rows, .parquet, .csv or .csv.gz; returns its `Proof`. Two paths are joined
-    in bounded memory then.
+    rows go to files, also to temporary ones). ranks: start so many MPI ranks on this machine instead, at least 3. progress:
+    True: shown at once; False: not; None: a bar after a second, on a terminal or in a notebook. returns: "arrow"; "pandas" or
+    "polars", a data frame; "same", what the left input is: a data frame or LazyFrame of these, else an Arrow table; "reader": a
+    record-batch reader that joins while it is read. out: a file for the rows, .parquet, .csv or .csv.gz; returns its `Proof`.
+    Two paths are joined in bounded memory then.
 
     Output columns: the key once, named as on the left, then every other column of both sides, prefixed left_ or right_ where
     names clash. The order of the rows is not specified. `swjoin.proof(table)` has count, digest and ledger of an Arrow table;
@@ -181,7 +182,7 @@ def _join_into_file(options: dict[str, Any], left: object, right: object, out: o
     found = join_files(job, request, options["threads"], options["progress"]) if options["ranks"] is None else None
     if found is None:
         with Progress(options["progress"]) as progress:
-            tables = _Tables(options, left, right, progress)
+            tables = _Tables(options, left, right, progress, writes=True)
             gathered = tables.gatherers(digests=True)
             with ResultFile(job, tables.plan) as file:
                 found = tables.run(gathered, file.write)
@@ -242,10 +243,18 @@ def _request_of(options: dict[str, Any]) -> Request:
 
 
 class _Tables:
-    """A join of two inputs that are in memory. plan: columns of its result. UserError when it cannot be."""
+    """A join of two inputs that are in memory. plan: columns of its result. writes: whether rows go to a file. UserError when
+    it cannot be."""
 
     def __init__(
-        self, options: dict[str, Any], left: object, right: object, progress: Progress, *, materialise: bool = True
+        self,
+        options: dict[str, Any],
+        left: object,
+        right: object,
+        progress: Progress,
+        *,
+        materialise: bool = True,
+        writes: bool = False,
     ) -> None:
         request, started = _request_of(options), time.monotonic()
         self._ranks: int | None = options["ranks"]
@@ -254,7 +263,7 @@ class _Tables:
         one, two, self.plan = open_sides(request, left, right, materialise=materialise, on_rows=progress.reading)
         self._sides = one, two
         partitions = JOIN_PARTITIONS if self._ranks is None else CLUSTER_PARTITIONS
-        self._threads: int = options["threads"] or default_slave_count(writes=False)
+        self._threads: int = options["threads"] or default_slave_count(writes=writes)
         if options["threads"] is None and self._ranks is None and sum(side.table.num_rows for side in self._sides) <= _FEW_ROWS:
             self._threads = partitions = 1
         config = request.config(materialise=materialise, partitions=partitions)
@@ -320,7 +329,8 @@ class _Tables:
         reached."""
         sources = [iter(side.rows(sort=self._sort)) for side in self._sides]
         ended = [False, False]
-        enough = self._config.cluster.epoch_tuples
+        bounds = self._config.query.bounds
+        size = EpochSize(self._config.cluster.epoch_tuples, 0 if bounds.count_windows else bounds.retention_us)
         while not all(ended):
             times = engine.times_us
             stream = LEFT if not ended[LEFT] and (ended[RIGHT] or times[LEFT] <= times[RIGHT]) else RIGHT
@@ -331,8 +341,11 @@ class _Tables:
             else:
                 engine.read(stream, batch)
                 self._progress.advance(len(batch))
-            if engine.waiting_tuples >= enough:
-                yield engine.deliver(min(engine.times_us))
+            if (waiting := engine.waiting_tuples) >= size.tuples:
+                until_us = min(engine.times_us)
+                deliveries = engine.deliver(until_us)
+                size.closed(until_us, waiting - engine.waiting_tuples)
+                yield deliveries
         yield engine.deliver()
 
     def _run_here(self, gathered: list[OutputGatherer] | None, write: Write | None) -> tuple[Proof, int]:

@@ -285,7 +285,7 @@ def _epochs(s: Setting) -> list[str]:
     if cluster.distribution_epoch_us:
         length = f"Every {_span(cluster.distribution_epoch_us)} of stream time"
     else:
-        length = f"Every {cluster.epoch_tuples:,} tuples, or more with large windows,"
+        length = f"Every {cluster.epoch_tuples:,} tuples, or 1/16 to 1/8 of the windows if that is more,"
     if s.plan is not None:
         return explain_plan.epochs(length, s.config.gateway_count)
     mode = "receives while it joins" if cluster.communication == "overlapped" else "asks for more when it has joined all it has"

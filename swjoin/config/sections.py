@@ -221,10 +221,10 @@ class ClusterConfig:
     """The master's side: partition-groups, distribution epochs, buffers; how many ranks or threads take part beside slaves.
 
     partition_count: number of partition-groups. epoch_tuples: buffered tuples that end an epoch when distribution_epoch_us is
-    0. distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples, twice as many if that is
-    not above 1/8 of the tuples in the windows, or 1/16 of these if that is more (asap pace only); left out, it is 0 in asap
-    pace, and 200 ms in realtime pace, with live streams, a reorganization policy or sub-groups. sub_group_count: n_g; the
-    slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group is served in its slot
+    0. distribution_epoch_us: t_d; 0 lets the master close an epoch at `epoch_tuples` buffered tuples; with larger windows at
+    1/8 of the tuples in them, up to twice `epoch_tuples`, or at 1/16 of them if that is more (asap pace only); left out, it is
+    0 in asap pace, and 200 ms in realtime pace, with live streams, a reorganization policy or sub-groups. sub_group_count: n_g;
+    the slaves are divided into sub-groups and the distribution epoch into as many slots; each sub-group is served in its slot
     (paper section V-B). mini_buffer_bytes: limit of the master's buffers; when they are full, the epoch ends early (asap) or
     the source waits. communication: `overlapped`, a slave receives a delivery while it joins the one before; `synchronous`, it
     asks for the next when it has joined all it has (the paper's mode). Realtime pace exchanges in its slots either way.

@@ -65,12 +65,12 @@ _IMPORT = re.compile(r"^from (swjoin[\w.]*) import (\(?[\w, ]*)", re.MULTILINE)
 def kernel(function: Any = None, *, inline: Literal["never", "always"] = "never", allocates: bool = False) -> Any:
     """Compile the function for the types of each call, without the GIL; keep the machine code in the cache of kernels.
 
-    allocates: whether it makes arrays, or is given one by a kernel that it calls. Only then are references counted in it: its
-    arrays are owned by its caller, and each count is an atomic write.
+    allocates: whether it makes arrays, or is given one by a kernel that it calls. Only then are references counted in it: other
+    arrays belong to its caller, and each count is an atomic write. Without counts such an array is freed too early or never.
     """
     if function is None:
         return functools.partial(kernel, inline=inline, allocates=allocates)
-    compiled = njit(nogil=True, inline=inline, no_cfunc_wrapper=True, _nrt=allocates)(function)
+    compiled = njit(nogil=True, inline=inline, no_cfunc_wrapper=True, _nrt=allocates)(function)  # `_nrt`: a private option
     if compiled is not function:  # NUMBA_DISABLE_JIT=1
         compiled._cache = _KernelCache(function)
     return compiled

@@ -83,7 +83,7 @@ def groups_of_keys(keys: Sequence[int] | I64, partition_count: int, cell_bits: i
     return out
 
 
-_LINE, _AHEAD = 8, 16  # values of a cache line; how many before it is written
+_LINE, _AHEAD = 8, 16  # values in a cache line; how many values ahead a line is prefetched
 
 
 @kernel
@@ -100,14 +100,14 @@ def _scatter(
     ids_to: U64,
     arrival_to: I64,
 ) -> None:
-    """Stable counting sort by slot: the columns go to their targets, order[j] = source row of target row j, unless it is empty.
+    """Stable counting sort by slot: the columns go to their targets, order[j] = source row of target row j. order may be empty.
 
     The targets were used last some epochs ago and are in no cache, and there are more places to write to than the hardware
     follows: each line is asked for before it is written, without which a tuple takes three times as long.
     """
     ordered = order.shape[0] > 0
     for i in range(key.shape[0]):
-        p = uint64(slot[i])  # without a sign no index can mean one from the end
+        p = uint64(slot[i])
         j = uint64(cursor[p])
         cursor[p] = j + uint64(1)
         if j % uint64(_LINE) == uint64(0):

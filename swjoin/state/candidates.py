@@ -66,7 +66,7 @@ def count_matches(
     stop: int,
     band: Band | None,
 ) -> tuple[int, int]:
-    """Matches among candidates, without branches, so that several are checked at once; and how many of their keys are at the
+    """Matches among candidates, without branches, so that reads of several overlap; and how many of their keys are at the
     ends of what keys of a band can be.
 
     verdict[c] = 1 where candidate c is a match, 0 elsewhere. ids: of the matches, one after the other; (2, CANDIDATES), of
@@ -208,17 +208,16 @@ def verify(
             copy_items(out.id[1 - s], out.used[0], ids[1], 0, found)
             out.used[0] += found
         matches, digest = found, digest_of(s, ids, found)
-        if same_arrival:
-            record_delay(now, fresh.arrivals[0], matches, stats, histogram)
-        last, alike = fresh.arrivals[0], 0  # runs of pairs with equal arrivals
-        for at in range(uint64(start), uint64(start if same_arrival else stop)):
-            arrived = arrival[probe_at[at] // uint64(ROW)]
-            if kind == 2:
-                arrived = max(arrived, arrival[row_at[at] // uint64(ROW)])
-            if arrived != last:
-                record_delay(now, last, alike, stats, histogram)
-                last, alike = arrived, 0
-            alike += verdict[at]
+        last, alike = fresh.arrivals[0], matches if same_arrival else 0  # a run of pairs with equal arrivals
+        if not same_arrival:
+            for at in range(uint64(start), uint64(stop)):
+                arrived = arrival[probe_at[at] // uint64(ROW)]
+                if kind == 2:
+                    arrived = max(arrived, arrival[row_at[at] // uint64(ROW)])
+                if arrived != last:
+                    record_delay(now, last, alike, stats, histogram)
+                    last, alike = arrived, 0
+                alike += verdict[at]
         record_delay(now, last, alike, stats, histogram)
         if mark_probe or mark_row:
             mark_matches(probe_rows, rows, probe_at, row_at, verdict, start, stop, mark_probe, mark_row)

@@ -49,7 +49,7 @@ def sort_fresh(
     slots, key, arrival = directories.slots, data.key[s], data.arrival[s]
     counters, mini_of, touched = minis.counters, fresh.mini_of, fresh.touched
     earliest, latest = fresh.arrivals[0], fresh.arrivals[1]
-    first, last = uint64(start), uint64(stop)  # without a sign no index can mean one from the end
+    first, last = uint64(start), uint64(stop)  # numba reads a negative index from the end, and tests for one
     offset = uint64(s * fresh.base[0])
     for i in range(first, last):
         mini = slots[uint64(first_slot) + (hash_cell(key[i], cell_bits) & mask)]

@@ -114,6 +114,10 @@ def test_many_rows_are_written_by_one_other_thread_at_a_time(tmp_path: Path, mon
     for file in files:
         file.close()
     assert most == 1
+    started = [thread for thread in threading.enumerate() if thread.name == "files"]
+    for thread in started:
+        thread.join(PROCESS_S)
+    assert not any(thread.is_alive() for thread in started)
     assert all(pq.read_metadata(tmp_path / f"{name}.parquet").num_rows == 2 * ROWS for name in "ab")
 
 

@@ -190,6 +190,7 @@ def _until(done: Any) -> None:
     ("gateways", "key"),
     [
         ([2, 1], "string"),
+        ([2, 1], "int64"),
         *(
             pytest.param(*more, marks=pytest.mark.drawn)
             for more in (([1, 2, 3, 1], "int64"), ([1, 2, 3, 1], "string"), ([3, 1, 2, 2], "int64"))

@@ -312,9 +312,7 @@ def unobserved(folder: Path, config: dict[str, Any]) -> tuple[int, str]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "more", [("--threads", 3), pytest.param(("-n", 5), marks=pytest.mark.drawn)], ids=["in-process", "mpi"]
-)
+@pytest.mark.parametrize("more", [("--threads", 3), ("-n", 5)], ids=["in-process", "mpi"])
 def test_a_run_is_seen_while_it_runs(more: tuple[object, ...], tmp_path: Path, swjoin: Any) -> None:
     workload = {"rate": 4000, "duration": "16s", "bias": 0.7, "domain": 20_000, "payload": "16B"}  # who looks may be slow
     config = plain(workload=workload)

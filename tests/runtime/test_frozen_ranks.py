@@ -193,7 +193,6 @@ def test_without_fault_tolerance_the_run_ends(rank: int, tmp_path: Path) -> None
 # ---------------------------------------------------------------- for a while
 
 
-@pytest.mark.drawn
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_a_stop_shorter_than_the_timeout_changes_nothing(rank: int, tmp_path: Path) -> None:
     with _started(tmp_path, 4) as run:

@@ -21,6 +21,7 @@ from swjoin.core.errors import RunFailed
 from swjoin.core.join_semantics import format_digest, pair_digest
 from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.storage import AppendedFile
+from swjoin.runtime import in_process
 from swjoin.runtime.host import Addressed
 from swjoin.runtime.in_process import LocalTransport, run_local
 from tests.support.cases import CASES, Case, by_name, moving
@@ -266,3 +267,9 @@ def test_metrics_that_are_no_integers_are_refused(value: float, tmp_path: Path) 
     with pytest.raises(RunFailed, match=r"metrics.rows: corrupt: a metric that must be an integer"):
         MetricsFile(tmp_path / "run", kept)
     kept.close()
+
+
+@pytest.mark.parametrize(("cores", "counts", "writes"), [(1, 1, 1), (2, 2, 1), (3, 2, 2), (8, 4, 4)])
+def test_slaves_by_default(cores: int, counts: int, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "core_count", lambda: cores)
+    assert (in_process.default_slave_count(writes=False), in_process.default_slave_count(writes=True)) == (counts, writes)

@@ -42,7 +42,12 @@ def test_random_joins_in_a_row_are_right(seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(30_002, 30_007), pytest.param(range(30_007, 30_014), marks=pytest.mark.drawn)], ids=str
+    "seeds",
+    [
+        range(30_002, 30_007),
+        *(pytest.param(s, marks=pytest.mark.drawn) for s in (range(30_001, 30_002), range(30_007, 30_014))),
+    ],
+    ids=str,
 )
 def test_queries_with_joins_in_a_row_come_and_go(seeds: range) -> None:
     assert sum(run_changes(seed, multiway=True) for seed in seeds) > 0

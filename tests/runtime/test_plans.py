@@ -48,7 +48,13 @@ def test_more_random_plans_are_right(first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(7), range(60_000, 60_004), pytest.param(range(7, 10), marks=pytest.mark.drawn)], ids=str
+    "seeds",
+    [
+        range(7),
+        range(60_000, 60_004),
+        *(pytest.param(s, marks=pytest.mark.drawn) for s in (range(7, 10), range(60_004, 60_010))),
+    ],
+    ids=str,
 )
 def test_random_queries_of_one_run_are_right(seeds: range) -> None:
     """Several results of a random plan: each has the oracle's rows, whatever moves, crashes or is shared."""

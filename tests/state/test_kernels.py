@@ -16,7 +16,7 @@ from swjoin.core.ids import END_OF_TIME_US, GroupId
 from swjoin.core.join_semantics import Bounds, pair_digest
 from swjoin.core.record_layout import KEY, ROW, TS
 from swjoin.core.simd import LANES, count_ones, leading_zeros, match_mask, trailing_zeros
-from swjoin.policy.epochs import EpochSize
+from swjoin.policy.epochs import EpochSize, tuples_of_epoch
 from swjoin.state.arrays import COUNTERS, FILL, FIRST_TS, HEAD, HEADER, LAST_TS, NEXT, TUPLES
 from swjoin.state.blocks import FAULTS
 from swjoin.state.payload_store import PAGE_ROWS, PayloadStore
@@ -226,6 +226,7 @@ def test_epochs_grow_with_the_windows() -> None:
     assert size.tuples == 320 * 101 // 16  # the epochs whose newest tuple is at most 1000 old
     size.closed(10_000, 1)
     assert size.tuples == 100
+    assert [tuples_of_epoch(100, held) for held in (0, 800, 1_200, 1_600, 3_200, 4_800)] == [100, 100, 150, 200, 200, 300]
 
 
 def test_no_thread_outlives_a_failed_run(tmp_path: Path) -> None:

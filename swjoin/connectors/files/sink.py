@@ -169,14 +169,14 @@ class _OpenFile:
 
 
 def _submitted(write: Callable[[pa.Table], None], table: pa.Table) -> Future[None]:
-    """A call in a thread of its own, after the last one of the calling thread has ended, of whatever file. A row group takes so
-    long that starting a thread for it costs nothing, and none is left behind."""
+    """Call `write` in another thread, once the calling thread's last such call, for whatever file, has ended. A row group takes
+    so long that starting a thread for it costs nothing, and none is left behind."""
     last: Future[None] | None = getattr(_of_thread, "last", None)
     if last is not None:
         wait([last])
     found: Future[None] = Future()
-    _of_thread.last = found
     threading.Thread(target=_run, args=(found, write, table), name="files").start()
+    _of_thread.last = found  # only now: of a thread that could not be started nobody would wait to the end
     return found
 
 

@@ -80,7 +80,7 @@ def check(seeds: range, knobs: Knobs, folder: Path) -> None:
         assert difference is None, f"seed {seed}: {difference}\n{case.query}"
         assert report["ledger"]["balanced"]
         answered, rows = answered + 1, rows + len(wanted)
-    share = 1 if len(seeds) == 24 else 0.5  # of few, more may be refused
+    share = 0.5 if len(seeds) < 24 else 1  # of few, more may be refused
     assert answered >= len(seeds) * 0.5 * share, "too many cases are refused, or have MIN and MAX"
     assert rows >= len(seeds) * share, "answers are nearly all empty"
 
