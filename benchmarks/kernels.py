@@ -19,7 +19,7 @@ from numba import njit
 
 from benchmarks import parse
 from benchmarks.join_module import new_join, touch
-from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, sized, stream
+from benchmarks.workloads import GROUPS, WORKLOADS, deliveries, epoch_of, sized, stream
 from swjoin.cluster.gateway.intake import StreamIntake
 from swjoin.cluster.wire import pack_delivery
 from swjoin.config.run import TimeConfig
@@ -162,7 +162,7 @@ def breakdown(turns: int = 5, *, tiny: bool = False) -> dict[str, float]:
     workload, window_us = WORKLOADS["reference"]
     left, right = (stream(sized(workload, tiny), side) for side in range(2))
     tuples = len(left) + len(right)
-    work = deliveries(left, right)
+    work = deliveries(left, right, epoch_of(left, right, window_us))
     rows: list[dict[str, float]] = []
     for _ in range(turns + 1):
         slave = _slave_phases(work, window_us)

@@ -145,6 +145,7 @@ def bench_whole(folder: Path, repeat: int, tiny: bool) -> None:
         {
             "in-process, Parquet to count, pinned to one core": join("count", [], True),
             "in-process, Parquet to count": join("count", []),
+            "the same with one slave": join("count", ["--threads", "1"]),
             "DuckDB, Parquet to count, 2 threads": lambda: whole.duckdb_count(paths, answer, tuples) / 1e6,
             "MPI, 1 slave (3 ranks), Parquet to count": join("count", ["-n", "3"]),
             "MPI, 2 slaves (4 ranks), Parquet to count": join("count", ["-n", "4"]),

@@ -75,7 +75,6 @@ def count_matches(
     matches = 0
     far = 0
     mine, theirs = ids[0], ids[1]
-    k = uint64(0)
     for c in range(uint64(start), uint64(stop)):
         p, r = probe_at[c], row_at[c]
         apart = rows[r + uint64(TS)] - probe_rows[p + uint64(TS)]
@@ -88,8 +87,8 @@ def count_matches(
             in_cell = narrow >> band.cell_bits == wide >> band.cell_bits
             right = (beyond <= uint64(band.span)) & in_cell & (apart >= low) & (apart <= high)
             far += (uint64(narrow + _WITHIN) > _KEYS) | (uint64(wide + _WITHIN) > _KEYS)
-        mine[k], theirs[k] = uint64(probe_rows[p + uint64(ID)]), uint64(rows[r + uint64(ID)])
-        k += uint64(right)
+        mine[uint64(matches)] = uint64(probe_rows[p + uint64(ID)])
+        theirs[uint64(matches)] = uint64(rows[r + uint64(ID)])
         matches += 1 if right else 0
         verdict[c] = right
     return matches, far
