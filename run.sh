@@ -58,6 +58,7 @@ usage() {
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
 ./run.sh bench sinks         Parquet rows per second with 1, 2 and 4 sinks, each held to a sixteenth of a core (as root)
 ./run.sh bench placement [graphs|counting|cpu|network|fragments|drift]  placement by measured traffic: its cost, slow links between hosts (as root), keys that drift
+./run.sh bench hosts [11|12]   figures 11 and 12 of the paper on hosts that are apart (as root): communication over slaves, and over the rate
 ./run.sh bench plan          saturation and memory by swjoin plan against real runs
 ./run.sh figures             redraw every figure of docs/reproduction.md from the committed tables, and write that page
 ./run.sh figures --measure [NAME...]  run the sweeps first (all of experiments/, or the named ones; preset quick), then the page
@@ -283,7 +284,7 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | asof | bands | bistream | gateways | kinds | live | many | nexmark | observing | peers | placement | plan | queries | rdf | routings | safety | simulation | sinks | small | spark | stages) shift ;;
+      adaptation | api | asof | bands | bistream | gateways | hosts | kinds | live | many | nexmark | observing | peers | placement | plan | queries | rdf | routings | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac

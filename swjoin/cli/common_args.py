@@ -105,7 +105,7 @@ def hostfile(args: argparse.Namespace) -> Path | None:
     if args.hostfile is None:
         return None
     path = Path(args.hostfile)
-    if args.ranks is None:
+    if "ranks" in args and args.ranks is None:  # of a sweep the experiment knows them
         raise UserError("--hostfile: say how many ranks to start on these hosts with -n")
     try:
         lines = path.read_text().splitlines()

@@ -61,7 +61,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "execution": "--engine --spark-master",
     },
     "events": {"filters": "--kind --slave --group"},
-    "sweep": {"points": "--preset --repeat --only --set", "output": "--out --fresh --dry-run"},
+    "sweep": {"points": "--preset --repeat --only --set", "runs": "--hostfile", "output": "--out --fresh --dry-run"},
     "simulate": {
         "run": "--slaves -n --set --search --limit --saturate --balance",
         "cost model": "--costs --cost --host-cores --profile",

@@ -420,6 +420,7 @@ def _add_sweep(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", metavar="DIR", help="directory of the sweep (default: runs/sweeps/NAME-PRESET)")
     p.add_argument("--fresh", action="store_true", help="forget the runs that are there")
     p.add_argument("--only", metavar="N", type=int, help="the first N points alone")
+    p.add_argument("--hostfile", metavar="F", help="MPI ranks of every run on these hosts (HOST slots=N per line)")
     p.add_argument(
         "--set",
         dest="overrides",

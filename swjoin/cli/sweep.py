@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swjoin.cli.common_args import hostfile
 from swjoin.cli.summary import on_terminal
 from swjoin.core.errors import UserError
 from swjoin.core.resources import find_resource
@@ -123,7 +124,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     source = experiment.source
     if source.path != experiment.path:
         print(f"{experiment.path.name} draws from the runs of {source.path.name}")
-    repeats = args.repeat or source.repeat
+    repeats, hosts = args.repeat or source.repeat, hostfile(args)
     if args.dry_run:
         for line in _plan_lines(experiment, points(experiment)[: args.only], repeats):
             print(line)
@@ -131,7 +132,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     directory = Path(args.out) if args.out is not None else sweep_directory(experiment)
     reporter: Any = Bar() if on_terminal() and not (args.quiet or args.log_json) else Lines()
     try:
-        summary = sweep(experiment, directory, reporter, repeat=repeats, only=args.only, fresh=args.fresh)
+        summary = sweep(experiment, directory, reporter, repeat=repeats, only=args.only, fresh=args.fresh, hostfile=hosts)
     finally:
         reporter.close()
     counts = [f"{summary.done} done"]

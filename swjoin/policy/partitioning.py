@@ -29,6 +29,7 @@ SEEDS = 8
 _MOST_NODES = 20_000_000  # of an exact search
 _MOST_PACKED, _FEW_NODES = 64, 50_000  # vertices and nodes of a search for what may be there
 _MOST_CELLS = 1 << 20  # vertices x machines of a search with tabus
+_MOST_STEPS = 4_000  # of such a search
 _SEEDED = 2_000  # vertices and ends of edges of a graph that all seeds are for; twice as many have a quarter of the seeds
 _MOST_COMBINED = 100_000  # of the largest one whose partitions are combined
 _MOST_WEIGHT = 1 << 60  # of all edges
@@ -124,16 +125,19 @@ class Parts:
 
 
 class Partitioner(Protocol):
-    """int64 (n,), the machine of each vertex: those that are fixed at theirs, others anywhere. None: it has no answer."""
+    """int64 (n,), the machine of each vertex: those that are fixed at theirs, others anywhere. None: it has no answer.
+    steps: of a search with tabus at most."""
 
-    def __call__(self, parts: Parts, seed: int) -> I64 | None: ...
+    def __call__(self, parts: Parts, seed: int, steps: int) -> I64 | None: ...
 
 
 class Effort(NamedTuple):
-    """seeds: that are tried at most. with_metis: METIS may print remarks on standard output."""
+    """seeds: that are tried at most. with_metis: METIS may print remarks on standard output. steps: of each search with tabus
+    at most."""
 
     seeds: int = SEEDS
     with_metis: bool = True
+    steps: int = _MOST_STEPS
 
 
 THOROUGH = Effort()
@@ -144,14 +148,14 @@ def best_partition(parts: Parts, seed: int, known: Iterable[I64] = (), effort: E
     partitioners: tuple[Partitioner, ...] = (metis, multilevel) if effort.with_metis else (multilevel,)
     small = len(parts.free) <= MOST_EXACT
     seeds = 1 if small else min(effort.seeds, max(1, SEEDS * _SEEDED**2 // parts.size**2))
-    found = [a for i in range(seeds) for by in partitioners if (a := by(parts, seed * SEEDS + i)) is not None]
+    found = [a for i in range(seeds) for by in partitioners if (a := by(parts, seed * SEEDS + i, effort.steps)) is not None]
     found = sorted([*found, *known], key=parts.rank)
     if small:
         return _exact(parts, found[0])
     rng = np.random.default_rng([seed, 3])
     for i in range(2 * seeds if parts.size <= _MOST_COMBINED else 0):
         other = found[int(rng.integers(len(found)))]
-        child = _levels(parts, seed * SEEDS + i, (found[0], other))
+        child = _levels(parts, seed * SEEDS + i, effort.steps, (found[0], other))
         rank = parts.rank(child)
         if rank < parts.rank(found[-1]) and all(rank != parts.rank(one) for one in found):
             found = sorted([*found[:-1], child], key=parts.rank)
@@ -161,7 +165,7 @@ def best_partition(parts: Parts, seed: int, known: Iterable[I64] = (), effort: E
 # ---------------------------------------------------------------- METIS
 
 
-def metis(parts: Parts, seed: int) -> I64 | None:
+def metis(parts: Parts, seed: int, steps: int = _MOST_STEPS) -> I64 | None:
     """By METIS, minimising the cut; None where pymetis is missing, or where METIS has no answer."""
     count, graph = parts.machine_count, parts.graph
     if count < 2 or len(parts.free) <= 2 * count or not len(graph.weights) or not parts.work.any():
@@ -173,7 +177,7 @@ def metis(parts: Parts, seed: int) -> I64 | None:
     if answer is None or answer.shape != parts.work.shape or answer.min() < 0 or answer.max() >= count:
         return None
     machine_of = _named(parts, answer)
-    _polish(parts, machine_of, seed, 0, wide=False)
+    _polish(parts, machine_of, seed, (0, steps), wide=False)
     return machine_of
 
 
@@ -226,12 +230,12 @@ def _named(parts: Parts, answer: I64) -> I64:
 # ---------------------------------------------------------------- multilevel
 
 
-def multilevel(parts: Parts, seed: int) -> I64:
+def multilevel(parts: Parts, seed: int, steps: int = _MOST_STEPS) -> I64:
     """Vertices of heavy edges are merged until few are left, those are distributed, and every level is refined."""
-    return _levels(parts, seed, None)
+    return _levels(parts, seed, steps, None)
 
 
-def _levels(parts: Parts, seed: int, parents: tuple[I64, I64] | None) -> I64:
+def _levels(parts: Parts, seed: int, steps: int, parents: tuple[I64, I64] | None) -> I64:
     """parents: partitions, of which the first is refined: only vertices that both have on one machine are merged, so what they
     agree on moves as a whole. With twice the same partition chains of heavy edges move together."""
     rng = np.random.default_rng([seed, 1])
@@ -252,15 +256,16 @@ def _levels(parts: Parts, seed: int, parents: tuple[I64, I64] | None) -> I64:
         order = np.argsort(-parts.work * rng.uniform(0.5, 1.0, parts.graph.size), kind="stable")
         machine_of = _grow(*parts.graph, parts.work, parts.state, parts.fixed, parts.room, parts.memory, order)
     machine_of = machine_of.copy()
-    _polish(parts, machine_of, seed, 2, wide=True, loose=bool(levels))
+    _polish(parts, machine_of, seed, (2, steps), wide=True, loose=bool(levels))
     for i, (parts, cluster) in reversed(list(enumerate(levels))):
         machine_of = machine_of[cluster]
-        _polish(parts, machine_of, seed, 1, wide=True, loose=i > 0)
+        _polish(parts, machine_of, seed, (1, steps), wide=True, loose=i > 0)
     return machine_of
 
 
-def _polish(parts: Parts, machine_of: I64, seed: int, effort: int, *, wide: bool, loose: bool = False) -> None:
-    """Refine a partition in place. wide: with more room at first. loose: finer levels mend what exceeds the room."""
+def _polish(parts: Parts, machine_of: I64, seed: int, effort: tuple[int, int], *, wide: bool, loose: bool = False) -> None:
+    """Refine a partition in place. effort: how often to double a search's steps by the size, and the most of them. wide: with
+    more room at first. loose: finer levels mend what exceeds the room."""
     size, count = parts.graph.size, parts.machine_count
     if count < 2 or not len(parts.free):
         return
@@ -278,7 +283,7 @@ def _polish(parts: Parts, machine_of: I64, seed: int, effort: int, *, wide: bool
     if not loose:
         _refine(*parts.graph, *work, *state, machine_of, order, 12)
     if small:
-        steps = min(4000, (1_000_000 << effort) // (size * count))
+        steps = min(effort[1], (1_000_000 << effort[0]) // (size * count))
         _search_around(*parts.graph, *work, *state, parts.free, machine_of, steps, seed)
         if not loose and _exchange(*parts.graph, *work, *state, parts.free, machine_of):
             _search_around(*parts.graph, *work, *state, parts.free, machine_of, steps, seed)

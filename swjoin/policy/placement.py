@@ -24,7 +24,7 @@ from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
 _ROUNDS = 8  # of merges at no loss
 FILLED = 0.5  # of the limit of an instance's windows, up to which a placement may fill it
 _HYSTERESIS = 0.2  # by which savings have to exceed the state that moves, so that equal placements do not alternate
-IN_A_RUN = Effort(1, with_metis=False)  # while the master waits; the next epoch tries again
+IN_A_RUN = Effort(1, with_metis=False, steps=500)  # while the master waits; the next epoch tries again
 BEFORE_A_RUN = Effort(with_metis=False)
 _IN_HOST = 0.1  # cost of a byte within a host, over that of one between hosts
 _MOVE_BYTES = 1 << 16  # that a move counts for besides its state: orders, acknowledgements, rows that wait
@@ -80,18 +80,27 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
     most, most_held = max(settings.imbalance, full), max(1.0, held)
     overfull = busy and full > max(_OVERFULL, settings.imbalance) and after.fullest_ratio < full
     overfull |= held > 1 and after.memory_ratio < _RELIEF * held
-    if overfull or (after.memory_ratio <= most_held and _pays(graph, now, target, machines, settings)):
+    all_of_them = _moved_bytes(graph, np.flatnonzero(now != target))
+    if overfull or (after.memory_ratio <= most_held and _pays(before, after, all_of_them, settings)):
         return target
-    found = now
-    for tasks in sorted(
-        _chains(graph, now, target), key=lambda tasks: (-_saved(graph, tasks, now, target, (machines, settings)), tasks[0])
-    ):
-        moved = found.copy()
-        moved[tasks] = target[tasks]
-        of = cost(graph, moved, machines)
-        even = of.fullest_ratio <= most and of.memory_ratio <= most_held
-        if even and _pays(graph, found, moved, machines, settings):
-            found = moved
+    chains = []
+    for tasks in _chains(graph, now, target):
+        alone = cost(graph, _moved(now, target, tasks), machines)
+        saved, state = _network(before, settings) - _network(alone, settings), _moved_bytes(graph, tasks)
+        chains.append((-saved / state, int(tasks[0]), tasks, state))
+    found, of = now, before
+    for _, _, tasks, state in sorted(chains, key=lambda chain: chain[:2]):
+        moved = _moved(found, target, tasks)
+        then = cost(graph, moved, machines)
+        even = then.fullest_ratio <= most and then.memory_ratio <= most_held
+        if even and _pays(of, then, state, settings):
+            found, of = moved, then
+    return found
+
+
+def _moved(now: I64, target: I64, tasks: I64) -> I64:
+    found = now.copy()
+    found[tasks] = target[tasks]
     return found
 
 
@@ -101,21 +110,12 @@ def _network(of: Cost, settings: PlacementConfig) -> float:
     return apart + _IN_HOST * (between - apart)
 
 
-def _pays(graph: TaskGraph, now: I64, then: I64, machines: Machines, settings: PlacementConfig) -> bool:
+def _pays(before: Cost, after: Cost, state: int, settings: PlacementConfig) -> bool:
     """Whether what is saved exceeds the state that moves. Tuples are compared with tuples: of state, as many as its bytes would
-    be of those that travel."""
-    before, after = cost(graph, now, machines), cost(graph, then, machines)
-    saved, state = _network(before, settings) - _network(after, settings), _moved_bytes(graph, np.flatnonzero(now != then))
+    be of those that travel. state: as of `_moved_bytes`."""
+    saved = _network(before, settings) - _network(after, settings)
     unit = 1.0 if settings.objective != "tuples" else before.total_tuples / max(1, before.total_bytes)
     return saved > 0 and saved * settings.horizon > state * unit * (1 + _HYSTERESIS)
-
-
-def _saved(graph: TaskGraph, tasks: I64, now: I64, target: I64, on: tuple[Machines, PlacementConfig]) -> float:
-    """What a move of these tasks alone saves, by byte of their state."""
-    moved, (machines, settings) = now.copy(), on
-    moved[tasks] = target[tasks]
-    before, after = (_network(cost(graph, each, machines), settings) for each in (now, moved))
-    return (before - after) / _moved_bytes(graph, tasks)
 
 
 def _moved_bytes(graph: TaskGraph, tasks: I64) -> int:

@@ -91,6 +91,7 @@ class Design:
 
     name, path: of the experiment that owns the runs.
     settings: over the base, for all points. products: the axes of each cross product; all products have the same axes.
+    hostfile: hosts of the ranks of every run, not of the experiment; None: as MPI finds them.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Design:
     repeat: int = 1
     products: tuple[tuple[Axis, ...], ...] = ()
     search: Search | None = None
+    hostfile: Path | None = None
 
     @property
     def time_scale(self) -> int:

@@ -76,7 +76,8 @@ def point_command(design: Design, config: Path, slaves: int, out: Path, profiles
         case "local":
             return [*start, "run", str(config), "--threads", str(slaves), "--out", str(out)]
         case _:
-            return [*start, "run", str(config), "-n", str(slaves + 2), "--out", str(out)]
+            hosts = [] if design.hostfile is None else ["--hostfile", str(design.hostfile)]
+            return [*start, "run", str(config), "-n", str(slaves + 2), *hosts, "--out", str(out)]
 
 
 def _tuples(config: RunConfig, us: int) -> float:
@@ -365,12 +366,16 @@ def sweep(
     repeat: int | None = None,
     only: int | None = None,
     fresh: bool = False,
+    hostfile: Path | None = None,
 ) -> Summary:
-    """Run the missing points of a directory. only: run just the first points. fresh: remove earlier runs.
+    """Run the missing points of a directory. only: run just the first points. fresh: remove earlier runs. hostfile: of the MPI
+    ranks of every run.
 
-    UserError before the first run, when a point is wrong or the directory has other content.
+    UserError before the first run, when a point is wrong, the directory has other content, or runs have no ranks for hosts.
     """
-    source = experiment.source
+    source = dataclasses.replace(experiment.source, hostfile=hostfile)
+    if hostfile is not None and source.runner != "mpi":
+        raise UserError(f"--hostfile: runs of this experiment have no MPI ranks (runner: {source.runner})")
     points(experiment)  # with any node_speed: finds errors before a calibration takes its minute
     store, design = SweepStore(directory), design_digest(experiment)
     store.check(describe(experiment, design, None), fresh=fresh)  # before a lock is written there

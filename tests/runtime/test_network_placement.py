@@ -20,6 +20,7 @@ from swjoin.checkpoint import checkpointers
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.master import network_placement
 from swjoin.cluster.master.controller import Controller
+from swjoin.cluster.master.master import Master
 from swjoin.cluster.master.network_placement import NetworkPlacement, Teams, placed_again
 from swjoin.cluster.ranks import RankMap
 from swjoin.cluster.role import gateway_role, slave_role
@@ -30,7 +31,7 @@ from swjoin.core.data_messages import GroupLoads
 from swjoin.core.errors import UserError
 from swjoin.operators.join_step import AnyStep
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Node, Result
-from swjoin.policy.reorganization import SlaveLoad
+from swjoin.policy.reorganization import SlaveLoad, traffic_is_due
 from swjoin.routing.hash_partition import groups_of_keys
 from swjoin.runtime.simulator.plan_simulation import PlanSimulation
 from swjoin.runtime.task_graph_file import Counts
@@ -104,6 +105,34 @@ def test_random_runs_with_moves_by_traffic(calm: bool, monkeypatch: Monkey) -> N
         for seed in range(2):
             _run(_draw(seed, calm=calm))
     assert seen["moves"] > 10
+
+
+def test_no_epoch_waits_for_the_search(monkeypatch: Monkey) -> None:
+    """Moves are sought when slaves have told what they sent, and go with the next plan."""
+    planning, plan, searches = [False], Master._plan_epoch, 0
+    suggested = NetworkPlacement.suggested
+
+    def planned(self: Master, now_us: int, **of: bool) -> Any:
+        planning[0] = True
+        found = plan(self, now_us, **of)
+        planning[0] = False
+        return found
+
+    def outside(self: NetworkPlacement, controllers: Any) -> Any:
+        nonlocal searches
+        searches += 1
+        assert not planning[0]
+        return suggested(self, controllers)
+
+    monkeypatch.setattr(Master, "_plan_epoch", planned)
+    monkeypatch.setattr(NetworkPlacement, "suggested", outside)
+    _run(_draw(0))
+    assert searches > 1
+
+
+def test_the_first_traffic_is_told_early() -> None:
+    assert [epochs for epochs in range(1, 20) if traffic_is_due(epochs, 8)] == [2, 8, 16]
+    assert [epochs for epochs in range(1, 7) if traffic_is_due(epochs, 3)] == [3, 6]
 
 
 @pytest.mark.parametrize(
@@ -306,11 +335,11 @@ def _placement(window_bytes: int = 1 << 30) -> tuple[NetworkPlacement, list[Cont
     ), controllers
 
 
-def _report(placement: NetworkPlacement, nbytes: int, *, slaves: int = 2, state: int = 0) -> None:
+def _report(placement: NetworkPlacement, nbytes: int, *, slaves: int = 2, state: int = 0, first: int = 0) -> None:
     groups = np.arange(6)
     sent = np.stack([np.full(6, 4), groups, (groups + 1) % 6, np.full(6, 10), np.full(6, nbytes)], axis=1)
     for stage in range(2):
-        for slave in range(slaves):
+        for slave in range(first, slaves):
             mine = groups % 2 == slave
             loads = GroupLoads(0, groups[mine], np.full(3, 100), np.full(3, state), sent[mine] if stage == 0 else sent[:0])
             placement.reported(stage, slave, loads)
@@ -374,7 +403,7 @@ def test_with_fewer_slaves_partition_groups_are_placed_by_what_was_measured(monk
 
     def placed(plain: Any, teams: Teams, config: Any, counts: Any) -> Any:
         found = placed_again(plain, teams, config, counts)
-        if found:
+        if found and plain["sent"]:
             sent, owner = np.array(plain["sent"]), np.stack([found[stage] for stage in sorted(found)])
             sender, receiver = np.array([teams.ends[edge] for edge in sent[:, 0].tolist()]).T
             one, other = owner[sender, sent[:, 1]], owner[receiver, sent[:, 2]]
@@ -383,7 +412,7 @@ def test_with_fewer_slaves_partition_groups_are_placed_by_what_was_measured(monk
         return found
 
     monkeypatch.setattr(checkpointers, "placed_again", placed)
-    for seed in range(2):
+    for seed in range(3):
         _run(replace(_draw(seed, calm=False), width=4, crashes=((2_500, 2), (4_000, 3))))
     assert len(shares) >= 3
     assert all(ours <= by_number for ours, by_number in shares)
@@ -414,7 +443,7 @@ def test_moves_into_full_instances_are_left_out(monkeypatch: Monkey) -> None:
     """Those with most state first."""
     placement, controllers = _placement(window_bytes=10_000)
     _report(placement, 1 << 20)
-    placement._open.state_bytes[:] = [[3_000, 0, 2_000, 0, 1_000, 0]] * 2
+    placement._open[0].state_bytes[:] = [[3_000, 0, 2_000, 0, 1_000, 0]] * 2
     to_one = np.ones(12, np.int64)
     monkeypatch.setattr(network_placement, "suggest", lambda *_, **__: to_one)
     moves = placement.suggested(controllers)
@@ -422,8 +451,15 @@ def test_moves_into_full_instances_are_left_out(monkeypatch: Monkey) -> None:
 
 
 def test_nothing_moves_before_all_senders_have_told() -> None:
+    """And a slave that is ahead counts once in a slice."""
     placement, controllers = _placement()
-    _report(placement, 1 << 20, slaves=1)
+    for _ in range(2):
+        _report(placement, 1 << 20, slaves=1)
+        assert placement.suggested(controllers) == []
+    for slave in (1, 1):
+        _report(placement, 1 << 20, slaves=2, first=slave)
+        assert len(placement.suggested(controllers)) > 0
+        assert np.array(placement.plain_state()["sent"])[:, 3].tolist() == [10] * 6
     assert placement.suggested(controllers) == []
 
 

@@ -784,6 +784,9 @@ def test_point_commands(write: Any) -> None:
         return runner.point_command(experiment.source, Path("c.yaml"), 3, Path("out"))[3:]
 
     assert typed("mpi") == ["run", "c.yaml", "-n", "5", "--out", "out"]
+    on_hosts = dataclasses.replace(load_experiment(write()).source, hostfile=Path("/hosts"))
+    found = runner.point_command(on_hosts, Path("c.yaml"), 3, Path("out"))[3:]
+    assert found == ["run", "c.yaml", "-n", "5", "--hostfile", "/hosts", "--out", "out"]
     assert typed("local") == ["run", "c.yaml", "--threads", "3", "--out", "out"]
     assert typed("simulate") == ["simulate", "c.yaml", "--slaves", "3", "--costs", "paper", "--out", "out"]
     assert isinstance(points(load_experiment(write()))[0], Point)

@@ -72,7 +72,7 @@ class Controller:
         interval = self.config.epoch_us // t_d if t_d else 0
         self._schedule = Schedule(None if self.config.policy == "none" else interval)
         self._emptying: set[SlaveId] = set()
-        self.measured: list[SlaveLoad] | None = None  # if the last `begin_epoch` ended a reorganization epoch
+        self.measured: list[SlaveLoad] = []  # at the end of the last reorganization epoch
         self._events: list[RunEvent] = []
         self._epoch = 0
 
@@ -119,7 +119,6 @@ class Controller:
             self._emptying.remove(slave)
             self.active.remove(slave)
             self._note_activity("rested", slave, now_us)
-        self.measured = None
         if self._schedule.due(epoch, possible=not ending and not still):
             self._reorganize(now_us)
         return [s for s in resting if s not in self.active]  # one may have been reactivated at once

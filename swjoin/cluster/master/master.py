@@ -99,6 +99,7 @@ class Master:
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
         self._wanted: dict[RoleId, EpochWanted] = {}  # by gateways that are ready for the next epoch
+        self._may_move = False  # in this distribution epoch
         self._closed: dict[RoleId, tuple[int, int]] = {}  # by gateways that have closed this epoch: times that they need
         self._prefilled: set[RoleId] = set()  # gateways whose prefill is joined
 
@@ -171,7 +172,7 @@ class Master:
         match message:
             case LoadReport():
                 if not self.phases.in_prefill:
-                    self._take_load(slave_of(sender), message)
+                    self._take_load(slave_of(sender), message, now_us)
                 return []
             case EpochWanted():
                 return self._want(sender, message, now_us)
@@ -195,7 +196,7 @@ class Master:
             case _:
                 raise UnexpectedEventError("master", Received(sender, message))
 
-    def _take_load(self, of: SlaveId, report: LoadReport) -> None:
+    def _take_load(self, of: SlaveId, report: LoadReport, now_us: int) -> None:
         controller, slave = self._stage_of(of)
         stage, loads = self.controllers.index(controller), report.loads
         if self.config.reorganization.policy != "none":
@@ -204,6 +205,7 @@ class Master:
             return
         if self.network is not None:
             self.network.reported(stage, slave, loads)
+            self._place_by_traffic(now_us)
         if self.scaling is not None:
             owned = [group for group in controller.map.groups_of(slave).tolist() if not controller.movement.has(group)]
             self.scaling.reported(stage, owned, loads)
@@ -259,8 +261,8 @@ class Master:
         checkpoint = due and not self._moves
         still = due or self.checkpoints.being_joined
         ending = exhausted or prefill
+        self._may_move = not (ending or still)
         resting = [c.begin_epoch(self.epoch, now_us, ending=ending, still=still) for c in self.controllers]
-        self._place_by_traffic(now_us)
         inactive = [] if self._of_plan else resting[0]
         generation = self.checkpoints.generation
         if last:
@@ -293,8 +295,9 @@ class Master:
         )
 
     def _place_by_traffic(self, now_us: int) -> None:
-        """The moves of policy `network`, at the end of a reorganization epoch."""
-        if self.network is None or any(controller.measured is None for controller in self.controllers):
+        """The moves of policy `network`, once all slaves have told what they sent: a search may take as long as a short epoch,
+        so no plan waits for it."""
+        if self.network is None or not self._may_move:
             return
         for stage, suggestion in self.network.suggested(self.controllers):
             self.controllers[stage].enact([suggestion], now_us)

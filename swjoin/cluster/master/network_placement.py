@@ -1,15 +1,15 @@
 """Placement by measured traffic while the run goes on: policy `network` (KATTS, seed 001).
 
 What: `Teams`, which stages of a plan can share ranks; `NetworkPlacement`: `reported` takes what slaves have sent and done,
-`suggested` has the moves at the end of a reorganization epoch, of all stages at once; `placed_again`, where partition-groups
-go when a run goes on with another number of slaves.
+`suggested` has the moves, of all stages at once, when all have told of a reorganization epoch; `placed_again`, where
+partition-groups go when a run goes on with another number of slaves.
 Why: what a move saves depends on where the partition-groups of other stages are, so no stage can decide alone.
 Stays out: the choice (`policy.placement`), counting (`cluster.traffic`), enacting (`cluster.master.controller`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -65,12 +65,11 @@ def ends_in(pair: tuple[int, int], stages: Sequence[int]) -> bool:
 @dataclass
 class _Slice:
     """What was measured in a reorganization epoch. sent: int64 (n, 5), see `core.data_messages.TRAFFIC_COLUMNS`. work_ns,
-    state_bytes: int64 (stages, groups). reporters: stage and number of each slave that has reported what it sent."""
+    state_bytes: int64 (stages, groups)."""
 
     work_ns: I64
     state_bytes: I64
     sent: list[I64] = field(default_factory=list)
-    reporters: set[tuple[int, int]] = field(default_factory=set)
 
 
 class Placed(NamedTuple):
@@ -88,34 +87,45 @@ class NetworkPlacement:
         self._teams, self._settings, self._seed = teams, settings, seed
         self._most_bytes = FILLED * window_bytes
         self._slices: deque[_Slice] = deque(maxlen=settings.slices)
-        self._open = self._new_slice()
+        self._open: deque[_Slice] = deque()  # of which some slaves have not told yet
+        self._told: Counter[tuple[int, int]] = Counter()  # how many slices, by stage and number of the slave
+        self._closed = 0
         self._notes: list[Placed] = []
 
     def _new_slice(self) -> _Slice:
         shape = self._teams.stages, self._teams.groups
-        before = self._slices[-1].state_bytes if self._slices else np.zeros(shape, np.int64)
-        return _Slice(np.zeros(shape, np.int64), before.copy())
+        last = self._open or self._slices
+        return _Slice(np.zeros(shape, np.int64), last[-1].state_bytes.copy() if last else np.zeros(shape, np.int64))
 
     def reported(self, stage: int, slave: int, loads: GroupLoads) -> None:
         """A slave's report at the end of a distribution epoch. slave: its number in the stage."""
+        at = self._told[stage, slave] - self._closed
+        while len(self._open) <= at:
+            self._open.append(self._new_slice())
+        mine = self._open[at]
+        mine.work_ns[stage, loads.groups] += loads.cost_ns
+        mine.state_bytes[stage, loads.groups] = loads.state_bytes
         if loads.sent is not None:
-            self._open.sent.append(loads.sent)
-            self._open.reporters.add((stage, slave))
-        self._open.work_ns[stage, loads.groups] += loads.cost_ns
-        self._open.state_bytes[stage, loads.groups] = loads.state_bytes
+            mine.sent.append(loads.sent)
+            self._told[stage, slave] += 1
 
     def suggested(self, controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
-        """The moves by the last slices, each with its stage. controllers: of all stages, that have measured their slaves."""
-        self._slices.append(self._open)
-        self._open = self._new_slice()
-        return [move for stages in self._teams.teams for move in self._of_team(stages, controllers)]
+        """The moves by the last slices, each with its stage; none before all slaves have told of one more slice: counts would
+        say who was first. controllers: of all stages."""
+        told = [self._told[s, n] for team in self._teams.teams for s in team for n in range(controllers[s].slave_count)]
+        complete = min(told, default=0) - self._closed
+        for _ in range(complete):
+            self._slices.append(self._open.popleft())
+        self._closed += complete
+        return [move for stages in self._teams.teams if complete for move in self._of_team(stages, controllers)]
 
     def _of_team(self, stages: Sequence[int], controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
-        loads = [controllers[stage].measured or [] for stage in stages]
-        speeds = [np.array([load.speed for load in of_stage]) for of_stage in loads]
+        loads = [controllers[stage].measured for stage in stages]
+        count = controllers[stages[0]].slave_count
+        speeds = [np.array([load.speed for load in of_stage]) if of_stage else np.ones(count) for of_stage in loads]
         by_rank = np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)
         machines = Machines(_steps(by_rank), self._teams.host_of(stages), self._memory(stages, len(by_rank)))
-        busy = max(load.busy_ratio for of_stage in loads for load in of_stage) > BUSY
+        busy = any(load.busy_ratio > BUSY for of_stage in loads for load in of_stage)
         now = np.concatenate([controllers[stage].map.owner for stage in stages])
         pinned = np.full(len(now), -1, np.int64)
         for i, stage in enumerate(stages):
@@ -123,7 +133,7 @@ class NetworkPlacement:
                 at = i * self._teams.groups + int(move.group)
                 now[at] = pinned[at] = move.consumer
         graph = self._graph(stages, self._average(list(self._slices)), pinned)
-        if not graph.tuples.any() or not self._known(stages, controllers):
+        if not graph.tuples.any():
             return []
         then = suggest(graph, machines, self._settings, self._seed, now, busy=busy)
         then = self._within_memory(graph.state_bytes, now, then, len(machines.speed))
@@ -155,12 +165,6 @@ class NetworkPlacement:
                         break
                     found[task] = now[task]
         return found
-
-    def _known(self, stages: Sequence[int], controllers: Sequence[Controller]) -> bool:
-        """Whether every slave that sends within the team has reported: before that, counts say who was first."""
-        reporters = set().union(*(one.reporters for one in self._slices))
-        senders = {sender for sender, receiver in self._teams.ends.values() if ends_in((sender, receiver), stages)}
-        return all((stage, slave) in reporters for stage in senders for slave in range(controllers[stage].slave_count))
 
     def _average(self, slices: Sequence[_Slice]) -> _Slice:
         """One slice in the place of several, of which the newest counts most."""
@@ -218,11 +222,9 @@ class NetworkPlacement:
     def restore(self, plain: dict[str, Any]) -> None:
         """Go on from `plain_state`, as if it were the slice before."""
         if plain:
-            work_ns, state_bytes = (
-                np.array(plain[name], np.int64).reshape(self._open.work_ns.shape) for name in ("work_ns", "state_bytes")
-            )
+            shape = self._teams.stages, self._teams.groups
+            work_ns, state_bytes = (np.array(plain[name], np.int64).reshape(shape) for name in ("work_ns", "state_bytes"))
             self._slices.append(_Slice(work_ns, state_bytes, [np.array(plain["sent"], np.int64).reshape(-1, 5)]))
-            self._open = self._new_slice()
 
     def placed(self, counts: Sequence[int]) -> dict[int, I64]:
         """Owners of the partition-groups of each stage of a team, by what was measured. counts: instances of every stage."""

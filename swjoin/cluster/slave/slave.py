@@ -72,6 +72,7 @@ from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
 from swjoin.operators.window_join import Matching, WindowJoinOperator
 from swjoin.policy.epochs import next_exchange_us, slot_offset_us
+from swjoin.policy.reorganization import traffic_is_due
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 EXCHANGE = "exchange"  # the timer of a slave's slot
@@ -406,9 +407,8 @@ class Slave:
 
     @property
     def _reports_traffic(self) -> bool:
-        """In the last distribution epoch of each reorganization epoch."""
         reorganization, t_d = self._config.reorganization, self._config.cluster.distribution_epoch_us
-        return reorganization.policy == "network" and (self.epoch + 1) % (reorganization.epoch_us // t_d) == 0
+        return reorganization.policy == "network" and traffic_is_due(self.epoch + 1, reorganization.epoch_us // t_d)
 
     def _work_some(self, now_us: int) -> list[Effect]:
         """Do one piece of join work or of a state movement, in turns when both are due."""
