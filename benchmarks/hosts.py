@@ -23,48 +23,28 @@ from plots.claims import assess
 from plots.sweep_tables import RATE, Table, Where, load
 from tests.support.namespaces import ADDRESS, Hosts, why_not
 
-_MOST_SLAVES, _LIMIT_S = 5, 6 * 3600.0
-_COMMON = {
-    "base": str(ROOT / "mpi_configs" / "paper.yaml"),
-    "preset": "quick",
-    "measured": "60s",
-    "set": {"join.within": "60s", "measure.prefill": "60s", "nodes": {"node_speed": 1.0, "link_bytes_per_s": 0}},
-}
-EXPERIMENTS: dict[int, dict[str, Any]] = {
-    11: {
-        "question": "How does the communication depend on the number of slaves, on hosts that are apart?",
-        "axes": {
-            "slaves": list(range(1, _MOST_SLAVES + 1)),
-            "declustering": {
-                "fixed": {"reorganization.declustering": "fixed"},
-                # to rest from 5 slaves to 1 takes about 130 s
-                "adaptive": {"reorganization.declustering": "adaptive", "measure.warm_up": "140s"},
-            },
-        },
-        "metrics": ["communication_s", "active_slaves"],
-    },
-    12: {
-        "question": "How unequal is the communication of slaves, on hosts that are apart?",
-        "slaves": 4,
-        "axes": {"workload.rate": [1500, 2500, 4000, 5000, 6000, 7000]},
-        "metrics": ["communication_s"],
-    },
-}
-_TINY = {
-    11: {"slaves": [1, 2], "declustering": EXPERIMENTS[11]["axes"]["declustering"]},
-    12: {"workload.rate": [1500, 2500]},
+_FIGURES, _MOST_SLAVES, _LIMIT_S = (11, 12), 5, 6 * 3600.0
+_COMMON = {"base": str(ROOT / "mpi_configs" / "paper.yaml"), "preset": "quick", "metrics": ["communication_s", "active_slaves"]}
+_SET = {
+    "join.within": "60s",
+    "measure.prefill": "60s",
+    "nodes": {"node_speed": 0.1, "link_bytes_per_s": 0},  # of the paper's time: a whole core in a tenth of it
 }
 
 
 def experiment(figure: int, *, tiny: bool) -> dict[str, Any]:
     """The file of one figure."""
-    plain = _COMMON | EXPERIMENTS[figure] | {"figure": figure}
-    if not tiny:
-        return plain
-    axes = json.loads(json.dumps(_TINY[figure]))
-    if figure == 11:
-        axes["declustering"]["adaptive"]["measure.warm_up"] = "10s"
-    return plain | {"measured": "10s", "axes": axes, "set": _COMMON["set"] | {"join.within": "10s", "measure.prefill": "10s"}}  # type: ignore[operator]
+    own: dict[str, Any] = {"slaves": 4, "measured": "60s", "axes": {RATE: [1500, 2500, 4000, 5000, 6000, 7000]}}
+    more: dict[str, Any] = {"join.within": "10s", "measure.prefill": "10s"} if tiny else {}
+    if figure == 11:  # to rest from 5 slaves to 1 takes about 130 s
+        kinds = {kind: {"reorganization.declustering": kind} for kind in ("fixed", "adaptive")}
+        own = {"measured": "200s", "axes": {"slaves": list(range(1, _MOST_SLAVES + 1)), "declustering": kinds}}
+        more |= {"workload.rate": 1500, "measure.warm_up": "4s" if tiny else "140s"}
+    if tiny:
+        own |= {"measured": "10s"}
+        own["axes"] |= {"slaves": [1, 2]} if figure == 11 else {RATE: [1500, 2500]}
+    question = f"Figure {figure}, on hosts that are apart"
+    return _COMMON | own | {"question": question, "figure": figure, "set": _SET | more}
 
 
 def measured(hosts: Hosts, folder: Path, figure: int, repeat: int, *, tiny: bool) -> Table:
@@ -96,7 +76,7 @@ def main() -> None:
     parser.add_argument("--mbit", type=int, default=1000, help="what each host may send, in Mbit/s")
     parser.add_argument("--repeat", type=int, default=3)
     args = parse(parser, repeat=1)
-    if unknown := set(args.figures) - set(EXPERIMENTS):
+    if unknown := set(args.figures) - set(_FIGURES):
         parser.error(f"figure {min(unknown)}: only 11 and 12 are measured on hosts")
     if reason := why_not():
         print(f"hosts: not measured, {reason}")
@@ -108,7 +88,7 @@ def main() -> None:
             hosts.hostfile.write_text("".join(f"{ADDRESS}.{i + 1} slots={1 if i else 2}\n" for i in range(hosts.count)))
             for host in range(hosts.count):
                 hosts.shape(host, "tbf", "rate", f"{args.mbit}mbit", "burst", "256kb", "latency", "200ms")
-            for figure in args.figures or EXPERIMENTS:
+            for figure in args.figures or _FIGURES:
                 table = measured(hosts, folder, figure, args.repeat, tiny=args.tiny)
                 shown(table, figure)
                 verdict = assess(figure, table)
