@@ -53,7 +53,7 @@ def measured(hosts: Hosts, folder: Path, figure: int, repeat: int, *, tiny: bool
     path.write_text(json.dumps(experiment(figure, tiny=tiny)))
     line = [sys.executable, "-m", "swjoin", "sweep", path, "--hostfile", hosts.hostfile, "--repeat", repeat, "--out", out, "-q"]
     code, said, err = hosts.run(line, ROOT, _LIMIT_S)
-    if code:
+    if code != 0:
         raise SystemExit(f"figure {figure}: exit code {code}: {said}{err}")
     subprocess.run([sys.executable, "-m", "swjoin", "aggregate", out, "-q"], check=True, stdout=subprocess.DEVNULL)
     return load(out)

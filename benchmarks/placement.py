@@ -19,9 +19,9 @@ of bytes between hosts by interface counters: floor 0.8, goal 0.9. What run.json
 fragments: on the same hosts, observations of weather stations, of which a subject has two triples: the least speed of a station
 in three hours, from fragments of a subject that are whole, one row, and from single triples, which meet in a join by subject.
 KATTS' claim D2 holds if whole fragments send fewer bytes between hosts and have at least the throughput of single triples.
-drift: every ten reorganization epochs one key in eight follows from its other in another way: regret of policy `network`, the
-mean over time, criterion: floor 3 points, goal 1; and the same at the streams' own pace: p99 of the production delay over that
-without moves, criterion: floor 1.2, goal 1.1.
+drift: every ten reorganization epochs one key in eight follows from its other in another way: regret of policy `network` over
+the best placement by a thorough search, the mean of all times, criterion: floor 3 points, goal 1; and the same at the streams'
+own pace: p99 of the production delay over that without moves, criterion: floor 1.2, goal 1.1.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import ROOT, parse
 from examples import katts
+from swjoin.cluster.master import network_placement
 from swjoin.cluster.traffic import Traffic
 from swjoin.config.job import Job
 from swjoin.config.sections import PlacementConfig
@@ -52,7 +53,7 @@ from swjoin.connectors.files.run_folder import read_events
 from swjoin.core.batch import I64
 from swjoin.frontends.configured import job_of_query
 from swjoin.operators.window_join import WindowJoinOperator
-from swjoin.policy.placement import place
+from swjoin.policy.placement import BEFORE_A_RUN, place
 from swjoin.policy.task_graph import Machines, TaskGraph, cost
 from swjoin.runtime.in_process import run_local
 from tests.support.namespaces import Hosts, why_not
@@ -146,6 +147,17 @@ def uncounted() -> Iterator[None]:
         yield
     finally:
         Traffic.rows_from, Traffic.sorted_rows, WindowJoinOperator.keep_origins = kept  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def thorough() -> Iterator[None]:
+    """Regret is over the best placement that is found with all seeds and steps; moves are sought as ever."""
+    names = vars(network_placement)
+    kept, names["IN_A_RUN"] = names["IN_A_RUN"], BEFORE_A_RUN
+    try:
+        yield
+    finally:
+        names["IN_A_RUN"] = kept
 
 
 def same(reports: Sequence[dict[str, Any]]) -> None:
@@ -325,16 +337,17 @@ def drift(folder: Path, size: Size, repeat: int) -> None:
     for _ in range(repeat):
         out = folder / f"drift{time.monotonic_ns()}"
         out.mkdir()
-        report = run_local(job_of(moving, out), False, 4)
+        with thorough():
+            report = run_local(job_of(moving, out), False, 4)
         same([report, run_local(job_of(still), False, 4)])
         placed = [event for event in read_events(out) if event.kind == "regret"]
         if not placed:
             raise SystemExit("drift: nothing was placed")
         regrets, lengths = [event.amount for event in placed], np.diff([0, *(event.epoch for event in placed)])
         print(
-            f"drift: regret {np.average(regrets, weights=lengths):.1f} points on average, {statistics.median(regrets):.1f} in "
-            f"the median of {len(regrets)} times; {regrets[0]:.1f} at first, by number, for a quarter of an epoch, "
-            f"{np.average(regrets[1:], weights=lengths[1:]):.1f} on average after it; {report['moves']:,} moves, "
+            f"drift: regret {statistics.mean(regrets):.1f} points on average of {len(regrets)} times, "
+            f"{np.average(regrets, weights=lengths):.1f} over time, {statistics.median(regrets):.1f} in the median; "
+            f"{regrets[0]:.1f} at first, by number, for {lengths[0]} distribution epochs; {report['moves']:,} moves, "
             f"{100 * local_share(report):.0f} % of the bytes within ranks",
             flush=True,
         )

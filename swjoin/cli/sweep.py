@@ -114,7 +114,7 @@ def _plan_lines(experiment: Experiment, planned: list[Point], repeats: int) -> l
 
 def run_sweep(args: argparse.Namespace) -> int:
     from swjoin.sweeps.points import load_experiment, points
-    from swjoin.sweeps.runner import sweep
+    from swjoin.sweeps.runner import check_hosts, sweep
     from swjoin.sweeps.store import sweep_directory
 
     for name in ("repeat", "only"):
@@ -125,6 +125,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     if source.path != experiment.path:
         print(f"{experiment.path.name} draws from the runs of {source.path.name}")
     repeats, hosts = args.repeat or source.repeat, hostfile(args)
+    check_hosts(experiment, hosts)
     if args.dry_run:
         for line in _plan_lines(experiment, points(experiment)[: args.only], repeats):
             print(line)

@@ -64,6 +64,14 @@ def _host_times() -> tuple[float, float, float, float]:
     return busy, times["idle"] + times.get("iowait", 0.0), times.get("steal", 0.0), waiting
 
 
+def _whose_cores() -> str:
+    """The same for all hosts, such as containers and network namespaces, that share one kernel, and with it its cores."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
 class RankMeter:
     """Measures one rank and its host, from the last `start` to `summary`."""
 
@@ -83,6 +91,7 @@ class RankMeter:
             host[3] = -1.0
         return {
             "host": platform.node(),
+            "cores_of": _whose_cores(),
             "cores": os.cpu_count() or 1,
             "elapsed_s": time.monotonic() - self._at_s,
             "cpu_s": (cpu_us() - self._cpu_us) / 1e6,
@@ -109,11 +118,14 @@ def _host_report(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def machine_report(master: dict[str, Any], others: list[dict[str, Any]], *, slot_us: int, imitates: bool) -> dict[str, Any]:
-    """`machine` of run.json. slot_us: length of the master's slot; 0 in asap pace. imitates: slower nodes are imitated."""
-    hosts: dict[str, list[dict[str, Any]]] = {}
+    """`machine` of run.json; hosts that share cores are one, by the name of the first.
+
+    slot_us: length of the master's slot; 0 in asap pace. imitates: slower nodes are imitated.
+    """
+    sharing: dict[str, list[dict[str, Any]]] = {}
     for part in (master, *others):
-        hosts.setdefault(part["host"], []).append(part)
-    reports = {host: _host_report(parts) for host, parts in hosts.items()}
+        sharing.setdefault(part["cores_of"], []).append(part)
+    reports = {parts[0]["host"]: _host_report(parts) for parts in sharing.values()}
     reasons = []
     for host, report in reports.items():
         if report is None:

@@ -1,14 +1,22 @@
 """Ends of distribution epochs: pure functions of times, no clock.
 
 What: boundaries of distribution epochs, in event time (asap pace) or on the run's clock (realtime pace); the size of epochs
-that end by tuple count, and the slots of sub-groups (paper section V-B).
+that end by tuple count, and the slots of sub-groups (paper section V-B); when traffic is reported.
 Why: the master, the simulator and the tests call the same functions.
-Stays out: buffering and sending (`cluster.master.master`), reorganization epochs.
+Stays out: buffering and sending (`cluster.master.master`), when reorganization epochs end (`cluster.master.controller`).
 """
 
 from __future__ import annotations
 
 from collections import deque
+
+_FIRST_PART = 4  # of a reorganization epoch, after which traffic is reported first, while windows have little state to move
+
+
+def traffic_is_due(epoch_count: int, reorganization_epoch: int) -> bool:
+    """Whether slaves report what they have sent since the last report, after so many distribution epochs: every
+    `reorganization_epoch` of them, and after the first quarter of the first ones, rounded down."""
+    return epoch_count % reorganization_epoch == 0 or epoch_count == reorganization_epoch // _FIRST_PART
 
 
 def tuples_of_epoch(least: float, window_tuples: float) -> float:

@@ -177,7 +177,7 @@ def metis(parts: Parts, seed: int, steps: int = _MOST_STEPS) -> I64 | None:
     if answer is None or answer.shape != parts.work.shape or answer.min() < 0 or answer.max() >= count:
         return None
     machine_of = _named(parts, answer)
-    _polish(parts, machine_of, seed, (0, steps), wide=False)
+    _polish(parts, machine_of, seed, 0, steps, wide=False)
     return machine_of
 
 
@@ -256,16 +256,16 @@ def _levels(parts: Parts, seed: int, steps: int, parents: tuple[I64, I64] | None
         order = np.argsort(-parts.work * rng.uniform(0.5, 1.0, parts.graph.size), kind="stable")
         machine_of = _grow(*parts.graph, parts.work, parts.state, parts.fixed, parts.room, parts.memory, order)
     machine_of = machine_of.copy()
-    _polish(parts, machine_of, seed, (2, steps), wide=True, loose=bool(levels))
+    _polish(parts, machine_of, seed, 2, steps, wide=True, loose=bool(levels))
     for i, (parts, cluster) in reversed(list(enumerate(levels))):
         machine_of = machine_of[cluster]
-        _polish(parts, machine_of, seed, (1, steps), wide=True, loose=i > 0)
+        _polish(parts, machine_of, seed, 1, steps, wide=True, loose=i > 0)
     return machine_of
 
 
-def _polish(parts: Parts, machine_of: I64, seed: int, effort: tuple[int, int], *, wide: bool, loose: bool = False) -> None:
-    """Refine a partition in place. effort: how often to double a search's steps by the size, and the most of them. wide: with
-    more room at first. loose: finer levels mend what exceeds the room."""
+def _polish(parts: Parts, machine_of: I64, seed: int, doublings: int, steps: int, *, wide: bool, loose: bool = False) -> None:
+    """Refine a partition in place. doublings: of a search's steps, which are fewer for large graphs; steps: of them at most.
+    wide: with more room at first. loose: finer levels mend what exceeds the room."""
     size, count = parts.graph.size, parts.machine_count
     if count < 2 or not len(parts.free):
         return
@@ -283,7 +283,7 @@ def _polish(parts: Parts, machine_of: I64, seed: int, effort: tuple[int, int], *
     if not loose:
         _refine(*parts.graph, *work, *state, machine_of, order, 12)
     if small:
-        steps = min(effort[1], (1_000_000 << effort[0]) // (size * count))
+        steps = min(steps, (1_000_000 << doublings) // (size * count))
         _search_around(*parts.graph, *work, *state, parts.free, machine_of, steps, seed)
         if not loose and _exchange(*parts.graph, *work, *state, parts.free, machine_of):
             _search_around(*parts.graph, *work, *state, parts.free, machine_of, steps, seed)

@@ -24,7 +24,7 @@ from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
 _ROUNDS = 8  # of merges at no loss
 FILLED = 0.5  # of the limit of an instance's windows, up to which a placement may fill it
 _HYSTERESIS = 0.2  # by which savings have to exceed the state that moves, so that equal placements do not alternate
-IN_A_RUN = Effort(1, with_metis=False, steps=500)  # while the master waits; the next epoch tries again
+IN_A_RUN = Effort(1, with_metis=False, steps=500)  # the master does nothing else then; the next epoch tries again
 BEFORE_A_RUN = Effort(with_metis=False)
 _IN_HOST = 0.1  # cost of a byte within a host, over that of one between hosts
 _MOVE_BYTES = 1 << 16  # that a move counts for besides its state: orders, acknowledgements, rows that wait

@@ -1,7 +1,7 @@
 """The choice of moves at the end of a reorganization epoch (paper section IV-C): pure functions of loads.
 
-What: `classify` (supplier, consumer, neutral), `empty_slaves`, `traffic_is_due`, and the policies `paper`, `balanced`,
-`random`, by name in `POLICIES`.
+What: `classify` (supplier, consumer, neutral), `empty_slaves`, and the policies `paper`, `balanced`, `random`, by name in
+`POLICIES`.
 Why: a policy suggests, the master enacts; so policies can be compared, tested on a table of numbers, and replaced.
 Stays out: the number of active slaves (`policy.declustering`), enacting (`cluster.master.controller`).
 """
@@ -59,15 +59,6 @@ class Suggestion:
     supplier: SlaveId
     consumer: SlaveId
     reason: str
-
-
-_EARLY = 4  # of the first reorganization epoch, after which traffic is looked at for the first time
-
-
-def traffic_is_due(epochs: int, interval: int) -> bool:
-    """Whether slaves tell what they have sent since the last time, after so many distribution epochs of the run: at the end of
-    every reorganization epoch, of `interval` of them, and early in the first one, while windows have little state to move."""
-    return epochs % interval == 0 or epochs == interval // _EARLY
 
 
 def classify(load: SlaveLoad, config: ReorganizationConfig) -> Kind:

@@ -358,6 +358,17 @@ class _Sweep:
         return kept_up, why, bool(done["valid"])
 
 
+def check_hosts(experiment: Experiment, hostfile: Path | None) -> None:
+    """UserError when the runs of an experiment cannot be on these hosts. None: as MPI finds them."""
+    if hostfile is None:
+        return
+    if experiment.source.runner != "mpi":
+        raise UserError(f"--hostfile: runs of this experiment have no MPI ranks (runner: {experiment.source.runner})")
+    if needs_calibration(experiment):
+        remedy = "set nodes.node_speed"
+        raise UserError("--hostfile: the speed of imitated nodes is measured on this machine, not on the hosts", remedy=remedy)
+
+
 def sweep(
     experiment: Experiment,
     directory: Path,
@@ -374,13 +385,12 @@ def sweep(
     UserError before the first run, when a point is wrong, the directory has other content, or runs have no ranks for hosts.
     """
     source = dataclasses.replace(experiment.source, hostfile=hostfile)
-    if hostfile is not None and source.runner != "mpi":
-        raise UserError(f"--hostfile: runs of this experiment have no MPI ranks (runner: {source.runner})")
+    check_hosts(experiment, hostfile)
     points(experiment)  # with any node_speed: finds errors before a calibration takes its minute
     store, design = SweepStore(directory), design_digest(experiment)
-    store.check(describe(experiment, design, None), fresh=fresh)  # before a lock is written there
+    store.check(describe(experiment, design, None, hostfile), fresh=fresh)  # before a lock is written there
     with store.locked(), _signals():
-        store.check(describe(experiment, design, None), fresh=fresh)
+        store.check(describe(experiment, design, None, hostfile), fresh=fresh)
         node_speed = None
         if needs_calibration(experiment):
             reporter.line("how fast an imitated node must be on this machine:")
@@ -390,5 +400,5 @@ def sweep(
         planned = points(experiment, node_speed)[: only or None]
         if fresh:  # after all checks
             store.forget()
-        store.begin(describe(experiment, design, node_speed))
+        store.begin(describe(experiment, design, node_speed, hostfile))
         return _Sweep(source, store, planned, node_speed, reporter).run(repeat or source.repeat)

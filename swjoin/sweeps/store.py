@@ -75,8 +75,10 @@ def machine() -> dict[str, Any]:
     return {"cores": os.cpu_count() or 1, "model": model}
 
 
-def describe(experiment: Experiment, design_digest: str, node_speed: float | None) -> dict[str, Any]:
-    """The content of experiment.json."""
+def describe(
+    experiment: Experiment, design_digest: str, node_speed: float | None, hostfile: Path | None = None
+) -> dict[str, Any]:
+    """The content of experiment.json. hostfile: hosts of the ranks; None: as MPI finds them."""
     source, search = experiment.source, experiment.source.search
     return {
         "format": FORMAT,
@@ -93,6 +95,7 @@ def describe(experiment: Experiment, design_digest: str, node_speed: float | Non
         else {"axis": search.axis, "low": search.low, "high": search.high, "precision": search.precision},
         "node_speed": node_speed,
         "runner": source.runner,
+        "hosts": None if hostfile is None else hostfile.read_text().split("\n"),
         "machine": machine(),
     }
 
@@ -168,6 +171,8 @@ class SweepStore:
         if not ended:
             return
         help_ = "give --fresh to measure all of it anew, or another --out"
+        if description.get("hosts") != old.get("hosts"):
+            raise UserError(f"{self.directory}: holds results of other hosts; {help_}")
         for name in _SAME:
             mine, its = description[name], old.get(name)
             if mine == its or (name == "node_speed" and mine is None):

@@ -226,7 +226,15 @@ def test_node_speed_scales_every_slave_and_a_paused_throttle_owes_nothing() -> N
 def part(**changes: Any) -> dict[str, Any]:
     times = [10.0, 90.0, 0.0, -1.0]  # busy, idle, stolen, waiting
     late = {"p50": 0.0001, "p99": 0.001, "max": 0.002}
-    return {"host": "a", "cores": 2, "elapsed_s": 50.0, "cpu_s": 5.0, "times_s": times, "late_s": late} | changes
+    return {
+        "host": "a",
+        "cores_of": "k",
+        "cores": 2,
+        "elapsed_s": 50.0,
+        "cpu_s": 5.0,
+        "times_s": times,
+        "late_s": late,
+    } | changes
 
 
 def verdict(master: dict[str, Any], other: dict[str, Any], slot_us: int = 200_000, imitates: bool = True) -> list[str]:
@@ -240,6 +248,15 @@ def test_a_quiet_machine_is_not_overloaded() -> None:
     assert verdict(part(), part()) == []
     report = machine_report(part(), [part()], slot_us=1, imitates=True)["hosts"]["a"]
     assert (report["busy_ratio"], report["foreign_ratio"], report["waiting_ratio"]) == (0.1, 0.0, None)
+
+
+def test_hosts_that_share_cores_are_no_strangers_to_each_other() -> None:
+    """Namespaces and containers: what one does is not the work of other processes for the other."""
+    busy = part(times_s=[40.0, 60.0, 0.0, 1.0], cpu_s=20.0)
+    report = machine_report(busy, [busy | {"host": "b"}], slot_us=1, imitates=False)
+    assert (report["reasons"], list(report["hosts"])) == ([], ["a"])
+    apart = machine_report(busy, [busy | {"host": "b", "cores_of": "other"}], slot_us=1, imitates=False)
+    assert [reason[:6] for reason in apart["reasons"]] == ["a: 20%", "b: 20%"]
 
 
 @pytest.mark.parametrize(

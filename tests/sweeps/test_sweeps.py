@@ -778,6 +778,26 @@ def test_the_command(swjoin: Any, write: Any, tmp_path: Path) -> None:
     assert "holds results of the experiment one, not of other" in out.err[0]
 
 
+def test_hosts_of_a_sweep(write: Any, fake: Fake, swjoin: Any, tmp_path: Path) -> None:
+    """They are in every command and in the description; runs on other hosts are not the same, and some runs have none."""
+    hosts, path = tmp_path / "hosts", write(axes={"workload.rate": [10]})
+    hosts.write_text("127.0.0.1 slots=3\n")
+    assert fake.sweep(path, hostfile=hosts).done == 1
+    assert json.loads((fake.out / "experiment.json").read_text())["hosts"] == ["127.0.0.1 slots=3", ""]
+    assert fake.sweep(path, hostfile=hosts).already == 1
+    with pytest.raises(UserError, match="results of other hosts"):
+        fake.sweep(path)
+    for settings, words in (
+        ({"runner": "local"}, "have no MPI ranks (runner: local)"),
+        ({"base": {k: v for k, v in BASE.items() if k != "nodes"}, "preset": "quick"}, "set nodes.node_speed"),
+    ):
+        out = swjoin("sweep", write(**settings), "--hostfile", hosts, "--dry-run")
+        assert (out.code, len(out.err)) == (2, 1)
+        assert words in out.err[0]
+    out = swjoin("sweep", path, "--hostfile", tmp_path / "none", "--dry-run")
+    assert (out.code, out.err) == (2, [f"swjoin: --hostfile {tmp_path / 'none'}: cannot be read (No such file or directory)"])
+
+
 def test_point_commands(write: Any) -> None:
     def typed(runner_name: str) -> list[str]:
         experiment = load_experiment(write(runner=runner_name, costs="paper"))

@@ -9,7 +9,7 @@ Kinds of log events and their fields: `occupancy` (amount: ratio; duration_us: t
 `decided` (a move; text: reason), `left` and `installed` (acknowledged by supplier and consumer; tuples, state_bytes,
 duration_us at that slave), `activated`, `emptying`, `kept` (emptying revoked), `rested` (amount: active slaves from then on),
 `placed` (policy network: amount: share of the bytes between stages that is expected between ranks, in percent), `regret`
-(amount: in the last reorganization epoch, that share less the least possible one, in points), `checkpoint` (duration_us: from
+(amount: since the last such event, that share less the least possible one, in points), `checkpoint` (duration_us: from
 its start until durable; amount: generation), `recovered` (amount: slaves from then on; tuples: read again; text: cause).
 Gateways log `held` (a move's order is delivered, tuples are held back from now on), `released`
 (tuples: count of held-back tuples; duration_us: since `held`), `idle` and `speaks` (a stream without rows, and with rows
@@ -72,7 +72,6 @@ class Controller:
         interval = self.config.epoch_us // t_d if t_d else 0
         self._schedule = Schedule(None if self.config.policy == "none" else interval)
         self._emptying: set[SlaveId] = set()
-        self.measured: list[SlaveLoad] = []  # at the end of the last reorganization epoch
         self._events: list[RunEvent] = []
         self._epoch = 0
 
@@ -136,7 +135,6 @@ class Controller:
         if self.config.declustering != "fixed" and self._resize(loads, now_us):
             loads = self._loads(now_us)
         suggested = [] if self._policy is None else self._policy(loads, self.config, self._random)
-        self.measured = loads
         self.enact([*empty_slaves(loads, self.config), *suggested], now_us)
         self.loads.restart(now_us)
 

@@ -94,12 +94,10 @@ class Master:
         self.scaling = UnitScaling(scaled, config.reorganization.scaling) if scaled else None
         self.network = None
         if config.reorganization.policy == "network" and teams is not None:
-            placement = config.reorganization.placement
-            self.network = NetworkPlacement(teams, placement, config.seed, config.module.window_bytes)
+            self.network = NetworkPlacement.of(teams, config)
         self.epoch = EpochIndex(-1)
         self.phases = Phases(prefill=config.measure.prefill_us > 0)
         self._wanted: dict[RoleId, EpochWanted] = {}  # by gateways that are ready for the next epoch
-        self._may_move = False  # in this distribution epoch
         self._closed: dict[RoleId, tuple[int, int]] = {}  # by gateways that have closed this epoch: times that they need
         self._prefilled: set[RoleId] = set()  # gateways whose prefill is joined
 
@@ -205,7 +203,7 @@ class Master:
             return
         if self.network is not None:
             self.network.reported(stage, slave, loads)
-            self._place_by_traffic(now_us)
+            self.network.seek(self.controllers, now_us)
         if self.scaling is not None:
             owned = [group for group in controller.map.groups_of(slave).tolist() if not controller.movement.has(group)]
             self.scaling.reported(stage, owned, loads)
@@ -261,8 +259,9 @@ class Master:
         checkpoint = due and not self._moves
         still = due or self.checkpoints.being_joined
         ending = exhausted or prefill
-        self._may_move = not (ending or still)
         resting = [c.begin_epoch(self.epoch, now_us, ending=ending, still=still) for c in self.controllers]
+        if ending or not still:
+            self._move_by_traffic(now_us, ending=ending)
         inactive = [] if self._of_plan else resting[0]
         generation = self.checkpoints.generation
         if last:
@@ -294,12 +293,12 @@ class Master:
             halt=checkpoint and self.checkpoints.is_last,
         )
 
-    def _place_by_traffic(self, now_us: int) -> None:
-        """The moves of policy `network`, once all slaves have told what they sent: a search may take as long as a short epoch,
-        so no plan waits for it."""
-        if self.network is None or not self._may_move:
+    def _move_by_traffic(self, now_us: int, *, ending: bool) -> None:
+        """Order the moves of policy `network` that were found since the last plan. ending: they are not worth it any more."""
+        if self.network is None:
             return
-        for stage, suggestion in self.network.suggested(self.controllers):
+        moves = self.network.take_moves()
+        for stage, suggestion in () if ending else moves:
             self.controllers[stage].enact([suggestion], now_us)
         for kind, amount, text in self.network.take_notes():
             self.controller.note(now_us, kind, amount=amount, text=text)

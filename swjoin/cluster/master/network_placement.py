@@ -1,7 +1,7 @@
 """Placement by measured traffic while the run goes on: policy `network` (KATTS, seed 001).
 
 What: `Teams`, which stages of a plan can share ranks; `NetworkPlacement`: `reported` takes what slaves have sent and done,
-`suggested` has the moves, of all stages at once, when all have told of a reorganization epoch; `placed_again`, where
+`seek` looks for moves, of all stages at once, by what all have reported, `take_moves` gives them; `placed_again`, where
 partition-groups go when a run goes on with another number of slaves.
 Why: what a move saves depends on where the partition-groups of other stages are, so no stage can decide alone.
 Stays out: the choice (`policy.placement`), counting (`cluster.traffic`), enacting (`cluster.master.controller`).
@@ -22,7 +22,7 @@ from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import GroupLoads, nothing_sent
 from swjoin.core.ids import GroupId, SlaveId
-from swjoin.policy.placement import FILLED, IN_A_RUN, place, suggest
+from swjoin.policy.placement import BEFORE_A_RUN, FILLED, IN_A_RUN, place, suggest
 from swjoin.policy.reorganization import BUSY, Suggestion
 from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
@@ -62,14 +62,22 @@ def ends_in(pair: tuple[int, int], stages: Sequence[int]) -> bool:
     return pair[0] in stages and pair[1] in stages
 
 
+Slave = tuple[int, int]  # a stage, and the slave's number in it
+
+
 @dataclass
 class _Slice:
-    """What was measured in a reorganization epoch. sent: int64 (n, 5), see `core.data_messages.TRAFFIC_COLUMNS`. work_ns,
-    state_bytes: int64 (stages, groups)."""
+    """What was measured from one report of the slaves to the next: in a reorganization epoch, or in the first part of it. sent:
+    int64 (n, 5), see `core.data_messages.TRAFFIC_COLUMNS`. work_ns, state_bytes: int64 (stages, groups). busy_us, worked_ns: of
+    each slave, time and nominal work. epochs: distribution epochs. length_us: since the slice before was complete."""
 
     work_ns: I64
     state_bytes: I64
     sent: list[I64] = field(default_factory=list)
+    busy_us: Counter[Slave] = field(default_factory=Counter)
+    worked_ns: Counter[Slave] = field(default_factory=Counter)
+    epochs: int = 0
+    length_us: int = 0
 
 
 class Placed(NamedTuple):
@@ -83,14 +91,23 @@ class Placed(NamedTuple):
 class NetworkPlacement:
     """One for a run with policy `network`. seed: of placements. window_bytes: limit of the state of an instance."""
 
-    def __init__(self, teams: Teams, settings: PlacementConfig, seed: int, window_bytes: int) -> None:
+    def __init__(self, teams: Teams, settings: PlacementConfig, seed: int, window_bytes: int, interval: int) -> None:
+        """interval: distribution epochs in a reorganization epoch."""
         self._teams, self._settings, self._seed = teams, settings, seed
-        self._most_bytes = FILLED * window_bytes
+        self._most_bytes, self._interval = FILLED * window_bytes, interval
         self._slices: deque[_Slice] = deque(maxlen=settings.slices)
-        self._open: deque[_Slice] = deque()  # of which some slaves have not told yet
-        self._told: Counter[tuple[int, int]] = Counter()  # how many slices, by stage and number of the slave
-        self._closed = 0
+        self._open: deque[_Slice] = deque()  # not all slaves have reported them
+        self._reported: Counter[Slave] = Counter()  # slices
+        self._closed = self._since_us = 0
+        self._moves: list[tuple[int, Suggestion]] = []
         self._notes: list[Placed] = []
+
+    @staticmethod
+    def of(teams: Teams, config: RunConfig) -> NetworkPlacement:
+        """For a run with this configuration."""
+        reorganization = config.reorganization
+        interval = reorganization.epoch_us // config.cluster.distribution_epoch_us
+        return NetworkPlacement(teams, reorganization.placement, config.seed, config.module.window_bytes, interval)
 
     def _new_slice(self) -> _Slice:
         shape = self._teams.stages, self._teams.groups
@@ -99,33 +116,70 @@ class NetworkPlacement:
 
     def reported(self, stage: int, slave: int, loads: GroupLoads) -> None:
         """A slave's report at the end of a distribution epoch. slave: its number in the stage."""
-        at = self._told[stage, slave] - self._closed
+        at = self._reported[stage, slave] - self._closed  # a slave may be ahead of others
         while len(self._open) <= at:
             self._open.append(self._new_slice())
         mine = self._open[at]
         mine.work_ns[stage, loads.groups] += loads.cost_ns
         mine.state_bytes[stage, loads.groups] = loads.state_bytes
+        mine.busy_us[stage, slave] += loads.busy_us
+        mine.worked_ns[stage, slave] += int(loads.cost_ns.sum())
+        mine.epochs += (stage, slave) == (0, 0)
         if loads.sent is not None:
             mine.sent.append(loads.sent)
-            self._told[stage, slave] += 1
+            self._reported[stage, slave] += 1
 
-    def suggested(self, controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
-        """The moves by the last slices, each with its stage; none before all slaves have told of one more slice: counts would
-        say who was first. controllers: of all stages."""
-        told = [self._told[s, n] for team in self._teams.teams for s in team for n in range(controllers[s].slave_count)]
-        complete = min(told, default=0) - self._closed
+    def close_slices(self, counts: Sequence[int], now_us: int) -> bool:
+        """Take the slices that all slaves have reported: before that, counts say who was first. Returns whether there are any.
+        counts: slaves of every stage."""
+        reported = [self._reported[stage, slave] for stage, count in enumerate(counts) for slave in range(count)]
+        complete = min(reported) - self._closed
         for _ in range(complete):
+            self._open[0].length_us, self._since_us = now_us - self._since_us, now_us
             self._slices.append(self._open.popleft())
         self._closed += complete
-        return [move for stages in self._teams.teams if complete for move in self._of_team(stages, controllers)]
+        return complete > 0
+
+    def seek(self, controllers: Sequence[Controller], now_us: int) -> None:
+        """Look for moves when the last slave has reported, usually while an epoch is under way: a search may take as long as a
+        short epoch, so the plan of an epoch is not the place for it. controllers: of all stages."""
+        if self.close_slices([controller.slave_count for controller in controllers], now_us):
+            self._moves = self.suggested(controllers)
+
+    def take_moves(self) -> list[tuple[int, Suggestion]]:
+        """Remove and return the moves that were found last, each with its stage."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def suggested(self, controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
+        """The moves by the last slices, each with its stage. controllers: of all stages."""
+        return [move for stages in self._teams.teams for move in self._of_team(stages, controllers)]
+
+    def _speeds(self, stages: Sequence[int], count: int) -> F64:
+        """Of the ranks of a team, nominal work per time over that of the mean: in every stage, whose nominal work has another
+        unit, and then on average. count: ranks."""
+        found = np.ones((len(stages), count))
+        for i, stage in enumerate(stages):
+            busy_us, worked_ns = (
+                np.array([sum(of[stage, slave] for of in column) for slave in range(count)], np.float64)
+                for column in ([one.busy_us for one in self._slices], [one.worked_ns for one in self._slices])
+            )
+            known = (busy_us > 0) & (worked_ns > 0)
+            if known.any():
+                speed = worked_ns / np.maximum(busy_us, 1)
+                found[i, known] = speed[known] / speed[known].mean()
+        speeds: F64 = found.mean(axis=0)
+        return speeds
+
+    def _busy_ratio(self, stages: Sequence[int], count: int) -> float:
+        """Of the busiest rank in the last slice."""
+        last = self._slices[-1]
+        return max(sum(last.busy_us[stage, slave] for stage in stages) for slave in range(count)) / max(1, last.length_us)
 
     def _of_team(self, stages: Sequence[int], controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
-        loads = [controllers[stage].measured for stage in stages]
         count = controllers[stages[0]].slave_count
-        speeds = [np.array([load.speed for load in of_stage]) if of_stage else np.ones(count) for of_stage in loads]
-        by_rank = np.mean([of_stage / of_stage.mean() for of_stage in speeds], axis=0)
-        machines = Machines(_steps(by_rank), self._teams.host_of(stages), self._memory(stages, len(by_rank)))
-        busy = any(load.busy_ratio > BUSY for of_stage in loads for load in of_stage)
+        machines = Machines(_steps(self._speeds(stages, count)), self._teams.host_of(stages), self._memory(stages, count))
+        busy = self._busy_ratio(stages, count) > BUSY
         now = np.concatenate([controllers[stage].map.owner for stage in stages])
         pinned = np.full(len(now), -1, np.int64)
         for i, stage in enumerate(stages):
@@ -167,9 +221,9 @@ class NetworkPlacement:
         return found
 
     def _average(self, slices: Sequence[_Slice]) -> _Slice:
-        """One slice in the place of several, of which the newest counts most."""
+        """A whole reorganization epoch in the place of several slices, of which the newest counts most."""
         weights = _DECAY ** np.arange(len(slices))[::-1]
-        weights /= weights.sum()
+        weights *= self._interval / max(1.0, float(weights @ np.array([one.epochs for one in slices])))
         parts = [(part, weight) for one, weight in zip(slices, weights, strict=True) for part in one.sent]
         sent = np.concatenate([nothing_sent(), *(part for part, _ in parts)])
         weight = np.concatenate([np.zeros(0), *(np.full(len(part), weight) for part, weight in parts)])
@@ -180,7 +234,7 @@ class NetworkPlacement:
         edge, source = np.divmod(pairs // groups, groups)
         work_ns = sum(weight * one.work_ns for one, weight in zip(slices, weights, strict=True))
         found = np.stack([edge, source, pairs % groups, *counts], axis=1)
-        return _Slice(np.ceil(work_ns).astype(np.int64), slices[-1].state_bytes, [found])
+        return _Slice(np.ceil(work_ns).astype(np.int64), slices[-1].state_bytes, [found], epochs=self._interval)
 
     def _graph(self, stages: Sequence[int], counts: _Slice, pinned: I64) -> TaskGraph:
         """The partition-groups of a team, stage by stage. counts: as of `_average`."""
@@ -207,7 +261,7 @@ class NetworkPlacement:
         best = cost(last, place(last, machines, self._settings, self._seed, now, IN_A_RUN), machines)
         seen = cost(last, now, machines)
         regret = 100 * max(0, seen.network_bytes - best.network_bytes) / max(1, seen.total_bytes)  # the bound may cost more
-        self._notes.append(Placed("regret", regret, "points above the best placement for the last reorganization epoch"))
+        self._notes.append(Placed("regret", regret, "points above the best placement for what was seen since the last one"))
 
     def plain_state(self) -> dict[str, Any]:
         """What was measured, for a checkpoint: the heaviest pairs of partition-groups of the average slice."""
@@ -224,7 +278,8 @@ class NetworkPlacement:
         if plain:
             shape = self._teams.stages, self._teams.groups
             work_ns, state_bytes = (np.array(plain[name], np.int64).reshape(shape) for name in ("work_ns", "state_bytes"))
-            self._slices.append(_Slice(work_ns, state_bytes, [np.array(plain["sent"], np.int64).reshape(-1, 5)]))
+            sent = np.array(plain["sent"], np.int64).reshape(-1, 5)
+            self._slices.append(_Slice(work_ns, state_bytes, [sent], epochs=self._interval))
 
     def placed(self, counts: Sequence[int]) -> dict[int, I64]:
         """Owners of the partition-groups of each stage of a team, by what was measured. counts: instances of every stage."""
@@ -235,7 +290,7 @@ class NetworkPlacement:
             )
             count = counts[stages[0]]
             machines = Machines(np.ones(count), memory_bytes=self._memory(stages, count))
-            machine_of = place(graph, machines, self._settings, self._seed, effort=IN_A_RUN)
+            machine_of = place(graph, machines, self._settings, self._seed, effort=BEFORE_A_RUN)
             found |= dict(zip(stages, machine_of.reshape(len(stages), -1), strict=True))
         return found
 
@@ -250,7 +305,7 @@ def placed_again(plain: dict[str, Any], teams: Teams, config: RunConfig, counts:
     comes from there, so nothing is moved. plain: as of `NetworkPlacement.plain_state`. counts: instances of every stage."""
     if config.reorganization.policy != "network":
         return {}
-    placement = NetworkPlacement(teams, config.reorganization.placement, config.seed, config.module.window_bytes)
+    placement = NetworkPlacement.of(teams, config)
     placement.restore(plain)
     return placement.placed(counts)
 

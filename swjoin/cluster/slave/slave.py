@@ -71,8 +71,7 @@ from swjoin.operators.configured_join import join_of_run
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
 from swjoin.operators.window_join import Matching, WindowJoinOperator
-from swjoin.policy.epochs import next_exchange_us, slot_offset_us
-from swjoin.policy.reorganization import traffic_is_due
+from swjoin.policy.epochs import next_exchange_us, slot_offset_us, traffic_is_due
 from swjoin.state.delay_histogram import HISTOGRAM_SIZE, histogram_quantile
 
 EXCHANGE = "exchange"  # the timer of a slave's slot
