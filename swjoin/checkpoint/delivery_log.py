@@ -147,7 +147,7 @@ class SegmentLog:
     def append(self, delivery: Delivery, frame: U8 | None = None) -> None:
         """Log a delivery. frame: its bytes, if it came over a wire. Waits while the disk is too far behind."""
         if len(delivery.left) or len(delivery.right) or self._promises:
-            self._background.submit(lambda: self._append(delivery, frame))
+            self._background.submit(lambda: self._append(delivery, frame), delivery.nbytes)
 
     def _append(self, delivery: Delivery, frame: U8 | None) -> None:
         segment = self._open.get(delivery.generation)

@@ -37,6 +37,7 @@ _HEADER_BYTES = 64
 _ALIGN = 64
 _PIECE_BYTES = 1 << 20
 _WAITING = 64  # operations in the queue; `submit` waits while it is full
+WAITING_BYTES = 32 << 20  # that operations in the queue keep; `submit` waits while they keep more
 
 
 def check_name(path: Path) -> None:
@@ -385,7 +386,8 @@ class Executor(Protocol):
 
     failure: BaseException | None
 
-    def submit(self, operation: Callable[[], Any]) -> None: ...
+    def submit(self, operation: Callable[[], Any], nbytes: int = 0) -> None:
+        """nbytes: that the operation keeps in memory until it is performed."""
 
     def end(self) -> None: ...
 
@@ -403,26 +405,37 @@ class Background(threading.Thread):
     def __init__(self, name: str, done: Callable[[Any], None]) -> None:
         super().__init__(name=name, daemon=True)
         self._done = done
-        self._operations: queue.Queue[Callable[[], Any] | None] = queue.Queue(_WAITING)
+        self._operations: queue.Queue[tuple[Callable[[], Any], int] | None] = queue.Queue(_WAITING)
+        self._waiting_bytes, self._less_waits = 0, threading.Condition()
         self.failure: BaseException | None = None
         self.start()
 
     def run(self) -> None:
-        while (operation := self._operations.get()) is not None:
-            if self.failure is not None:
-                continue
-            try:
-                result = operation()
-            except BaseException as error:
-                self.failure = error
-                self._done(error)
-                continue
-            if result is not None:
-                self._done(result)
+        while (entry := self._operations.get()) is not None:
+            operation, nbytes = entry
+            if self.failure is None:
+                self._perform(operation)
+            del operation, entry  # with what they keep
+            with self._less_waits:
+                self._waiting_bytes -= nbytes
+                self._less_waits.notify_all()
 
-    def submit(self, operation: Callable[[], Any]) -> None:
-        """Enqueue an operation; waits while the queue is full."""
-        self._operations.put(operation)
+    def _perform(self, operation: Callable[[], Any]) -> None:
+        try:
+            result = operation()
+        except BaseException as error:
+            self.failure = error
+            self._done(error)
+            return
+        if result is not None:
+            self._done(result)
+
+    def submit(self, operation: Callable[[], Any], nbytes: int = 0) -> None:
+        """Enqueue an operation; waits while the queue is full, or keeps `WAITING_BYTES` or more."""
+        with self._less_waits:
+            self._less_waits.wait_for(lambda: self._waiting_bytes < WAITING_BYTES)
+            self._waiting_bytes += nbytes
+        self._operations.put((operation, nbytes))
 
     def end(self) -> None:
         """Complete the submitted operations and end the thread."""

@@ -26,6 +26,7 @@ from swjoin.connectors.files.sink import GROUP_ROWS
 from swjoin.connectors.files.time_order import RUN_BYTES
 from swjoin.connectors.source import BATCH_ROWS
 from swjoin.core.batch import I64, LEFT, RIGHT
+from swjoin.core.storage import WAITING_BYTES
 from swjoin.forecast.input_profile import HashCells, InputProfile, carries_payload
 from swjoin.forecast.model.batch import F64, TUPLE_BYTES
 from swjoin.forecast.window_size import BLOCKS, DEPTH, MINIS, estimate_group
@@ -316,13 +317,15 @@ def _slave_buffers(config: RunConfig, profile: InputProfile, spans: _Spans, shar
 
 
 def _log_bytes(config: RunConfig, profile: InputProfile, spans: _Spans, share: float) -> float:
-    """Deliveries that the log of checkpoints has in memory: live ones; in realtime pace, those of one interval."""
+    """Deliveries that the log of checkpoints has in memory: live ones; in realtime pace, those of one interval; and some that
+    wait to be logged."""
     if not config.checkpoint.enabled:
         return 0.0
     length_us = max(spans.stored_us) + spans.epoch_us
     if config.pace == "realtime" and config.checkpoint.interval_us:
         length_us = min(length_us, float(config.checkpoint.interval_us))
-    return min(float(UNWRITTEN_LIMIT_BYTES), _epoch_bytes(profile, length_us) * share)
+    kept = _epoch_bytes(profile, length_us) * share
+    return min(float(UNWRITTEN_LIMIT_BYTES), kept) + min(float(WAITING_BYTES), kept)
 
 
 def _collector(config: RunConfig, profile: InputProfile) -> float:

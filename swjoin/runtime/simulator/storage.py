@@ -32,7 +32,7 @@ class VirtualDisk:
         self._waiting: list[Callable[[], Any]] = []
         self.failure: BaseException | None = None
 
-    def submit(self, operation: Callable[[], Any]) -> None:
+    def submit(self, operation: Callable[[], Any], nbytes: int = 0) -> None:
         self._waiting.append(operation)
         if len(self._waiting) == 1:
             self._schedule(self._name, self._next)
