@@ -69,7 +69,8 @@ Slave = tuple[int, int]  # a stage, and the slave's number in it
 class _Slice:
     """What was measured from one report of the slaves to the next: in a reorganization epoch, or in the first part of it. sent:
     int64 (n, 5), see `core.data_messages.TRAFFIC_COLUMNS`. work_ns, state_bytes: int64 (stages, groups). busy_us, worked_ns: of
-    each slave, time and nominal work. epochs: distribution epochs. length_us: since the slice before was complete."""
+    each slave, time and nominal work. epochs: distribution epochs. length_us: since the slice before was complete, or a
+    share of that."""
 
     work_ns: I64
     state_bytes: I64
@@ -135,9 +136,10 @@ class NetworkPlacement:
         reported = [self._reported[stage, slave] for stage, count in enumerate(counts) for slave in range(count)]
         complete = min(reported) - self._closed
         for _ in range(complete):
-            self._open[0].length_us, self._since_us = now_us - self._since_us, now_us
+            self._open[0].length_us = (now_us - self._since_us) // complete
             self._slices.append(self._open.popleft())
-        self._closed += complete
+        if complete:
+            self._since_us, self._closed = now_us, self._closed + complete
         return complete > 0
 
     def seek(self, controllers: Sequence[Controller], now_us: int) -> None:
