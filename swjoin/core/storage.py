@@ -407,10 +407,19 @@ class Background(threading.Thread):
         self._done = done
         self._operations: queue.Queue[tuple[Callable[[], Any], int] | None] = queue.Queue(_WAITING)
         self._waiting_bytes, self._less_waits = 0, threading.Condition()
+        self._ended = False
         self.failure: BaseException | None = None
         self.start()
 
     def run(self) -> None:
+        try:
+            self._perform_all()
+        finally:
+            with self._less_waits:
+                self._ended = True
+                self._less_waits.notify_all()
+
+    def _perform_all(self) -> None:
         while (entry := self._operations.get()) is not None:
             operation, nbytes = entry
             if self.failure is None:
@@ -433,7 +442,7 @@ class Background(threading.Thread):
     def submit(self, operation: Callable[[], Any], nbytes: int = 0) -> None:
         """Enqueue an operation; waits while the queue is full, or keeps `WAITING_BYTES` or more."""
         with self._less_waits:
-            self._less_waits.wait_for(lambda: self._waiting_bytes < WAITING_BYTES)
+            self._less_waits.wait_for(lambda: self._ended or self._waiting_bytes < WAITING_BYTES)
             self._waiting_bytes += nbytes
         self._operations.put((operation, nbytes))
 

@@ -125,7 +125,10 @@ def machine_report(master: dict[str, Any], others: list[dict[str, Any]], *, slot
     sharing: dict[str, list[dict[str, Any]]] = {}
     for part in (master, *others):
         sharing.setdefault(part["cores_of"], []).append(part)
-    reports = {parts[0]["host"]: _host_report(parts) for parts in sharing.values()}
+    reports: dict[str, dict[str, Any] | None] = {}
+    for parts in sharing.values():
+        name, same = parts[0]["host"], sum(parts[0]["host"] == other[0]["host"] for other in sharing.values())
+        reports[name if same == 1 else f"{name} ({len(reports) + 1})"] = _host_report(parts)
     reasons = []
     for host, report in reports.items():
         if report is None:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from swjoin.config.run import RunConfig, digest
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
+from swjoin.core.storage import write_whole
 from swjoin.monitor.sustainability import read_rows, sustained
 from swjoin.sweeps.experiment import Design, Experiment
 from swjoin.sweeps.node_speed import calibrated_speed
@@ -358,15 +359,22 @@ class _Sweep:
         return kept_up, why, bool(done["valid"])
 
 
-def check_hosts(experiment: Experiment, hostfile: Path | None) -> None:
-    """UserError when the runs of an experiment cannot be on these hosts. None: as MPI finds them."""
+def check_hosts(experiment: Experiment, hostfile: Path | None) -> str | None:
+    """The text of a file of hosts. UserError when the runs of an experiment cannot be there. None: as MPI finds them."""
     if hostfile is None:
-        return
+        return None
     if experiment.source.runner != "mpi":
         raise UserError(f"--hostfile: runs of this experiment have no MPI ranks (runner: {experiment.source.runner})")
     if needs_calibration(experiment):
         remedy = "set nodes.node_speed"
         raise UserError("--hostfile: the speed of imitated nodes is measured on this machine, not on the hosts", remedy=remedy)
+    try:
+        text = hostfile.read_text()
+    except OSError as error:
+        raise UserError(f"--hostfile {hostfile}: cannot be read ({error.strerror})") from None
+    if not text.strip():
+        raise UserError(f"--hostfile {hostfile}: cannot be read twice; write it to a file")
+    return text
 
 
 def sweep(
@@ -384,13 +392,12 @@ def sweep(
 
     UserError before the first run, when a point is wrong, the directory has other content, or runs have no ranks for hosts.
     """
-    source = dataclasses.replace(experiment.source, hostfile=hostfile)
-    check_hosts(experiment, hostfile)
+    source, hosts = experiment.source, check_hosts(experiment, hostfile)
     points(experiment)  # with any node_speed: finds errors before a calibration takes its minute
     store, design = SweepStore(directory), design_digest(experiment)
-    store.check(describe(experiment, design, None, hostfile), fresh=fresh)  # before a lock is written there
+    store.check(describe(experiment, design, None, hosts), fresh=fresh)  # before a lock is written there
     with store.locked(), _signals():
-        store.check(describe(experiment, design, None, hostfile), fresh=fresh)
+        store.check(describe(experiment, design, None, hosts), fresh=fresh)
         node_speed = None
         if needs_calibration(experiment):
             reporter.line("how fast an imitated node must be on this machine:")
@@ -400,5 +407,8 @@ def sweep(
         planned = points(experiment, node_speed)[: only or None]
         if fresh:  # after all checks
             store.forget()
-        store.begin(describe(experiment, design, node_speed, hostfile))
+        store.begin(describe(experiment, design, node_speed, hosts))
+        if hosts is not None:  # the given file may change between runs
+            write_whole(directory / ".hosts", hosts.encode())
+            source = dataclasses.replace(source, hostfile=(directory / ".hosts").absolute())
         return _Sweep(source, store, planned, node_speed, reporter).run(repeat or source.repeat)

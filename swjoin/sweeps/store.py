@@ -75,10 +75,8 @@ def machine() -> dict[str, Any]:
     return {"cores": os.cpu_count() or 1, "model": model}
 
 
-def describe(
-    experiment: Experiment, design_digest: str, node_speed: float | None, hostfile: Path | None = None
-) -> dict[str, Any]:
-    """The content of experiment.json. hostfile: hosts of the ranks; None: as MPI finds them."""
+def describe(experiment: Experiment, design_digest: str, node_speed: float | None, hosts: str | None = None) -> dict[str, Any]:
+    """The content of experiment.json. hosts: text of the file of the ranks' hosts; None: as MPI finds them."""
     source, search = experiment.source, experiment.source.search
     return {
         "format": FORMAT,
@@ -95,7 +93,7 @@ def describe(
         else {"axis": search.axis, "low": search.low, "high": search.high, "precision": search.precision},
         "node_speed": node_speed,
         "runner": source.runner,
-        "hosts": None if hostfile is None else hostfile.read_text().split("\n"),
+        "hosts": None if hosts is None else hosts.splitlines(),
         "machine": machine(),
     }
 

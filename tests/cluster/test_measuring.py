@@ -257,6 +257,8 @@ def test_hosts_that_share_cores_are_no_strangers_to_each_other() -> None:
     assert (report["reasons"], list(report["hosts"])) == ([], ["a"])
     apart = machine_report(busy, [busy | {"host": "b", "cores_of": "other"}], slot_us=1, imitates=False)
     assert [reason[:6] for reason in apart["reasons"]] == ["a: 20%", "b: 20%"]
+    alike = machine_report(busy, [part(cores_of="other")], slot_us=1, imitates=False)
+    assert (list(alike["hosts"]), alike["overloaded"]) == (["a (1)", "a (2)"], True)
 
 
 @pytest.mark.parametrize(

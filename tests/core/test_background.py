@@ -26,6 +26,13 @@ def test_operations_are_performed_in_order_and_none_after_a_failure() -> None:
     assert writer.failure is done[-1]
 
 
+def test_nobody_waits_for_a_thread_that_has_ended() -> None:
+    writer = Background("writer", lambda _: None)
+    writer.end()
+    for _ in range(3):
+        writer.submit(lambda: None, nbytes=WAITING_BYTES)
+
+
 def test_who_submits_waits_while_too_much_is_kept() -> None:
     """One operation is always taken, however large; what has been performed keeps nothing."""
     go_on, submitted = threading.Semaphore(0), threading.Semaphore(0)

@@ -505,6 +505,21 @@ def test_slices_count_by_their_lengths() -> None:
     assert np.array(placement.plain_state()["sent"])[:, 3].tolist() == [14] * 6  # ten in three quarters, rounded up
 
 
+def test_only_moves_that_are_ordered_are_logged() -> None:
+    """A later search takes the place of an earlier one; what was seen stays in the log."""
+    placement, controllers = _placement()
+    for _ in range(2):
+        _report(placement, 1 << 20)
+        placement.seek(controllers, 100)
+    assert sorted(note.kind for note in placement.take_notes()) == ["placed", "regret", "regret"]
+    assert len(placement.take_moves()) > 0
+    _report(placement, 1 << 20)
+    placement.seek(controllers, 200)
+    placement.drop_moves()
+    assert [note.kind for note in placement.take_notes()] == ["regret"]
+    assert placement.take_moves() == []
+
+
 def test_a_slow_rank_gets_less() -> None:
     """One that takes twice as long for its work, as is seen at the first report."""
     placement, controllers = _placement()

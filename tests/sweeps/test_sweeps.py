@@ -783,7 +783,8 @@ def test_hosts_of_a_sweep(write: Any, fake: Fake, swjoin: Any, tmp_path: Path) -
     hosts, path = tmp_path / "hosts", write(axes={"workload.rate": [10]})
     hosts.write_text("127.0.0.1 slots=3\n")
     assert fake.sweep(path, hostfile=hosts).done == 1
-    assert json.loads((fake.out / "experiment.json").read_text())["hosts"] == ["127.0.0.1 slots=3", ""]
+    assert json.loads((fake.out / "experiment.json").read_text())["hosts"] == ["127.0.0.1 slots=3"]
+    assert (fake.out / ".hosts").read_text() == "127.0.0.1 slots=3\n"
     assert fake.sweep(path, hostfile=hosts).already == 1
     with pytest.raises(UserError, match="results of other hosts"):
         fake.sweep(path)

@@ -297,8 +297,9 @@ class Master:
         """Order the moves of policy `network` that were found since the last plan. ending: they are not worth it any more."""
         if self.network is None:
             return
-        moves = self.network.take_moves()
-        for stage, suggestion in () if ending else moves:
+        if ending:
+            self.network.drop_moves()
+        for stage, suggestion in self.network.take_moves():
             self.controllers[stage].enact([suggestion], now_us)
         for kind, amount, text in self.network.take_notes():
             self.controller.note(now_us, kind, amount=amount, text=text)
@@ -381,7 +382,7 @@ class Master:
         for controller, state in zip(self.controllers, [plain["controller"], *plain.get("more_stages", [])], strict=True):
             controller.restore(state, now_us)
         if self.network is not None:
-            self.network.restore(plain.get("traffic", {}))
+            self.network.restore(plain.get("traffic", {}), now_us)
             for controller, owners in zip(self.controllers, placed, strict=True):
                 controller.map = owners
         master = plain["master"]

@@ -153,8 +153,14 @@ class NetworkPlacement:
         moves, self._moves = self._moves, []
         return moves
 
+    def drop_moves(self) -> None:
+        """Forget the moves that were found last, and what was expected of them."""
+        self._moves = []
+        self._notes = [note for note in self._notes if note.kind != "placed"]
+
     def suggested(self, controllers: Sequence[Controller]) -> list[tuple[int, Suggestion]]:
         """The moves by the last slices, each with its stage. controllers: of all stages."""
+        self.drop_moves()
         return [move for stages in self._teams.teams for move in self._of_team(stages, controllers)]
 
     def _speeds(self, stages: Sequence[int], count: int) -> F64:
@@ -275,8 +281,9 @@ class NetworkPlacement:
         counts = {"work_ns": found.work_ns, "state_bytes": found.state_bytes, "sent": heaviest}
         return {name: of.tolist() for name, of in counts.items()}
 
-    def restore(self, plain: dict[str, Any]) -> None:
+    def restore(self, plain: dict[str, Any], now_us: int = 0) -> None:
         """Go on from `plain_state`, as if it were the slice before."""
+        self._since_us = now_us
         if plain:
             shape = self._teams.stages, self._teams.groups
             work_ns, state_bytes = (np.array(plain[name], np.int64).reshape(shape) for name in ("work_ns", "state_bytes"))
