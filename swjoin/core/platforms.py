@@ -1,6 +1,6 @@
 """What operating systems do differently: signals, locks of files, cores, limits.
 
-What: `signals_named`, `lock`, `end_group`, `core_count`, `file_limits`, `this_process`.
+What: `signals_named`, `lock`, `end_group`, `core_count`, `file_limits`, `this_process`, `kernel_id`.
 Why: joins in one process need nothing that Linux alone has, so such differences are in one place. macOS and Windows have never
 been tried; tests/api/test_other_systems.py hides what they lack.
 Stays out: MPI, /dev/shm and settings of malloc, which need Linux and say so where they are used.
@@ -13,6 +13,7 @@ import functools
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,3 +70,12 @@ def this_process() -> psutil.Process:
     import psutil
 
     return psutil.Process()
+
+
+def kernel_id() -> str:
+    """The same for all hosts, such as containers and network namespaces, that share one running kernel, and with it its cores;
+    empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

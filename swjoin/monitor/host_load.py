@@ -17,6 +17,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from swjoin.core.platforms import kernel_id
 from swjoin.monitor.process_memory import cpu_us
 
 STEAL_RATIO = 0.02  # limit of the time that the hypervisor gave to other machines
@@ -64,14 +65,6 @@ def _host_times() -> tuple[float, float, float, float]:
     return busy, times["idle"] + times.get("iowait", 0.0), times.get("steal", 0.0), waiting
 
 
-def _whose_cores() -> str:
-    """The same for all hosts, such as containers and network namespaces, that share one kernel, and with it its cores."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
-
-
 class RankMeter:
     """Measures one rank and its host, from the last `start` to `summary`."""
 
@@ -91,7 +84,7 @@ class RankMeter:
             host[3] = -1.0
         return {
             "host": platform.node(),
-            "cores_of": _whose_cores(),
+            "cores_of": kernel_id() or platform.node(),
             "cores": os.cpu_count() or 1,
             "elapsed_s": time.monotonic() - self._at_s,
             "cpu_s": (cpu_us() - self._cpu_us) / 1e6,

@@ -25,12 +25,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from swjoin.cluster.ranks import ROOT
+from swjoin.core.platforms import kernel_id
 
 _LOG = logging.getLogger(__name__)
 LAUNCHER = -1  # in place of a rank
@@ -145,9 +145,9 @@ class FailureDetector:
 
 def machine() -> str:
     """The same text for two processes exactly when one may kill the other by its number."""
-    parts = [platform.node()]
+    parts = [platform.node(), kernel_id()]
     with contextlib.suppress(OSError):
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+        parts.append(os.readlink("/proc/self/ns/pid"))
     return " ".join(parts)
 
 
