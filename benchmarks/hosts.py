@@ -92,7 +92,8 @@ def main() -> None:
                 table = measured(hosts, folder, figure, args.repeat, tiny=args.tiny)
                 shown(table, figure)
                 verdict = assess(figure, table)
-                print(f"figure {figure}, hosts of {args.mbit} Mbit/s: {verdict.verdict}. {verdict.why}", flush=True)
+                runs = "{} valid runs, {} on an overloaded machine, which are left out".format(*table.left_out())
+                print(f"figure {figure}, hosts of {args.mbit} Mbit/s: {verdict.verdict}. {verdict.why} {runs}", flush=True)
         finally:
             hosts.close()
 
