@@ -236,6 +236,7 @@ def test_an_as_of_join_is_joined_aggregated_and_restricted_afterwards(files: Pat
     assert sum(sums["n"].to_pylist()) == len(pairs)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("match", MATCHES)
 def test_commands(match: Match, files: Path, tmp_path: Path, swjoin: Any) -> None:
     """The command, a configuration with several gateways, its verification by DuckDB, and what explains and plans it."""
@@ -283,6 +284,7 @@ def test_commands(match: Match, files: Path, tmp_path: Path, swjoin: Any) -> Non
         assert {"explain": "A left tuple joins the", "plan": "an as-of join gives at most one row"}[command] in said
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_spark_has_and_verifies_the_same_rows(files: Path, tmp_path: Path, swjoin: Any, spark: Any) -> None:
     from swjoin.spark import window_join

@@ -145,6 +145,7 @@ def marked(example: str) -> Any:
     return pytest.param(example, marks=[*long, *mpi, *spark], id=" ".join(example.split()))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("example", [marked(line) for name, lines in EXAMPLES.items() if name not in LIVE for line in lines])
 def test_an_example_runs(example: str, folder: Path) -> None:
     if "--out runs/first" in example:

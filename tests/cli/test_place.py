@@ -121,6 +121,7 @@ def test_opengov_by_earlier_months(back: int, most: float, swjoin: Any) -> None:
     assert max(shares) <= 4
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("day", DAYS)
 def test_srbench_is_whole_or_even(day: str, swjoin: Any) -> None:
     graph = KATTS / f"{day}.json"
@@ -132,6 +133,7 @@ def test_srbench_is_whole_or_even(day: str, swjoin: Any) -> None:
     assert even["fullest_ratio"] <= 1.03
 
 
+@pytest.mark.drawn
 def test_without_metis_it_is_as_good_and_says_what_is_missing(swjoin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = [KATTS / f"{name}.json" for name in (*MONTHS[:2], DAYS[0])]
     with_metis = [answer(swjoin, graph, "-k", 12) for graph in graphs]
@@ -146,6 +148,7 @@ def test_without_metis_it_is_as_good_and_says_what_is_missing(swjoin: Any, monke
         assert found["fullest_ratio"] <= 1.03
 
 
+@pytest.mark.drawn
 def test_two_processes_give_the_same_answer_as_this_one(swjoin: Any) -> None:
     argv = [str(KATTS / f"{MONTHS[3]}.json"), "-k", "12", "--history", str(KATTS / f"{MONTHS[2]}.json")]
     here = answer(swjoin, *argv)
@@ -234,6 +237,7 @@ def test_a_bound_that_cannot_be_kept_is_told(swjoin: Any, tmp_path: Path) -> Non
     assert "bound             1.03 asked, 1.333 reached" in done.out
 
 
+@pytest.mark.drawn
 def test_nothing_but_json_is_on_standard_output(tmp_path: Path) -> None:
     """METIS prints a remark there when it runs out of vertices, as with so many parts of so different tasks."""
     rng = np.random.default_rng(1)
@@ -502,6 +506,7 @@ def test_the_examples_of_the_page_print_what_they_say(swjoin: Any, tmp_path: Pat
             at = at if line == "..." else found.index(line, at) + 1
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("row", re.findall(r"(?m)^\| ((?:opengov|srbench).*) \|$", PAGE))
 def test_the_figures_of_the_page_are_those_of_the_command(row: str, swjoin: Any) -> None:
     """Exactly where nothing is searched for; within half a point where another METIS may find another partition."""

@@ -201,6 +201,7 @@ def by_hand(message: bytes | None) -> int | None:
     return plain.get("key") if isinstance(plain, dict) and type(plain.get("key")) is int else None
 
 
+@pytest.mark.drawn
 @settings(max_examples=200, deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=8))
 def test_each_message_is_one_row_whoever_its_neighbours_are(messages: list[bytes | None]) -> None:

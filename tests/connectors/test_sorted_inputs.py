@@ -84,6 +84,7 @@ def sorted_rows(found: pa.Table) -> list[tuple[Any, ...]]:
     return sorted(zip(*(found.column(n).to_pylist() for n in found.column_names), strict=True), key=repr)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("form", ["parquet", "csv", "orc", "jsonl", "arrow"])
 def test_every_format(form: str, swjoin: Any, tmp_path: Path) -> None:
     tables = table(1), table(2)

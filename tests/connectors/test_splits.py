@@ -133,6 +133,7 @@ TIMES = st.lists(st.one_of(st.none(), st.integers(-50, 50), st.integers(100, 120
 FILES = st.lists(st.lists(TIMES, max_size=4), min_size=1, max_size=3)
 
 
+@pytest.mark.drawn
 @settings(max_examples=50, deadline=None)
 @given(
     files=FILES,

@@ -158,6 +158,7 @@ FRONTS = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("times", MATRIX, ids=lambda t: t.name)
 @pytest.mark.parametrize("front", FRONTS)
 def test_every_front_end(front: str, times: Times, answer: Callable[[str, Times], Any]) -> None:
@@ -384,6 +385,7 @@ def _join_of(front: str, left: str, right: str, folder: Path, capfd: pytest.Capt
             _run({side: {"path": path, "time": "ts"} for side, path in zip(SIDES, (left, right), strict=True)}, folder)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("front", ["join", "swjoin.count", "run"])
 @pytest.mark.parametrize("case", MIXED)
 def test_one_side_that_mixes(case: str, front: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -344,6 +344,7 @@ def wide_table(seed: int, rows: int) -> pa.Table:
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("how", sorted(JOIN_KINDS))
 @pytest.mark.parametrize("limit", [1, 2000, 50_000])
 def test_blocks_are_bounded_by_bytes(how: Any, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ def shell(folder: Path, line: str, **more: str) -> tuple[int, str, list[str]]:
 # ---------------------------------------------------------------- closed and full
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_closed_streams_are_dev_null(closed: str, folder: Path) -> None:
     code, out, err = shell(folder, f"{COMMAND} {JOIN} {closed}")

@@ -75,6 +75,7 @@ def check(memory: dict[str, Any], factor: float = WITHIN) -> None:
 # ---------------------------------------------------------------- foretold and taken
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("bias", "window_s", "payload", "slaves"),
     [(0.5, 2, 16, 2), (0.7, 4, 48, 3), (0.7, 1, 0, 2), (0.9, 1, 48, 2), (0.9, 2, 0, 3), (0.5, 0.2, 48, 2)],
@@ -86,6 +87,7 @@ def test_windows_take_what_was_foretold(bias: float, window_s: float, payload: i
     check(report["memory"])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "sections",
     [
@@ -398,6 +400,7 @@ def known_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swjoin.diagnostics.startup_memory.measure", lambda role: 100 << 20)
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("known_start")
 def test_plan_prints_a_line_for_every_rank(config_file: Path, swjoin: Any) -> None:
     done = swjoin("plan", config_file, "-n", "5")
@@ -454,6 +457,7 @@ def test_what_plan_refuses(options: list[str], text: str, config_file: Path, swj
     assert text in done.err[0]
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("known_start")
 def test_plan_of_files(tmp_path: Path, swjoin: Any) -> None:
     path = tmp_path / "files.yaml"

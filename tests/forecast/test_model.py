@@ -261,6 +261,7 @@ def test_the_bottleneck_follows_the_costs(change: str, first: str) -> None:
     assert report["saturates_first"]["utilisation"] > 0.7
 
 
+@pytest.mark.drawn
 def test_slaves_limit_first_and_then_the_master() -> None:
     costs = with_changes(MODERN, ["slave_tuple_ns=400", "source_tuple_ns=50"])
     reports = [r for _, r in feed(config(workload={"rate": 50_000}, cluster={"partition_count": 240}), 32, costs, 0)]

@@ -120,6 +120,7 @@ def test_windows_that_do_not_fit_are_a_limit_as_well() -> None:
 # ---------------------------------------------------------------- slaves for a target
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("rate", [8_000, 40_000, 100_000])
 def test_the_target_search_finds_what_brute_force_finds(rate: int) -> None:
     asked = model()
@@ -347,6 +348,7 @@ def test_what_is_refused(words: list[str], text: str, config_file: Path, swjoin:
 # ---------------------------------------------------------------- work in realtime pace
 
 
+@pytest.mark.drawn
 def test_work_in_realtime_pace_costs_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ratios are what real runs take over what is foretold; they slow real time down, and nothing else."""
     foretold: list[float] = []

@@ -61,6 +61,7 @@ def counts(report: dict[str, Any]) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- the same counts
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("kind", ["count", "parquet"])
 @pytest.mark.parametrize(("gateways", "sinks", "ranks"), [(2, 1, 5), (4, 3, 3), (4, 3, 6), (4, 3, 10)])
 def test_several_roles_take_the_tuples_and_pairs_of_one(kind: str, gateways: int, sinks: int, ranks: int) -> None:
@@ -80,6 +81,7 @@ def test_several_roles_take_the_tuples_and_pairs_of_one(kind: str, gateways: int
     assert min(part["count"] for part in report["sinks"]) > 0
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("prefill", ["0s", "1s"])
 def test_gateways_in_real_time_keep_up_and_share_the_input(prefill: str) -> None:
     sections: dict[str, Any] = {"pace": "realtime", "measure": {"prefill": prefill}}
@@ -91,6 +93,7 @@ def test_gateways_in_real_time_keep_up_and_share_the_input(prefill: str) -> None
     assert min(tuples) > 0.8 * max(tuples)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("pace", ["asap", "realtime"])
 def test_partition_groups_move_between_deliveries_of_several_gateways(pace: str) -> None:
     moving = {"policy": "random", "epoch": "200ms", "random_moves": 4, "chunk": "2KB"}

@@ -104,6 +104,7 @@ def run(tables: tuple[pa.Table, pa.Table], tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+@pytest.mark.drawn
 def test_commands(run: Path, tables: tuple[pa.Table, pa.Table], swjoin: Any) -> None:
     done = swjoin("run", run / "run.yaml", "--out", run / "out", "--threads", 2)
     assert done.code == 0, done.err

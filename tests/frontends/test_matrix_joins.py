@@ -178,6 +178,7 @@ def _digests(
     return found
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("conditions", "routings"), ONE_RESULT, ids=[" and ".join(c) for c, _ in ONE_RESULT])
 def test_any_routing_gives_one_digest(conditions: list[str], routings: list[str], streams: Inputs, tmp_path: Path) -> None:
     """Of joins by an equality, of numbers or texts, by a band, and by neither, which has no values that choose subgroups."""

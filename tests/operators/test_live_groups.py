@@ -418,6 +418,7 @@ BUGS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name](monkeypatch)

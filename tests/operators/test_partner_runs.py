@@ -133,6 +133,7 @@ def _chosen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("block_tuples", [64, 2 * RUN_TUPLES + 10])
 @pytest.mark.parametrize(("values", "width"), [(1, None), (2_000, 200), (40_000, 2)])
 def test_many_partners_against_brute_force(
@@ -239,6 +240,7 @@ def test_rows_in_any_order(data: st.DataObject, left: Any, right: Any) -> None:
         of_any_order._run(data.draw, left, right)
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
 def test_random_predicates_are_those_of_sql(tmp_path: Path) -> None:
     """Programs that can be run over columns, against DuckDB."""

@@ -122,6 +122,7 @@ WRONG_RULES = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("bug", WRONG_RULES, ids=lambda rule: rule.__name__)
 def test_wrong_rules_are_found(bug: Rule) -> None:
     """`least_inputs` is the rule of a join with the lesser time that forgets its bounds."""

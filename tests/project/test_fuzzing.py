@@ -47,6 +47,7 @@ from tests.fuzzing.tables import CsvTarget, IpcTarget, ParquetTarget
 # ---------------------------------------------------------------- the sample
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("name", "count"), [("wire", 2000), ("checkpoint", 60), ("yaml", 300), ("csv", 250)])
 def test_a_sample_of_mutated_inputs_is_refused_or_right(name: str, count: int, tmp_path: Path) -> None:
     target = make(name)
@@ -56,6 +57,7 @@ def test_a_sample_of_mutated_inputs_is_refused_or_right(name: str, count: int, t
     _both_ways([outcome for outcome, _ in outcomes])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["parquet", "ipc"])
 def test_a_sample_of_mutated_files_is_refused_or_right(name: str) -> None:
     """In a process of its own: a library that crashes takes only that along."""
@@ -466,6 +468,7 @@ def _wrong_answers(target: CheckpointTarget) -> bool:
     return any("instead of" in (judge(target, seed)[1] or "") for seed in range(400))
 
 
+@pytest.mark.drawn
 def test_crashes_hangs_and_memory_are_told_with_their_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Workers that are started with a target that dies: the fuzzer goes on behind it."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -926,6 +926,7 @@ def test_the_page_follows_from_the_committed_tables(checkout: Path, capsys: pyte
         assert f"### {anchor.replace('-', ' ').capitalize()}\n" in page
 
 
+@pytest.mark.drawn
 def test_the_page_is_the_same_every_time(checkout: Path) -> None:
     reproduction.main(["--from", str(checkout / "sweeps")], checkout)
     files = [checkout / "docs" / "reproduction.md", *sorted((checkout / "docs" / "reproduction" / "tables").iterdir())]
@@ -988,6 +989,7 @@ def test_plot_of_an_experiment(checkout: Path, swjoin: Any, monkeypatch: pytest.
 SWEEPS = [path for path in sorted((ROOT / "experiments").glob("*.yaml")) if experiments.is_sweep(path)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_experiment_can_be_drawn_and_judged(path: Path, tmp_path: Path) -> None:
     """With a table of its own axes and metrics, all of one value."""

@@ -93,6 +93,7 @@ def test_several_gateways_in_one_process(
     assert len(set(zip(late["stream"].to_pylist(), late["row_id"].to_pylist(), strict=True))) == late.num_rows
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("gateways", "ranks", "key"),

@@ -103,6 +103,7 @@ def _matrix() -> list[Any]:
     return out
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("how", "policy", "texts", "seed"), _matrix())
 def test_slaves_as_threads(how: How, policy: str, texts: bool, seed: int, tmp_path: Path) -> None:
     """The thresholds of the paper's policy are such that whoever has anything to do is a supplier."""

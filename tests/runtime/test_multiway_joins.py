@@ -190,6 +190,7 @@ PLANTED: list[Callable[[Monkey], None]] = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("plant", PLANTED)
 def test_planted_bugs_are_caught(plant: Callable[[Monkey], None], monkeypatch: Monkey) -> None:
     scenarios = _scenarios()

@@ -98,6 +98,7 @@ def _moves(monkeypatch: Monkey) -> Iterator[Counter[str]]:
         yield seen
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("calm", [True, False])
 def test_random_runs_with_moves_by_traffic(calm: bool, monkeypatch: Monkey) -> None:
     """Their rows are the oracle's, also through crashes if not calm."""

@@ -71,6 +71,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- Python
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("call", ["count(table, table", "join(table, table", "join(table, table, out=sys.argv[1]"])
 def test_a_terminal_shows_a_bar_and_then_nothing(call: str, tmp_path: Path) -> None:
     program = f"{PROGRAM}swjoin.{call}, **options, progress=True)\nassert threading.active_count() == 1"

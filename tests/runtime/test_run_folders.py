@@ -234,6 +234,7 @@ def try_seed(seed: int, template: Path, out: Path) -> None:
         raise
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("seed", range(8))
 def test_spoilt_folders(seed: int, finished: Path, tmp_path: Path) -> None:
     try_seed(seed, finished, tmp_path)
@@ -248,6 +249,7 @@ def test_many_spoilt_folders(finished: Path, tmp_path: Path) -> None:
         tmp_path.mkdir()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("key", ["results", "ledger", "input", "memory", "ranks", "config", "delay_s", "complete", "versions"])
 def test_every_part_of_the_report_may_be_missing_or_null(key: str, finished: Path, tmp_path: Path) -> None:
     report = json.loads((finished / "run.json").read_text())

@@ -272,6 +272,7 @@ def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: p
     assert counts == {"near": rows, "few": int(((times >= from_us) & (np.arange(rows) % 50 < 3)).sum())}
 
 
+@pytest.mark.drawn
 @pytest.mark.mpi
 @pytest.mark.parametrize("sinks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_on_ranks(streams: Streams, sinks: int) -> None:

@@ -84,6 +84,7 @@ def test_generate_writes_the_same_rows(partitions: int, drift_us: int, spark: An
         generate(workload, 4, tmp_path / "out", None)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_generate_nexmark_writes_the_rows_of_this_process(partitions: int, spark: Any, tmp_path: Path) -> None:
     counts = generate_nexmark(7_000, 4, tmp_path / "out", None, partitions)
@@ -165,6 +166,7 @@ def test_verify_agrees_with_a_run_that_moved_on_real_ranks(finished: Path, tmp_p
     assert verify(tmp_path / "moved").equal
 
 
+@pytest.mark.drawn
 def test_verify_leaves_out_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
     from tests.support.overloaded import config
 
@@ -180,6 +182,7 @@ def test_verify_leaves_out_what_was_shed(swjoin: Any, tmp_path: Path) -> None:
     assert "lists the tuples that the run has left out" in done.err[-1]
 
 
+@pytest.mark.drawn
 def test_verify_notices_a_false_claim(a_run: Path) -> None:
     report = json.loads((a_run / "run.json").read_text())
     report["results"]["digest"] = "0" * 16
@@ -280,6 +283,7 @@ def test_verify_of_generator_runs_and_count_sinks(drift: str, spark: Any, tmp_pa
     assert "the run kept no pairs" in result.lines()[-1]
 
 
+@pytest.mark.drawn
 def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
     for name, shift in (("left", 0), ("right", 1)):
         lines = [f"k{i % 5},{'z' if i % 3 else ''},{i + shift}" for i in range(200)]
@@ -298,6 +302,7 @@ def test_verify_of_strings_in_csv(spark: Any, tmp_path: Path) -> None:
     assert result.count > 100
 
 
+@pytest.mark.drawn
 def test_verify_of_line_breaks_and_quotes_in_csv(spark: Any, tmp_path: Path) -> None:
     """Of inputs and results; files that the join does not read are not read."""
     (tmp_path / "left").mkdir()
@@ -341,6 +346,7 @@ def test_verify_of_conditions_over_nan(kind: pa.DataType, suffix: str, spark: An
         assert report["results"]["count"] == IEEE[where]
 
 
+@pytest.mark.drawn
 @pytest.mark.filterwarnings("ignore::swjoin.ImplausibleWarning")
 def test_conditions_in_sparks_sql_mean_what_they_mean_here(spark: Any) -> None:
     """Random conditions over floats, all in one Spark job; and literals and integers that Spark reads otherwise."""
@@ -379,6 +385,7 @@ def test_conditions_in_sparks_sql_mean_what_they_mean_here(spark: Any) -> None:
         assert got == wanted, text
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("suffix", ["csv", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("parquet", "arrow"))])
 def test_verify_of_local_times(suffix: str, spark: Any, tmp_path: Path) -> None:
     """Over a change of the clocks; the right side's are instants, local times, or dates."""
@@ -415,6 +422,7 @@ def aggregated(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: table.to_pylist() for name, table in found[1].items()}
 
 
+@pytest.mark.drawn
 def test_the_tables_of_a_sweep_are_those_of_duckdb(spark: Any, tmp_path: Path) -> None:
     made = synthetic_sweep(tmp_path)
     tables = aggregated(made.directory)
@@ -469,6 +477,7 @@ def test_directories_that_are_no_runs(swjoin: Any, tmp_path: Path) -> None:
         assert len([line for line in done.err if line.startswith("swjoin: ")]) == 1
 
 
+@pytest.mark.drawn
 def test_damaged_results_and_metrics_are_one_line(a_run: Path, swjoin: Any) -> None:
     """What the checks before Spark cannot see, and what they can."""
     (file,) = (a_run / "results").glob("*.parquet")
@@ -496,6 +505,7 @@ def test_damaged_results_and_metrics_are_one_line(a_run: Path, swjoin: Any) -> N
     assert "holds no result files" in done.err[-1]
 
 
+@pytest.mark.drawn
 def test_verify_reads_hours_without_rows(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "hours").mkdir()
     header = "user,at\n"

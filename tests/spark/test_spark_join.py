@@ -61,6 +61,7 @@ def streams(seed: int, n: int = 400, keys: int = 20, span: int = 3000) -> Rows:
 # ---------------------------------------------------------------- the answer
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.long if i % 6 else ()) for i, c in enumerate(CASES)], ids=by_name
 )
@@ -391,6 +392,7 @@ def test_times_that_only_an_executor_sees(spark: Any) -> None:
         window_join(left, right, within="1us", partitions=1, **{**COMMON, "time_unit": "s"}).count()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "times",
     [pytest.param(t, marks=pytest.mark.long if i % 6 else ()) for i, t in enumerate(t for t in MATRIX if t.zone is None)],

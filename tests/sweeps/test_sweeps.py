@@ -729,6 +729,7 @@ def test_a_search_that_the_machine_disturbed_is_invalid(write: Any, fake: Fake, 
 # ---------------------------------------------------------------- experiments of the repository
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_every_experiment_loads_and_its_points_build(path: Path) -> None:
     own = load_experiment(path)

@@ -302,6 +302,7 @@ def answered(case: Case, texts: dict[str, str], **options: int) -> dict[str, pa.
     return found
 
 
+@pytest.mark.drawn
 @pytest.mark.timeout(LONG_S)
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_lone_runs(kind: str) -> None:
@@ -335,6 +336,7 @@ VALUES = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "head",
     [

@@ -32,6 +32,7 @@ def integer(value: int) -> str:
     return f'"{value}"^^<{XSD}integer>'
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("constant", ["false", "0", '""', "0.0", "0e0", '"false"^^xsd:boolean'])
 def test_a_filter_of_a_false_constant_lets_nothing_through(constant: str) -> None:
     for query in (f"SELECT ?s {{ {BLOCK} FILTER({constant}) }}", BLOCK.replace("}", f"FILTER({constant}) }}")):
