@@ -28,7 +28,7 @@ from swjoin.core.errors import UserError, setting
 from swjoin.core.ids import QueryId, SlaveId
 from swjoin.core.query_sums import NamedQueries
 from swjoin.plan.columns import PlanColumns, StageColumns, StaticTables, columns_of
-from swjoin.plan.families import Family, families_of
+from swjoin.plan.families import Family
 from swjoin.plan.logical import IntervalJoin, LogicalPlan, Result, Source
 from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.stages import Edge, Stage, StagePlan, cut
@@ -102,14 +102,14 @@ class Instances:
         by_result = {edge.receiver.name: edge for edge in self.stages.edges if isinstance(edge.receiver, Result)}
         return tuple(by_result[result.name] for result in self.stages.results)
 
-    @cached_property
+    @property
     def families(self) -> tuple[Family, ...]:
-        """Results that differ in windows alone."""
-        return families_of(self.stages)
+        """Results that differ in windows or limits alone."""
+        return self.columns.families
 
     @cached_property
     def families_of_queries(self) -> tuple[tuple[QueryId, ...], ...]:
-        """The numbers of the queries of each family, from the narrowest windows to the widest."""
+        """The numbers of the queries of each family, from the narrowest to the widest."""
         numbers = {edge.id: QueryId(query) for query, edge in enumerate(self.result_edges)}
         return tuple(tuple(numbers[edge.id] for edge in family.edges) for family in self.families)
 

@@ -1,7 +1,7 @@
 """Many conditions at once: which rows may satisfy each, by a comparison of a column with a constant.
 
 What: `ComparisonIndex.of(conditions)`, which has those that it can; `candidates(rows)`: of each condition that some rows may
-satisfy, these rows.
+satisfy, these rows. `limits_of(condition) -> Limits`, of one that is limits of columns and nothing else.
 Why: thousands of queries ask one stream for this key or that limit each (CQELS Cloud, section 4.1, has an index over the
 constants of patterns). Tested one after another every row costs as much as there are queries; here it costs a search, and what
 it satisfies.
@@ -11,7 +11,7 @@ rows: which row does would depend on who is asked first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from swjoin.core.arrow_views import booleans_of, decoded, integers_of
-from swjoin.core.batch import I64
+from swjoin.core.batch import I64, Bool
 from swjoin.expressions.tree import Call, Column, Expr, Literal, can_fail
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
@@ -57,6 +57,43 @@ def _searched(condition: Expr) -> tuple[_Comparison, ...]:
     found = [] if can_fail(condition) else _comparisons(condition)
     equal = next((of for of in found if of.operator == "="), None)
     return (equal,) if equal is not None else tuple(of for of in found if of.column == found[0].column)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A condition that is limits of columns and nothing else. least, most: by column, the values that satisfy it lie between
+    them, both inclusive, as integers of 64 bits."""
+
+    columns: tuple[Column, ...]
+    least: tuple[int, ...]
+    most: tuple[int, ...]
+
+    def values(self, rows: pa.RecordBatch) -> tuple[I64, Bool]:
+        """The columns' values, int64 (n, columns), and whether none of a row's is null, which satisfies nothing: (n,)."""
+        found, valid = np.empty((rows.num_rows, len(self.columns)), np.int64), np.ones(rows.num_rows, np.bool_)
+        for i, of in enumerate(self.columns):
+            values = _as_read(rows, of)
+            valid &= booleans_of(values.is_valid())
+            found[:, i] = integers_of(values.cast(pa.int64()).fill_null(0))
+        return found, valid
+
+
+def limits_of(condition: Expr) -> Limits | None:
+    """None for a condition that is something else, and for columns that are not ordered as integers."""
+    found = [] if can_fail(condition) else _comparisons(condition)
+    if not found or len(found) < _parts_of(condition) or not all(_is_whole(of.column.type) for of in found):
+        return None
+    by_column: dict[Column, list[_Comparison]] = {}
+    for of in sorted(found, key=lambda of: of.column.name):
+        by_column.setdefault(of.column, []).append(of)
+    least, most = zip(*map(_between, by_column.values()), strict=True)
+    return Limits(tuple(by_column), least, most)
+
+
+def _as_read(rows: pa.RecordBatch, of: Column) -> pa.Array:
+    """A column, in the type in which expressions read it."""
+    column = decoded(rows.column(of.name))
+    return column if column.type == of.type else column.cast(of.type)
 
 
 def _is_whole(kind: pa.DataType) -> bool:
@@ -138,8 +175,7 @@ class ComparisonIndex:
         """Of each of its conditions that some rows may satisfy, these rows, int64, ascending; no other row does. None: many
         may, and each is to be tested."""
         for part in self._parts if rows.num_rows else ():
-            column = decoded(rows.column(part.column.name))
-            yield from part.candidates(column if column.type == part.column.type else column.cast(part.column.type))
+            yield from part.candidates(_as_read(rows, part.column))
 
 
 def _parts_of(condition: Expr) -> int:
@@ -155,17 +191,17 @@ def _equal(column: Column, members: Mapping[int, tuple[_Comparison, ...]]) -> _E
 
 
 def _limited(column: Column, members: Mapping[int, tuple[_Comparison, ...]]) -> _Limited:
-    least, most = [], []
-    for comparisons in members.values():
-        low, high = _FIRST, _LAST
-        for _, operator, literal in comparisons:
-            value = literal.scalar.cast(pa.int64()).as_py()
-            if operator.startswith(">"):
-                low = max(low, value + (operator == ">"))
-            else:
-                high = min(high, value - (operator == "<"))
-        if low > _LAST or high < _FIRST:  # no value is beyond them
-            low, high = _LAST, _FIRST
-        least.append(low)
-        most.append(high)
+    least, most = zip(*map(_between, members.values()), strict=True)
     return _Limited(column, np.array(least, np.int64), np.array(most, np.int64), tuple(members))
+
+
+def _between(comparisons: Iterable[_Comparison]) -> tuple[int, int]:
+    """The least and the most of a column's values that satisfy these comparisons."""
+    low, high = _FIRST, _LAST
+    for _, operator, literal in comparisons:
+        value = literal.scalar.cast(pa.int64()).as_py()
+        if not operator.startswith("<"):
+            low = max(low, value + (operator == ">"))
+        if not operator.startswith(">"):
+            high = min(high, value - (operator == "<"))
+    return (low, high) if low <= _LAST and high >= _FIRST else (_LAST, _FIRST)  # no value is beyond them

@@ -107,14 +107,10 @@ def _planned(
         return {name: query for name, query in queries.items() if not isinstance(query, _Sparql)}
     from swjoin.frontends.rdf.live_planner import LivePlans, streams_of
 
-    plans = LivePlans(streams_of(inputs, tables))
-    found: dict[str, QueryText | LogicalPlan] = {}
-    for name, query in queries.items():
-        try:
-            found[name] = plans.plan(query.text) if isinstance(query, _Sparql) else query
-        except UserError as error:
-            raise error.prefixed(query.where) from None
-    return found
+    rdf = {name: query for name, query in queries.items() if isinstance(query, _Sparql)}
+    texts, where = {name: query.text for name, query in rdf.items()}, {name: query.where for name, query in rdf.items()}
+    plans = LivePlans(streams_of(inputs, tables)).plans(texts, where)
+    return {name: plans[name] if isinstance(query, _Sparql) else query for name, query in queries.items()}
 
 
 def _queries_of(queries: object) -> dict[str, QueryText | _Sparql]:

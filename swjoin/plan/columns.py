@@ -30,7 +30,7 @@ from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, PreAggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
-from swjoin.plan.families import families_of
+from swjoin.plan.families import Family, Ranking, families_of
 from swjoin.plan.kept_rows import Keyed, kept_columns_of
 from swjoin.plan.live_groups import LiveGroups, live_columns_of
 from swjoin.plan.logical import (
@@ -98,12 +98,13 @@ class StageColumns:
 class PlanColumns:
     """read: columns of each source, static tables among them. travels: columns of each edge between a source or a stage and a
     stage, and of one to a result that has steps, or that has a name; of a family's of the first one only. steps: of each of
-    these edges, what its sender does to the rows; of a family's, after the windows. stages: by id."""
+    these edges, what its sender does to the rows. stages: by id. families: of results."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
     steps: Mapping[EdgeId, tuple[BoundStep, ...]]
     stages: tuple[StageColumns, ...]
+    families: tuple[Family, ...] = ()
 
 
 def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: StaticTables | None = None) -> PlanColumns:
@@ -116,7 +117,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     binder = _Binder(plan, sent, tables)
     described = tuple(_stage_columns(binder, stage, needed) for stage in stages.stages)
-    families = families_of(stages)
+    families = families_of(plan, stages)
     firsts = {edge.id: family.edges[0].id for family in families for edge in family.edges}
     steps_of = {family.edges[0].id: family.steps for family in families}
     for edge in stages.edges:
@@ -164,7 +165,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
         sent[edge.sender.name] |= of_sender
     of_sources = {node.name: binder.read(node.name) for node in plan.nodes if isinstance(node, Source)}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
-    return PlanColumns(of_sources, travels, steps, out)
+    return PlanColumns(of_sources, travels, steps, out, families)
 
 
 @dataclass(frozen=True)
@@ -175,12 +176,13 @@ class _Binder:
     sent: dict[str, set[str]]
     tables: StaticTables | None
 
-    def steps(self, steps: Sequence[Step], wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:
+    def steps(self, steps: Sequence[Step | Ranking], wanted: set[str]) -> tuple[tuple[BoundStep, ...], set[str]]:
         """Steps that compute these columns alone, and the columns that they need of the sender."""
         found: list[BoundStep] = []
         for step in reversed(steps):
-            if isinstance(step, UnionInput | Within | Period):
+            if isinstance(step, UnionInput | Within | Period | Ranking):
                 found.append(step)
+                wanted = wanted | set(step.columns) if isinstance(step, Ranking) else wanted
                 continue
             if isinstance(step, PreAggregate):
                 found.append(self._pre_aggregation(step.node))

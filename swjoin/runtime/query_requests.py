@@ -71,15 +71,13 @@ def request_change(
     plan, config = _open_run(run_dir)
     tables, plans = _tables(plan, config), dict[str, LogicalPlan]()
     streams = streams_of(dict(zip(tables, config.inputs, strict=True)), tables)
-    rdf = LivePlans(streams, goes_on=True)
+    rdf = {name: text for name, text in added.items() if name in sparql or (streams and is_sparql(text))}
     for name, text in added.items():
         try:
-            if name in sparql or (streams and is_sparql(text)):
-                plans[name] = rdf.plan(text)
-            else:
-                plans[name] = plan_query(text, tables, {}, config.cluster.routing).plan
+            plans |= {} if name in rdf else {name: plan_query(text, tables, {}, config.cluster.routing).plan}
         except UserError as error:
             raise error.prefixed(name) from None
+    plans |= LivePlans(streams, goes_on=True).plans(rdf)
     with_queries(without_queries(plan, dropped, 0), plans, 0)  # what is wrong with it is known at once
     plain = {"add": {name: plan_to_plain(query) for name, query in plans.items()}, "drop": list(dropped)}
     folder, base = run_dir / "queries", f"{time.time_ns()}-{os.getpid()}"

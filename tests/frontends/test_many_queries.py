@@ -25,7 +25,7 @@ from swjoin.cluster.slave.results import ResultOutlet
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.core.errors import RunFailed, UserError
 from swjoin.duckdb.verify import verify
-from swjoin.plan.families import Family
+from swjoin.plan.families import Ranking
 from tests.cli.test_help import FILES
 from tests.conftest import ROOT
 from tests.support.limits import LONG_S, PROCESS_S
@@ -303,23 +303,23 @@ def test_windows_that_differ_on_ranks(swjoin: Any, tmp_path: Path) -> None:
     assert verify(tmp_path / "out").equal
 
 
-def _touching_left_out(self: Family, differences_us: Any) -> Any:
-    by_lower = np.searchsorted(-self.lower_us, -differences_us, side="right")
-    return np.maximum(by_lower, np.searchsorted(self.upper_us, differences_us, side="left"))
+def _touching_left_out(self: Ranking, values: Any) -> Any:
+    by_lower = np.searchsorted(-self.least[:, 0], -values[:, 0], side="right")
+    return np.maximum(by_lower, np.searchsorted(self.most[:, 0], values[:, 0], side="left"))
 
 
-def _narrowest_first(self: Family, differences_us: Any) -> Any:
-    return np.minimum(len(self) - 1, _RANKS(self, differences_us) + 1)
+def _narrowest_first(self: Ranking, values: Any) -> Any:
+    return np.minimum(len(self.least) - 1, _RANKS(self, values) + 1)
 
 
-_RANKS = Family.ranks
+_RANKS = Ranking.ranks
 
 
 @pytest.mark.parametrize("ranks", [_touching_left_out, pytest.param(_narrowest_first, marks=pytest.mark.drawn)])
 def test_wrong_ranks_are_noticed(ranks: Any, monkeypatch: pytest.MonkeyPatch, swjoin: Any, tmp_path: Path) -> None:
     """The ledger balances, as no row is lost on its way; DuckDB's answer differs."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(_windows(tmp_path)))
-    monkeypatch.setattr(Family, "ranks", ranks)
+    monkeypatch.setattr(Ranking, "ranks", ranks)
     assert swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "out").code == 0
     monkeypatch.undo()
     assert not verify(tmp_path / "out").equal

@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swjoin.core.batch import ResultRows
+from swjoin.core.batch import ResultRows, TupleBatch
+from swjoin.core.columns import Columns
 from swjoin.core.query_sums import NamedQueries, QuerySums
-from swjoin.plan.families import families_of
-from swjoin.plan.logical import Filter, LogicalPlan, Node, Project, Result
+from swjoin.core.row_codec import storage
+from swjoin.expressions.evaluator import satisfied
+from swjoin.plan.bound import bound
+from swjoin.plan.families import Ranking, families_of
+from swjoin.plan.logical import Column, Filter, LogicalPlan, Node, Project, Result
 from swjoin.plan.map_batches import MapBatches
 from swjoin.plan.sharing import shared
 from swjoin.plan.stages import cut
@@ -29,16 +34,16 @@ def _plan(bounds: tuple[int, int], *steps: Node) -> LogicalPlan:
 @given(st.lists(_BOUNDS, min_size=2, max_size=8), st.lists(st.integers(-8, 8), max_size=20))
 def test_ranks(windows: list[tuple[int, int]], differences: list[int]) -> None:
     """Against every window tested by itself."""
-    stages = cut(shared({f"q{i}": _plan(bounds) for i, bounds in enumerate(windows)}))
+    plan = shared({f"q{i}": _plan(bounds) for i, bounds in enumerate(windows)})
     given_bounds, seen = {f"q{i}": bounds for i, bounds in enumerate(windows)}, set()
-    for family in families_of(stages):
+    for family in families_of(plan, cut(plan)):
         names = [edge.receiver.name for edge in family.edges]
         assert not seen & set(names)
         seen |= set(names)
         of = [given_bounds[name] for name in names]
         assert all(wide[0] <= narrow[0] and narrow[1] <= wide[1] for narrow, wide in itertools.pairwise(of))
         within = [d for d in differences if of[-1][0] <= d <= of[-1][1]]  # the join has no others
-        ranks = family.ranks(np.array(within, np.int64)).tolist()
+        ranks = family.ranking.ranks(np.array(within, np.int64)[:, None]).tolist()
         assert ranks == [next(i for i, (low, high) in enumerate(of) if low <= d <= high) for d in within]
     alone = [i for i, a in enumerate(windows) if not any(_nest(a, b) for j, b in enumerate(windows) if i != j)]
     assert seen.isdisjoint(f"q{i}" for i in alone)
@@ -49,7 +54,8 @@ def _nest(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def _members(*plans: LogicalPlan) -> list[list[str]]:
-    families = families_of(cut(shared({f"q{i}": plan for i, plan in enumerate(plans)})))
+    plan = shared({f"q{i}": plan for i, plan in enumerate(plans)})
+    families = families_of(plan, cut(plan))
     return [[edge.receiver.name for edge in family.edges] for family in families]
 
 
@@ -61,6 +67,87 @@ def test_what_is_done_to_the_rows_must_be_the_same() -> None:
     assert _members(_plan((-9, 9), few, shown), _plan((-1, 1), few, shown), _plan((-2, 1))) == [["q1", "q0"]]
     called = MapBatches("m", "j", "tests.tools.plan_expressions:merged_values", (("k", "int64"),))
     assert _members(_plan((-9, 9), called), _plan((-1, 1), called)) == [], "a function may look at all rows of a batch"
+
+
+_LIMITS = (
+    '"v" <= 3',
+    '"v" < 3',
+    '5 >= "v"',
+    '"v" BETWEEN -1 AND 2',
+    '"v" > 0 AND "v" <= 2',
+    '"v" = 1',
+    '"v" < -9223372036854775808',
+    '"v" > 9223372036854775806',
+    '"i" <= 2',
+    '"i" <= 1 AND "v" <= 5',
+    '"i" <= 2 AND "v" <= 9',
+    '"i" < 3 AND 0 <= "i" AND "v" < 2',
+    "\"at\" <= TIMESTAMP '1970-01-01 00:00:00.000003'",
+    "\"at\" <= TIMESTAMP '1970-01-01 00:00:00.000001'",
+)
+_OTHERS = ('"v" <= 3 OR "v" = 5', '"v" + 1 <= 3', '"d" <= 3', '"v" % "i" <= 2', '"v" <= 2.5', '"v" <> 3', "\"s\" <= 'b'")
+_VALUES = {
+    "v": ([-(2**63), -1, 0, 1, 2, 3, 5, 9, 2**63 - 1, None], pa.int64()),
+    "i": ([-1, 0, 1, 2, 3, None], pa.int16()),
+    "at": ([0, 1, 2, 3, 4, None], pa.timestamp("us")),
+    "d": ([0.5, 3.0, None], pa.float64()),
+    "s": (["a", "b", None], pa.string()),
+}
+
+
+def _limited(condition: str, name: str) -> LogicalPlan:
+    of_key = Column("k", "int64"), Column("ts", "int64")
+    columns = tuple(Column(name, str(kind)) for name, (_, kind) in _VALUES.items())
+    shown = tuple((name, f'"{name}"') for name in _VALUES)
+    return LogicalPlan(
+        (
+            source("a", of_key),
+            source("b", (*of_key, *columns)),
+            join("j", "a", "b", (-9, 9)),
+            Project("p", "j", shown),
+            Filter("f", "p", condition),
+            Project("q", "f", (("v", '"v"'),)),
+            Result(name, "q", of_values=True),
+        )
+    )
+
+
+@given(st.lists(st.sampled_from([*_LIMITS, *_OTHERS]), min_size=2, max_size=9), st.data())
+def test_limits_that_nest_are_ranks(conditions: list[str], data: st.DataObject) -> None:
+    """A row is in the results from its rank on, which are those whose conditions it satisfies."""
+    plan = shared({f"q{i}": _limited(condition, f"q{i}") for i, condition in enumerate(conditions)})
+    drawn = st.fixed_dictionaries({name: st.sampled_from(values) for name, (values, _) in _VALUES.items()})
+    rows = pa.Table.from_pylist(
+        data.draw(st.lists(drawn, min_size=1, max_size=20)), pa.schema([(name, kind) for name, (_, kind) in _VALUES.items()])
+    ).combine_chunks()
+    batch = rows.to_batches()[0]
+    seen = set[str]()
+    for family in families_of(plan, cut(plan)):
+        ranking = family.ranking
+        assert [isinstance(step, Ranking) for step in family.steps] == [False, True, False]
+        kept = ranking(_rows(batch))
+        for rank, edge in enumerate(family.edges):
+            name = edge.receiver.name
+            assert name not in seen
+            seen.add(name)
+            condition = conditions[int(name[1:])]
+            assert condition not in _OTHERS
+            wanted = satisfied(bound(condition, _schema(batch), "", storage), batch)
+            assert sorted(kept.id[kept.key <= rank].tolist()) == np.flatnonzero(wanted).tolist(), condition
+    nest = {
+        f"q{i}" for i, text in enumerate(conditions) if conditions.count(text) > 1 and text in _LIMITS and text != '"v" = 1'
+    }
+    assert nest <= seen, "equal conditions are a family"
+
+
+def _schema(batch: pa.RecordBatch) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, str(field.type)) for field in batch.schema)
+
+
+def _rows(batch: pa.RecordBatch) -> TupleBatch:
+    n = batch.num_rows
+    nothing = np.zeros(n, np.int64)
+    return TupleBatch(nothing, nothing, np.arange(n, dtype=np.uint64), nothing, None, Columns(batch))
 
 
 @given(st.data())

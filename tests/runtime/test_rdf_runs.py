@@ -48,7 +48,14 @@ MEANS = (
 )
 KINDS = HEAD + "SELECT DISTINCT ?s WHERE { STREAM e:alarms [RANGE 50ms] { ?s e:level ?v } }"
 ALARMS = HEAD + """CONSTRUCT { ?s e:was ?v . ?s a e:Alarm } WHERE { STREAM e:alarms [RANGE 1ms] { ?s e:level ?v } }"""
-ASKED_LATER = {"means": MEANS, "kinds": KINDS, "told": ALARMS}
+NEAR, FAR = (
+    HEAD
+    + f"""SELECT ?one ?other ?b WHERE {{
+  STREAM e:readings [RANGE {width}] {{ ?one e:value ?a . ?other e:value ?a }}
+  STREAM e:alarms [RANGE 100ms] {{ ?one e:level ?b }} FILTER(?one != ?other) }}"""
+    for width in ("20ms", "90ms")
+)
+ASKED_LATER = {"means": MEANS, "kinds": KINDS, "told": ALARMS, "near": NEAR, "far": FAR}
 CONFIG = f"""
 queries:
   - name: pairs
@@ -374,7 +381,7 @@ def test_plans_of_one_shape_are_made_once(shape: str, sensors: Sensors, monkeypa
     monkeypatch.setattr(live_planner, "_planned", made)
     plans = LivePlans(streams)
     asked = [HEAD + shape.format(one, two) for one in TERMS for two in ("<http://example.org/p>", "e:q")]
-    found = [plans.plan(text) for text in asked]
+    found = [plans.plans({"q": text})["q"] for text in asked]
     assert made.call_count == SHAPES[shape]
     assert [plan.nodes for plan in found] == [live_planner._planned(parse_query(text), streams).nodes for text in asked]
 

@@ -284,12 +284,10 @@ class StageInstance:
         return {family.edges[0].id: (family, np.zeros(1 + len(family), np.int64)) for family in mine}
 
     def _rows_of_family(self, family: Family, kept: I64, rows: TupleBatch) -> ResultRows:
-        """The rows that are in any of its windows. Until the steps are done, keys are ranks."""
-        edge, ranks = family.edges[0], family.ranks(rows.key)
+        """The rows that are in any of its results; their keys are ranks."""
+        edge = family.edges[0]
+        mine = self._after_steps(edge, rows)
         kept[0] += len(rows)
-        within = np.flatnonzero(ranks < len(family))
-        rows = replace(rows, key=ranks)
-        mine = self._after_steps(edge, rows if len(within) == len(rows) else rows.take(within))
         kept[1:] += np.bincount(mine.key, minlength=len(family))
         return replace(self._shown(edge, mine.id, mine.ts, mine.columns), ranks=mine.key)
 

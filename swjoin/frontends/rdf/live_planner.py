@@ -1,6 +1,6 @@
 """From a query over RDF streams to a logical plan over inputs of a run, whose columns are terms.
 
-What: `LivePlans(streams).plan(text) -> LogicalPlan`; `RdfStream`, `streams_of`; `is_sparql`.
+What: `LivePlans(streams).plans(texts)`, a `LogicalPlan` of each; `RdfStream`, `streams_of`; `is_sparql`.
 Why: a run's inputs may be live, have several gateways and queries that come and go, and none of these knows a dictionary. With
 terms as text, patterns are filters of the input and the plan is one of any query: equal parts of queries are shared, constants
 are searched together, checkpoints and moves are those of any rows.
@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
 from swjoin.frontends.rdf.inputs import EXACT, Graphs, Input
 from swjoin.frontends.rdf.planner import Last, Planner, add_constants
-from swjoin.frontends.rdf.query_texts import Texts, Windows, with_terms, with_windows
+from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, blocks_of, chains_of, with_terms, with_windows
 from swjoin.frontends.rdf.term_values import BLANK, IRI
 from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -40,10 +41,12 @@ from swjoin.plan.map_batches import MapBatches
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_T = TypeVar("_T")
 _MODULE = "swjoin.frontends.rdf.batch_functions"
 _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
 _TEXT = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")  # as types begin
 _MOST_DIGITS = 20  # of an integer that may be exact, with its sign
+_AGES = "rdf windows"  # the node that leaves the rows of one of several windows
 _CLASH = "live terms such as 1 and 1.0"
 
 
@@ -76,26 +79,41 @@ def streams_of(inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) 
 
 class LivePlans:
     """Plans of queries over the same streams. Those that differ in constants of patterns and templates alone are planned once:
-    these are in texts of filters and projections, and nowhere else."""
+    these are in texts of filters and projections, and nowhere else. Those that differ in windows alone, which nest, have the
+    plan of the widest, and a filter for each."""
 
     def __init__(self, streams: Mapping[str, RdfStream], *, goes_on: bool = False) -> None:
         """streams: by IRI. goes_on: of a run that goes on, which knows the inputs alone that its queries read."""
         self._streams, self._goes_on, self._texts = streams, goes_on, Texts()
-        self._plans: dict[tuple[str, Windows], LogicalPlan] = {}
+        self._plans: dict[tuple[str, Windows, bool], LogicalPlan] = {}
         self._sentinel = f"<urn:swjoin:{secrets.token_hex(16)}:"  # in no query
         self._quoted = re.compile(f"'{self._sentinel}([0-9]+)>'")
 
-    def plan(self, text: str) -> LogicalPlan:
-        """UserError for what the query cannot mean, or what is not supported."""
-        parsed = self._texts.parsed(text)
-        key = repr(parsed.shape), parsed.windows
+    def plans(self, texts: Mapping[str, str], subjects: Mapping[str, str] = MappingProxyType({})) -> dict[str, LogicalPlan]:
+        """By the names of queries. subjects: with which errors begin, by name; its name, of one that has none. UserError for
+        what a query cannot mean, or what is not supported."""
+        parsed = {name: self._named(name, subjects, self._texts.parsed, text) for name, text in texts.items()}
+        widest = _widest(parsed)
+        return {name: self._named(name, subjects, self._planned, query, widest.get(name)) for name, query in parsed.items()}
+
+    def _named(self, name: str, subjects: Mapping[str, str], function: Callable[..., _T], *args: object) -> _T:
+        """The function's value; its errors begin with what the query is called."""
+        try:
+            return function(*args)
+        except UserError as error:
+            raise error.prefixed(subjects.get(name, name)) from None
+
+    def _planned(self, parsed: Parsed, widest: Windows | None) -> LogicalPlan:
+        """widest: windows of the queries that have one plan; None: it is this query's own."""
+        key = repr(parsed.shape), widest or parsed.windows, widest is not None
         if key not in self._plans:
-            shape = with_windows(parsed.shape, parsed.windows)
+            shape = with_windows(parsed.shape, key[1])
             query = with_terms(shape, lambda number: Const(f"{self._sentinel}{number}>"))
             if self._goes_on:
                 _check_inputs_of_run(query, self._streams)
-            self._plans[key] = _planned(query, self._streams)
-        return self._with_constants(self._plans[key], parsed.constants)
+            self._plans[key] = _planned(query, self._streams, routed=key[2])
+        plan = self._with_constants(self._plans[key], parsed.constants)
+        return plan if widest is None else _with_ages(plan, parsed.windows)
 
     def _with_constants(self, plan: LogicalPlan, constants: Sequence[str]) -> LogicalPlan:
         """With these in the places of sentinels, by number."""
@@ -114,7 +132,36 @@ class LivePlans:
         return LogicalPlan(tuple(nodes))
 
 
-def _planned(query: RdfQuery, streams: Mapping[str, RdfStream]) -> LogicalPlan:
+def _widest(parsed: Mapping[str, Parsed]) -> dict[str, Windows]:
+    """Of queries whose joins are those of others with wider windows: the widest ones of their chain. Where two patterns of
+    streams are joined, the plan shares the join by itself (`plan.sharing`)."""
+    alike: dict[tuple[str, tuple[str, ...]], dict[Windows, list[str]]] = {}
+    for name, query in parsed.items():
+        shape, ranges = query.shape, all(window is not None for window in query.windows)
+        patterns = sum(pattern.block is not None for pattern in shape.patterns)
+        if ranges and patterns > 2 and not shape.grouped and not shape.distinct:
+            alike.setdefault((repr(shape), query.constants), {}).setdefault(query.windows, []).append(name)
+    found: dict[str, Windows] = {}
+    for named in alike.values():
+        for chain in chains_of(named, _widths):
+            found |= {name: chain[-1] for windows in chain if len(chain) > 1 for name in named[windows]}
+    return found
+
+
+def _widths(windows: Windows) -> tuple[int, ...]:
+    return tuple(window.width_us for window in windows if window is not None)
+
+
+def _with_ages(plan: LogicalPlan, windows: Windows) -> LogicalPlan:
+    """The plan of the widest windows with those of one query."""
+    condition = " AND ".join(f'"age{block}" <= {width_us}' for block, width_us in enumerate(_widths(windows)))
+    nodes: list[Node] = []
+    for node in plan.nodes:
+        nodes.append(replace(node, condition=condition) if isinstance(node, Filter) and node.name == _AGES else node)
+    return LogicalPlan(tuple(nodes))
+
+
+def _planned(query: RdfQuery, streams: Mapping[str, RdfStream], *, routed: bool = False) -> LogicalPlan:
     graphs = Graphs(TermDictionary())
     add_constants(query, graphs)
     for iri, stream in streams.items():
@@ -123,7 +170,7 @@ def _planned(query: RdfQuery, streams: Mapping[str, RdfStream]) -> LogicalPlan:
     inputs = [_input(pattern, number, streams) for number, pattern in enumerate(query.patterns)]
     if query.template is not None and any(_is_blank(term) for triple in query.template for term in triple):
         raise UserError("CONSTRUCT of blank nodes is not supported in a run", remedy="make IRIs, or leave them out")
-    return _LivePlanner(query, graphs, inputs, False, streams=streams).planned().plan
+    return _LivePlanner(query, graphs, inputs, routed, streams=streams).planned().plan
 
 
 def _check_inputs_of_run(query: RdfQuery, streams: Mapping[str, RdfStream]) -> None:
@@ -243,6 +290,17 @@ class _LivePlanner(Planner):
 
     def longest_us(self) -> int:
         return max(found.reach_us for found in self.inputs) + 1
+
+    def ages(self) -> list[tuple[str, str]]:
+        """By block, the time from the birth of a row's first part in it to the birth of the row."""
+        born: dict[int, list[str]] = {}
+        for i, found in self.timed():
+            assert found.pattern.block is not None, "what has a time is of a stream"
+            born.setdefault(blocks_of(self.query).index(found.pattern.block), []).append(f'"t{i}"')
+        return [(f"age{block}", f'("born" - LEAST({", ".join(names)}))') for block, names in sorted(born.items())]
+
+    def within(self, below: str) -> list[Node]:
+        return [Filter(_AGES, below, "TRUE")] if self.routed else []
 
     def plan_of(self, text: str) -> LogicalPlan:
         return plan_query(text, {stream.name: stream.table for stream in self.streams.values()}, self._functions).plan

@@ -160,10 +160,10 @@ class Planner:
         self.tables = self.made_tables()
         plan = self._plan(text, last)
         blocks = blocks_of(self.query)
-        times = [(f"t{i}", blocks.index(f.pattern.block)) for i, f in self._timed() if f.pattern.block is not None]
+        times = [(f"t{i}", blocks.index(f.pattern.block)) for i, f in self.timed() if f.pattern.block is not None]
         return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template, tuple(times))
 
-    def _timed(self) -> list[tuple[int, Input]]:
+    def timed(self) -> list[tuple[int, Input]]:
         """The inputs whose times rows have, with their numbers."""
         return [(i, found) for i, found in enumerate(self.inputs) if self.routed and not found.static]
 
@@ -260,7 +260,7 @@ class Planner:
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
         name = self.relation(found, parts)
-        for i, _ in (timed for timed in self._timed() if timed[1] is found):
+        for i, _ in (timed for timed in self.timed() if timed[1] is found):
             columns.add(f"t{i}")
             name = f"w{i}"
             parts.append(f'{name} AS (SELECT *, "born" AS "t{i}" FROM {found.name})')
@@ -333,10 +333,17 @@ class Planner:
         if self.member is not None:
             last.computed.append((_MEMBER, self.member))
             last.columns.add(self._column(MEMBER))
-        for i, _ in self._timed():
-            last.computed.append((f"t{i}", f'"t{i}"'))
-            last.columns.add(f"t{i}")
+        last.computed += self.ages()
+        last.columns |= {f"t{i}" for i, _ in self.timed()}
         return last
+
+    def ages(self) -> list[tuple[str, str]]:
+        """Columns by which rows of a family with several windows are told apart, with their SQL texts over those of joins."""
+        return [(f"t{i}", f'"t{i}"') for i, _ in self.timed()]
+
+    def within(self, below: str) -> list[Node]:
+        """Of one query of such a family, the nodes that leave its rows."""
+        return []
 
     @property
     def member(self) -> str | None:
@@ -367,6 +374,8 @@ class Planner:
 
         dead = [("dead", self._dead(last))] if last.distinct or last.calls is not None else []
         add(Project("rdf values", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed)))
+        for node in self.within(top):
+            add(node)
         if last.calls is None and last.distinct:
             key = tuple(column for column, _ in last.computed)
             longest = self.longest_us()
@@ -382,7 +391,7 @@ class Planner:
         born = _BORN if last.distinct or last.calls is not None else "from"
         names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
         names += [(_MEMBER, f'"{_MEMBER}"')] if self.member is not None and last.calls is None else []
-        names += [(f"t{i}", f'"t{i}"') for i, _ in self._timed()]
+        names += [(name, f'"{name}"') for name, _ in self.ages()]
         answer = self.answer(top, last, (*(last.outputs or names), (_BORN, f'"{born}"')))
         name = "result"
         while any(node.name == name for node in nodes):  # of an input

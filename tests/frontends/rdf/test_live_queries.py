@@ -14,6 +14,9 @@ import pytest
 
 import swjoin
 from swjoin.frontends.configured import job_of_query
+from swjoin.plan.families import families_of
+from swjoin.plan.plain import plan_from_plain
+from swjoin.plan.stages import cut
 from swjoin.runtime.in_process import run_local
 from tests.frontends.rdf.test_random_queries import KINDS, table_of
 from tests.support.limits import LONG_S
@@ -51,12 +54,16 @@ def plain_of(case: Case, folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def run(plain: dict[str, Any], folder: Path, slaves: int = 1) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows without those columns that a file has beside them, and the report."""
+    """Rows of q without those columns that a file has beside them, and the report."""
     job = replace(job_of_query(plain, "case", "test"), target=folder / "results", directory=True, run_dir=folder)
     folder.mkdir()
     report = run_local(job, False, slaves)
-    tables = [pq.read_table(path) for path in sorted((folder / "results" / "q").glob("*.parquet"))]
-    return [row for table in tables for row in table.drop_columns(["row_id", "row_ts"]).to_pylist()], report
+    return rows_of(folder, "q"), report
+
+
+def rows_of(folder: Path, query: str) -> list[dict[str, Any]]:
+    tables = [pq.read_table(path) for path in sorted((folder / "results" / query).glob("*.parquet"))]
+    return [row for table in tables for row in table.drop_columns(["row_id", "row_ts"]).to_pylist()]
 
 
 def check(seeds: range, knobs: Knobs, folder: Path) -> None:
@@ -103,3 +110,69 @@ LIVE = {
 )
 def test_rows_are_those_of_brute_force(kind: str, seeds: range, tmp_path: Path) -> None:
     check(seeds, LIVE[kind], tmp_path)
+
+
+# ---------------------------------------------------------------- queries that differ in windows alone
+
+RANGES = replace(
+    KINDS["any"],
+    windows=("range", "now"),
+    shapes=("star", "chain", "any"),
+    max_patterns=5,
+    results=3000,
+    groups=0,
+    distinct=0.1,
+)
+
+
+def widened(case: Case, random: np.random.Generator, count: int) -> dict[str, str]:
+    """The query with other windows, some of which nest."""
+    found = {"q": case.query}
+    for number in range(count):
+        by = int(random.integers(1, 25))
+        widths = iter(random.permutation([by] * 3 + [int(random.integers(0, 25))]).tolist() * 3)
+        found[f"q{number}"] = re.sub(r"\[(NOW|RANGE \S+)\]", lambda _, w=widths: f"[RANGE {next(w)}0ms]", case.query)  # type: ignore[misc]
+    return found
+
+
+def check_windows(seeds: range, folder: Path, count: int) -> None:
+    """Rows of every query are those of brute force, whether it shares its plan or not."""
+    ranked = rows = 0
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        case = random_case(random, RANGES)
+        of_seed = folder / str(seed)
+        of_seed.mkdir()
+        texts = widened(case, random, count)
+        plain = plain_of(case, of_seed) | {"queries": [{"name": name, "sparql": text} for name, text in texts.items()]}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", swjoin.ImplausibleWarning)
+                _, report = run(plain, of_seed / "run", 1 + seed % 3)
+        except swjoin.UserError as error:
+            if not any(re.search(text, str(error)) for text in _REFUSED):
+                raise AssertionError(f"seed {seed}: {error}\n{case.query}") from error
+            continue
+        for query in report["queries"]:
+            text = texts[query["name"]]
+            wanted, found = expected(text, case.streams, case.static), rows_of(of_seed / "run", query["name"])
+            difference = same_rows(found, wanted)
+            assert difference is None, f"seed {seed}, {query['name']}: {difference}\n{text}"
+            assert query["count"] == len(wanted)
+            rows += len(wanted)
+        plan = plan_from_plain(job_of_query(plain, "case", "test").plan or {})
+        ranked += any(family.ranking.columns for family in families_of(plan, cut(plan)))
+        assert report["ledger"]["balanced"]
+    assert ranked * 10 >= len(seeds), "hardly any case has queries that share a plan"
+    assert rows >= len(seeds) * count, "answers are nearly all empty"
+
+
+@pytest.mark.timeout(LONG_S)
+def test_queries_that_differ_in_windows(tmp_path: Path) -> None:
+    check_windows(range(12), tmp_path, 5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * LONG_S)
+def test_more_queries_that_differ_in_windows(tmp_path: Path) -> None:
+    check_windows(range(100, 200), tmp_path, 9)
