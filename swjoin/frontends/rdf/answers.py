@@ -91,9 +91,8 @@ class Answer:
             found: I64 = rows.column(_MEMBER).to_numpy(zero_copy_only=False)
             return found
         widths = np.array(self.family.widths)
-        times = [rows.column(name).to_numpy(zero_copy_only=False) for name, _ in self.planned.times]
-        latest = np.maximum.reduce(times)
-        ranks = (np.searchsorted(widths[:, at], latest - ts) for ts, (_, at) in zip(times, self.planned.times, strict=True))
+        born, *firsts = (rows.column(name).to_numpy(zero_copy_only=False) for name in (_BORN, *self.planned.firsts))
+        ranks = (np.searchsorted(widths[:, block], born - first) for block, first in enumerate(firsts))
         narrowest: I64 = np.maximum.reduce(list(ranks))
         return narrowest
 

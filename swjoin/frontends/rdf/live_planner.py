@@ -30,7 +30,7 @@ from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
 from swjoin.frontends.rdf.inputs import EXACT, Graphs, Input
 from swjoin.frontends.rdf.planner import Last, Planner, add_constants
-from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, blocks_of, chains_of, with_terms, with_windows
+from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, chains_of, with_terms, with_windows
 from swjoin.frontends.rdf.term_values import BLANK, IRI
 from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -292,12 +292,8 @@ class _LivePlanner(Planner):
         return max(found.reach_us for found in self.inputs) + 1
 
     def ages(self) -> list[tuple[str, str]]:
-        """By block, the time from the birth of a row's first part in it to the birth of the row."""
-        born: dict[int, list[str]] = {}
-        for i, found in self.timed():
-            assert found.pattern.block is not None, "what has a time is of a stream"
-            born.setdefault(blocks_of(self.query).index(found.pattern.block), []).append(f'"t{i}"')
-        return [(f"age{block}", f'("born" - LEAST({", ".join(names)}))') for block, names in sorted(born.items())]
+        """By block, the time from the birth of the first of a row's parts in it to the birth of the row."""
+        return [(f"age{block}", f'("born" - "{first}")') for block, first in enumerate(self.firsts)]
 
     def within(self, below: str) -> list[Node]:
         return [Filter(_AGES, below, "TRUE")] if self.routed else []

@@ -55,15 +55,15 @@ class Shown(NamedTuple):
 class Planned:
     """inputs: the mappings of every pattern. tables: of these, by the names of the plan's sources. shown: the answer's columns,
     beside `born` and, of a family of queries, `member`. template: of CONSTRUCT, of positions in shown and constants; None: rows
-    are solutions. times: of a family with several windows, the columns of the triples' times, and the block of each, counted
-    as `Family.widths` does."""
+    are solutions. firsts: of a family with several windows, by block, counted as `Family.widths` does, the columns with the
+    birth of the first triple."""
 
     plan: LogicalPlan
     inputs: tuple[Input, ...]
     tables: dict[str, pa.Table]
     shown: tuple[Shown, ...]
     template: tuple[tuple[int | str, int | str, int | str], ...] | None
-    times: tuple[tuple[str, int], ...] = ()
+    firsts: tuple[str, ...] = ()
 
 
 class _Join(NamedTuple):
@@ -159,13 +159,12 @@ class Planner:
         text = self._joins(filters, last.columns, mortal=last.distinct or last.calls is not None)
         self.tables = self.made_tables()
         plan = self._plan(text, last)
-        blocks = blocks_of(self.query)
-        times = [(f"t{i}", blocks.index(f.pattern.block)) for i, f in self.timed() if f.pattern.block is not None]
-        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template, tuple(times))
+        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template, self.firsts)
 
-    def timed(self) -> list[tuple[int, Input]]:
-        """The inputs whose times rows have, with their numbers."""
-        return [(i, found) for i, found in enumerate(self.inputs) if self.routed and not found.static]
+    @cached_property
+    def firsts(self) -> tuple[str, ...]:
+        """By block, the column with the birth of the first of a row's parts in it; none where no window is to be told apart."""
+        return tuple(f"t{block}" for block in range(len(blocks_of(self.query)) if self.routed else 0))
 
     @property
     def _placed(self) -> bool:
@@ -260,10 +259,11 @@ class Planner:
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
         name = self.relation(found, parts)
-        for i, _ in (timed for timed in self.timed() if timed[1] is found):
-            columns.add(f"t{i}")
-            name = f"w{i}"
-            parts.append(f'{name} AS (SELECT *, "born" AS "t{i}" FROM {found.name})')
+        if block is not None and self.firsts:
+            first = self.firsts[blocks_of(self.query).index(block)]
+            columns.add(first)
+            parts.append(f'w{len(parts)} AS (SELECT *, "born" AS "{first}" FROM {name})')
+            name = f"w{len(parts) - 1}"
         return _Relation(
             name, set(found.codes), columns, found.reach_us, plain or found.static, found.static, found.life_us or 0
         )
@@ -291,7 +291,7 @@ class Planner:
         shared = sorted(self._column(v) for v in left.variables & right.variables)
         tests = [f'a."{column}" = b."{column}"' for column in shared]
         columns = (left.columns | right.columns) & keep
-        items = [f'{"a" if column in left.columns else "b"}."{column}" AS "{column}"' for column in sorted(columns)]
+        items = [f'{_from(column, left, right, self.firsts)} AS "{column}"' for column in sorted(columns)]
         placed = self._placed
         plain = True
         life_us = 0
@@ -334,12 +334,12 @@ class Planner:
             last.computed.append((_MEMBER, self.member))
             last.columns.add(self._column(MEMBER))
         last.computed += self.ages()
-        last.columns |= {f"t{i}" for i, _ in self.timed()}
+        last.columns |= set(self.firsts)
         return last
 
     def ages(self) -> list[tuple[str, str]]:
         """Columns by which rows of a family with several windows are told apart, with their SQL texts over those of joins."""
-        return [(f"t{i}", f'"t{i}"') for i, _ in self.timed()]
+        return [(name, f'"{name}"') for name in self.firsts]
 
     def within(self, below: str) -> list[Node]:
         """Of one query of such a family, the nodes that leave its rows."""
@@ -450,6 +450,12 @@ class Last:
     shown: list[Shown] = field(default_factory=list)
     template: tuple[tuple[int | str, int | str, int | str], ...] | None = None
     distinct: bool = False
+
+
+def _from(column: str, left: _Relation, right: _Relation, firsts: Sequence[str]) -> str:
+    """A column of the rows of a join, as SQL: that of the left row, if it has it. firsts: those with the least of both."""
+    sides = [f'{table}."{column}"' for table, relation in (("a", left), ("b", right)) if column in relation.columns]
+    return f"LEAST({', '.join(sides)})" if column in firsts and len(sides) > 1 else sides[0]
 
 
 def _columns_in(text: str) -> set[str]:
