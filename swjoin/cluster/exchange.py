@@ -106,7 +106,8 @@ class KeyedEdge:
     """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keys: None where
     any instance may take a row. keeps_null_keys: rows with a null key, which match nothing, come out of the join; otherwise
     they are dropped here. router: keys of the stage that rows are routed by; None: by the receiver's. knows_origins: keys of
-    the rows that the sender gives are the partition-groups that these come from."""
+    the rows that the sender gives are the partition-groups that these come from. head: steps before these, which other edges of
+    the sender have, too."""
 
     edge: Edge
     columns: tuple[str, ...]
@@ -115,18 +116,20 @@ class KeyedEdge:
     keeps_null_keys: bool
     router: KeyEncoder | GroupKeys | None = None
     knows_origins: bool = False
+    head: tuple[BoundStep, ...] = ()
 
     @staticmethod
     def of(instances: Instances, edge: Edge) -> KeyedEdge:
         assert isinstance(edge.receiver, Stage), "results have no keys"
         columns, steps = instances.columns.travels[edge.id], instances.columns.steps[edge.id]
-        known = _knows_origins(instances, edge)
+        count = instances.columns.heads.get(edge.id, 0)
+        head, steps, known = steps[:count], steps[count:], _knows_origins(instances, edge)
         if edge.receiver.gathers:
-            return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False, knows_origins=known)
+            return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False, knows_origins=known, head=head)
         keeps = edge.receiver.joins and edge.receiver.join.semantics.kind.unmatched[edge.port]
         of = instances.columns.stages
         router = None if edge.origin is None else of[edge.origin].new_keys()
-        return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router, known)
+        return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router, known, head)
 
     @property
     def places(self) -> Places | None:
@@ -135,7 +138,7 @@ class KeyedEdge:
         return None if spread is None else spread.places
 
     def keyed(self, rows: TupleBatch, places: PlacesInUse | None) -> Keyed:
-        """rows: with the sender's columns. places: in use."""
+        """rows: behind the head, with its columns. places: in use."""
         rows = rows_after(rows, self.edge.id, self.steps)
         origins = self._origins(rows)
         if self.keys is None:
@@ -345,7 +348,9 @@ class Outlet:
         self.traffic = Traffic(instances.config.cluster.partition_count, origins=of_stage)
         self._index = index
         self._sendings: dict[int, _Sending] = {}
-        self._filters: dict[tuple[int, ...], Filters] = {}  # by edges to which rows were added at once
+        self._filters: dict[
+            tuple[int, ...], list[tuple[int, tuple[BoundStep, ...], Filters]]
+        ] = {}  # by edges with the same rows
         self._receivers: dict[RoleId, _Receiver] = {}
         skewed = {join.stage for join in instances.skewed_joins}
         scaled = {join.stage: join.units for join in instances.scaled_joins}
@@ -370,15 +375,23 @@ class Outlet:
         """Rows of the sender for these edges, of the epoch of `header`."""
         if not len(rows):
             return
-        filters = self._filters.get(tuple(edges))
-        if filters is None:
-            steps = {edge: self._sendings[edge].keyed.steps for edge in edges}
-            filters = self._filters[tuple(edges)] = Filters(steps)
+        if tuple(edges) not in self._filters:
+            self._filters[tuple(edges)] = self._with_heads(edges)
         for edge in edges:
             self.ledger.filtered[edge] += len(rows)
-        for (edge,), _, some, _ in filters.passed(rows):
-            self.ledger.filtered[edge] -= len(some)
-            self._add(edge, some, header)
+        for first, head, filters in self._filters[tuple(edges)]:
+            for (edge,), _, some, _ in filters.passed(rows_after(rows, first, head)):
+                self.ledger.filtered[edge] -= len(some)
+                if len(some):
+                    self._add(edge, some, header)
+
+    def _with_heads(self, edges: Sequence[int]) -> list[tuple[int, tuple[BoundStep, ...], Filters]]:
+        """The first of the edges that have a head, this head, and their filters behind it."""
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for edge in edges:
+            alike.setdefault(tuple(map(id, self._sendings[edge].keyed.head)), []).append(edge)
+        keyed = {edge: self._sendings[edge].keyed for edge in edges}
+        return [(of[0], keyed[of[0]].head, Filters({edge: keyed[edge].steps for edge in of})) for of in alike.values()]
 
     def _add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         sending = self._sendings[edge]

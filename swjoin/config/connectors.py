@@ -100,7 +100,7 @@ class StreamConfig:
     id: column of row ids; None: the 0-based position. columns: which other columns to carry; None: all.
     csv: how files of text are read. schema: a live stream's columns and their Arrow types, `user: int64, ts: timestamp[us],
     note: string`. iri: of an RDF stream, or without a time a static graph, as queries name it; s, p and o are its terms.
-    malformed: of its triples that are none: they are in no answer, or the run ends.
+    malformed: of its triples that are none: they are in no answer; are rows of a query of their own; or the run ends.
     """
 
     path: str | tuple[str, ...] | None = None
@@ -117,7 +117,7 @@ class StreamConfig:
     csv: TextConfig | None = None
     generate: Literal["left", "right", "calls"] | None = None
     iri: str | None = None
-    malformed: Literal["drop", "error"] = "drop"
+    malformed: Literal["drop", "side", "error"] = "drop"
 
     def __post_init__(self) -> None:
         check(self.csv is None or not self.live, "stream: csv is for files")

@@ -9,7 +9,7 @@ Stays out: the other keys (`config.loader`), SQL (`frontends.sql`), options of `
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,15 +102,30 @@ class _Sparql(NamedTuple):
 def _planned(
     queries: Mapping[str, QueryText | _Sparql], inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]
 ) -> dict[str, QueryText | LogicalPlan]:
-    """The queries, with plans of those over RDF streams."""
-    if not any(isinstance(query, _Sparql) for query in queries.values()):
+    """The queries, with plans of those over RDF streams, and of malformed triples that are kept."""
+    kept = {name: _query_of_malformed(name, stream, queries) for name, stream in inputs.items() if stream.malformed == "side"}
+    if not kept and not any(isinstance(query, _Sparql) for query in queries.values()):
         return {name: query for name, query in queries.items() if not isinstance(query, _Sparql)}
     from swjoin.frontends.rdf.live_planner import LivePlans, streams_of
 
     rdf = {name: query for name, query in queries.items() if isinstance(query, _Sparql)}
     texts, where = {name: query.text for name, query in rdf.items()}, {name: query.where for name, query in rdf.items()}
-    plans = LivePlans(streams_of(inputs, tables)).plans(texts, where)
-    return {name: plans[name] if isinstance(query, _Sparql) else query for name, query in queries.items()}
+    live = LivePlans(streams_of(inputs, tables))
+    plans, malformed = live.plans(texts, where), live.of_malformed()
+    found = {name: plans[name] if isinstance(query, _Sparql) else query for name, query in queries.items()}
+    return found | {query: malformed[name] for name, query in kept.items()}
+
+
+def _query_of_malformed(name: str, stream: StreamConfig, queries: Collection[str]) -> str:
+    """The name of the query whose rows are malformed triples of an input. UserError where there can be none."""
+    where = f"inputs.{name}.malformed"
+    if stream.time == "":
+        raise UserError(f"{where}: side is for streams; leave it out, or write error")
+    if "" in queries:
+        raise UserError(f"{where}: side: the query has no name; write name: NAME, as malformed triples have a name, too")
+    query = f"malformed.{name}"
+    check_query_name(query, where, queries)
+    return query
 
 
 def _queries_of(queries: object) -> dict[str, QueryText | _Sparql]:

@@ -7,8 +7,9 @@ Stays out: moving columns (`cluster.exchange`), the columns of result files (`co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -53,7 +54,7 @@ from swjoin.plan.lookups import Lookup, equality, lookup_reads
 from swjoin.plan.map_batches import MapBatches, keeps_time
 from swjoin.plan.multiway import MultiwayJoin, Part
 from swjoin.plan.multiway_columns import multiway_columns_of
-from swjoin.plan.stages import EdgeId, Stage, StagePlan, Step, ways_to
+from swjoin.plan.stages import Edge, EdgeId, Stage, StagePlan, Step, ways_to
 
 if TYPE_CHECKING:
     from swjoin.expressions.batch_map import BatchMap
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 _Types = list[tuple[str, Any]]
 _Keyed: TypeAlias = AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | LifeColumns | MultiwayColumns
 BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
+_Head: TypeAlias = tuple[str, tuple[Step, ...]]  # sender, steps
 StaticTables: TypeAlias = Callable[[str, tuple[str, ...]], tuple[Columns | None, int]]  # columns of a source; number of rows
 
 
@@ -98,13 +100,15 @@ class StageColumns:
 class PlanColumns:
     """read: columns of each source, static tables among them. travels: columns of each edge between a source or a stage and a
     stage, and of one to a result that has steps, or that has a name; of a family's of the first one only. steps: of each of
-    these edges, what its sender does to the rows. stages: by id. families: of results."""
+    these edges, what its sender does to the rows. stages: by id. families: of results. heads: of edges of one sender that begin
+    with the same costly steps, how many these are; they are the same objects."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
     steps: Mapping[EdgeId, tuple[BoundStep, ...]]
     stages: tuple[StageColumns, ...]
     families: tuple[Family, ...] = ()
+    heads: Mapping[EdgeId, int] = field(default_factory=dict)
 
 
 def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: StaticTables | None = None) -> PlanColumns:
@@ -116,6 +120,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
     steps: dict[EdgeId, tuple[BoundStep, ...]] = {}
     sent: dict[str, set[str]] = {node.name: set() for node in plan.nodes}
     binder = _Binder(plan, sent, tables)
+    heads = _Heads(binder, stages.edges)
     described = tuple(_stage_columns(binder, stage, needed) for stage in stages.stages)
     families = families_of(plan, stages)
     firsts = {edge.id: family.edges[0].id for family in families for edge in family.edges}
@@ -144,10 +149,9 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
             assert isinstance(part, Part), "an input of a multiway join is one of its parts"
             assert isinstance(columns_of_all, MultiwayColumns), "a multiway join without its columns"
             key = edge.receiver.node.input_keys[part.number]
-            before, of_sender = binder.steps(edge.steps[:-1], {*columns_of_all.reads(part.number), *key})
+            before = heads.rest(edge, edge.steps[:-1], {*columns_of_all.reads(part.number), *key})
             travels[edge.id] = columns_of_all.travels
             steps[edge.id] = (*before, columns_of_all.part_columns(part.number, key))
-            sent[edge.sender.name] |= of_sender
             continue
         elif isinstance(edge.receiver, Stage):
             columns = described[edge.receiver.id]
@@ -161,11 +165,12 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
             continue  # pairs of a join, or gathered rows
         keys = edge.receiver.keys[edge.port] if isinstance(edge.receiver, Stage) else ()
         passed = steps_of.get(edge.id, edge.steps)
-        steps[edge.id], of_sender = binder.steps(passed, {*travels[edge.id], *keys})
-        sent[edge.sender.name] |= of_sender
+        steps[edge.id] = heads.rest(edge, passed, {*travels[edge.id], *keys})
+    first = heads.bound()
+    steps |= {edge: (*head, *steps[edge]) for edge, head in first.items()}
     of_sources = {node.name: binder.read(node.name) for node in plan.nodes if isinstance(node, Source)}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
-    return PlanColumns(of_sources, travels, steps, out, families)
+    return PlanColumns(of_sources, travels, steps, out, families, {edge: len(head) for edge, head in first.items()})
 
 
 @dataclass(frozen=True)
@@ -237,6 +242,56 @@ class _Binder:
         of_table = frozenset(name for name, _ in table)
         rows = TableRows(self.tables, tuple(ways), self.read)
         return TableLookup(node.name, node.how, keys, where, shown, of_table, rows), read[0]
+
+
+class _Heads:
+    """The first steps that edges of one sender to stages have in common, if functions of batches or lookups are among them,
+    which are costly: they are done once, with the columns that any of these edges needs."""
+
+    def __init__(self, binder: _Binder, edges: Sequence[Edge]) -> None:
+        self._binder = binder
+        self._of: dict[EdgeId, _Head] = {}
+        self._wanted: dict[_Head, set[str]] = {}
+        alike: dict[_Head, list[Edge]] = {}
+        for edge in edges:
+            costly = next((i for i, step in enumerate(edge.steps) if isinstance(step, MapBatches | Lookup)), None)
+            if isinstance(edge.receiver, Stage) and costly is not None:
+                alike.setdefault((edge.sender.name, edge.steps[: costly + 1]), []).append(edge)
+        for (sender, _), members in alike.items():
+            head = tuple(takewhile(_is_shared, _common([member.steps for member in members])))
+            if len(members) > 1:
+                self._wanted[sender, head] = set()
+                self._of |= {member.id: (sender, head) for member in members}
+
+    def rest(self, edge: Edge, steps: Sequence[Step | Ranking], wanted: set[str]) -> tuple[BoundStep, ...]:
+        """The steps of an edge behind those in common, bound. wanted: columns that they compute."""
+        of = self._of.get(edge.id)
+        if of is None:
+            found, needed = self._binder.steps(steps, wanted)
+            self._binder.sent[edge.sender.name] |= needed
+            return found
+        found, needed = self._binder.steps(steps[len(of[1]) :], wanted)
+        self._wanted[of] |= needed
+        return found
+
+    def bound(self) -> dict[EdgeId, tuple[BoundStep, ...]]:
+        """Of each edge that has some, the steps in common, the same objects for all."""
+        found = {}
+        for (sender, head), wanted in self._wanted.items():
+            found[sender, head], needed = self._binder.steps(head, wanted)
+            self._binder.sent[sender] |= needed
+        return {edge: found[of] for edge, of in self._of.items()}
+
+
+def _common(several: Sequence[tuple[Step, ...]]) -> Iterator[Step]:
+    for steps in zip(*several, strict=False):
+        if len(set(steps)) > 1:
+            return
+        yield steps[0]
+
+
+def _is_shared(step: Step) -> bool:
+    return isinstance(step, Filter | Project | MapBatches | Lookup | Period)
 
 
 @dataclass(frozen=True)

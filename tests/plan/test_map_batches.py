@@ -6,11 +6,16 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from swjoin.config.job import Job
+from swjoin.config.loader import read_config
 from swjoin.config.sections import QueryConfig
 from swjoin.core.batch import TupleBatch
 from swjoin.core.columns import Columns
@@ -19,10 +24,12 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.expressions.batch_map import BatchMap, function_named, functions_of_process, name_of
 from swjoin.plan import stages
 from swjoin.plan.aggregates import Aggregate, AggregateCall
-from swjoin.plan.logical import IntervalJoin, LogicalPlan, Project, Result, Source
+from swjoin.plan.columns import columns_of
+from swjoin.plan.logical import Filter, IntervalJoin, LogicalPlan, Project, Result, Source
 from swjoin.plan.map_batches import MapBatches, is_importable
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.plan.stages import cut, describe_edge
+from swjoin.runtime.in_process import run_local
 from tests.plan.plans import COLUMNS
 from tests.support.planted import texts
 from tests.tools.plan_expressions import merged_values
@@ -170,3 +177,69 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_planted_bugs_are_caught(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert next(texts(_plans(), lambda scenario: simulate(scenario, scenario.evaluated()["out"])), None) is not None
+
+
+# ---------------------------------------------------------------- once for several edges
+
+
+def _asked(*conditions: str) -> LogicalPlan:
+    """Queries over what one function makes of the rows of a, each joined with b, and one over the rows as they are."""
+    nodes = [A, B, Project("p", "a", (("k", "k"), ("v", "v"), ("ts", "ts"))), MapBatches("m", "p", MERGED, SAME)]
+    for i, condition in enumerate(conditions):
+        within = QueryConfig(-i, i + 1)
+        shown = Project(f"s{i}", f"j{i}", (("k", "k"), ("w", "left_v")) if i else (("k", "k"),))
+        filtered = Filter(f"f{i}", "m", condition)
+        nodes += [filtered, IntervalJoin(f"j{i}", f"f{i}", "b", ("k",), ("k",), within), shown]
+        nodes += [Result(f"q{i}", f"s{i}", of_values=True, named=True)]
+    plain = [IntervalJoin("j", "a", "b", ("k",), ("k",), QueryConfig(0, 1)), Project("s", "j", (("v", "right_v"),))]
+    return LogicalPlan((*nodes, *plain, Result("q", "s", of_values=True, named=True)))
+
+
+def test_steps_that_edges_have_in_common_are_bound_once() -> None:
+    plan = _asked("k > 0", "k < 0", "k < 0 AND v > 0")
+    parts = cut(plan)
+    columns = columns_of(plan, parts, rows=True)
+    several = [edge for edge in parts.edges if edge.sender == A and any(isinstance(s, MapBatches) for s in edge.steps)]
+    assert len(several) == 3
+    assert set(columns.heads) == {edge.id for edge in several}
+    heads = {tuple(map(id, columns.steps[edge.id][: columns.heads[edge.id]])) for edge in several}
+    assert len(heads) == 1, "each is an object of its own"
+    (head,) = {columns.steps[edge.id][: columns.heads[edge.id]] for edge in several}
+    assert [type(step).__name__ for step in head] == ["Projection", "BatchMap"]
+    assert head[1].shown == ("k", "v"), "what any of the edges needs"  # type: ignore[union-attr]
+    alone = _asked("k > 0")
+    assert columns_of(alone, cut(alone), rows=True).heads == {}
+
+
+@pytest.mark.parametrize("strategy", ["query", "operator"])
+def test_a_function_is_called_once_for_all_edges(strategy: Any, tmp_path: Path) -> None:
+    """The queries' counts and digests are those of runs of each alone."""
+    rows, random = 3_000, np.random.default_rng(5)
+    for name in "ab":
+        times = pa.array(np.sort(random.integers(0, 3_000, rows)), pa.timestamp("us"))
+        table = {"k": random.integers(-9, 9, rows), "v": random.integers(-9, 9, rows), "ts": times}
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    called: list[int] = []
+
+    def noting(batch: Any) -> Any:
+        called.append(len(batch))
+        return merged_values(batch)
+
+    def found(*conditions: str) -> tuple[dict[str, tuple[int, str]], int]:
+        called.clear()
+        inputs = [{"path": str(tmp_path / f"{name}.parquet"), "time": "ts", "columns": ["k", "v"]} for name in "ab"]
+        plain = {"inputs": inputs, "join": {"lower": 0, "upper": 0}, "sink": {"kind": "count"}}
+        config = read_config(plain | {"cluster": {"strategy": strategy, "epoch_tuples": 100}}, [], "test")
+        job = Job(config, None, False, None, None, "test", plan=plan_to_plain(_asked(*conditions)))
+        with functions_of_process({MERGED: noting}):
+            report = run_local(job, False, 2)
+        assert report["ledger"]["balanced"]
+        return {query["name"]: (query["count"], query["digest"]) for query in report["queries"]}, sum(called)
+
+    conditions = ("k > 0", "k < 0", "k < 0 AND v > 0")
+    together, rows_given = found(*conditions)
+    assert min(count for count, _ in together.values()) > 0
+    alone, once = found(conditions[0])
+    assert (rows_given, once) == (once, once)
+    assert together["q0"] == alone["q0"]
+    assert together["q"] == alone["q"]

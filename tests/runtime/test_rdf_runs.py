@@ -196,6 +196,7 @@ def test_verify_recomputes_queries_over_files(sensors: Sensors, swjoin: Any) -> 
     plain |= {"queries": [{"name": name, "sparql": text} for name, text in {"pairs": PAIRS, "hot": HOT, **ASKED_LATER}.items()]}
     for name in ("readings", "alarms"):
         plain["inputs"][name] = {"path": str(sensors.folder / name / "*.parquet"), "time": "at", "iri": EX + name}
+    plain["inputs"]["readings"]["malformed"] = "side"
     plain["cluster"] |= {"gateways": 2, "sinks": 2}
     rooms = sensors.folder / "rooms.nt"  # with copies, as in the table
     rooms.write_text("".join(f"{' '.join(row.values())} .\n" for row in sensors.rooms.to_pylist()))
@@ -204,12 +205,48 @@ def test_verify_recomputes_queries_over_files(sensors: Sensors, swjoin: Any) -> 
     done = swjoin("run", "run.yaml", "--out", "run")
     assert done.code == 0, done.err
     check(sensors, Path("run"), {"pairs": (PAIRS, 0), "hot": (HOT, 0), **{n: (text, 0) for n, text in ASKED_LATER.items()}})
+    kept = rows_of(Path("run"), "malformed.readings")
+    assert kept == malformed(sensors.streams(0)[EX + "readings"])
+    assert kept.total() == 2
     done = swjoin("verify", "run")
     assert done.out.splitlines()[-1] == "equal", done.err
     files = sorted(Path("run/results/hot").glob("*.parquet"))
     table = pq.read_table(files[0])
     pq.write_table(table.slice(1), files[0])
     assert swjoin("verify", "run").code == 1
+
+
+def malformed(triples: pa.Table) -> Counter[tuple[Any, ...]]:
+    """As the query of an input's malformed triples has them."""
+    rows = [tuple(row.values()) for row in triples.to_pylist() if row["o"] == "no term"]
+    return Counter((ts, f"{s} {p} {o}", "the object is no IRI, no blank node and no literal") for ts, s, p, o in rows)
+
+
+def test_malformed_triples_that_are_kept_need_a_name(sensors: Sensors) -> None:
+    sensors.write()
+    plain = yaml.safe_load(CONFIG)
+    plain["inputs"]["readings"]["malformed"] = "side"
+    for name, problem in (
+        (
+            "malformed.readings",
+            r"inputs\.readings\.malformed: malformed\.readings is the name of another query; name each once.*",
+        ),
+        (None, r"inputs\.readings\.malformed: side: the query has no name; write name: NAME, as malformed triples have .*"),
+    ):
+        plain["queries"] = [{"sparql": PAIRS} | ({"name": name} if name else {})]
+        with pytest.raises(UserError, match=problem):
+            job_of_query(plain, "c", "test")
+    plain["queries"] = [{"name": "pairs", "sparql": PAIRS}]
+    assert [query["name"] for query in _results(plain)] == ["pairs", "malformed.readings"]
+    plain["inputs"]["rooms"]["malformed"] = "side"
+    with pytest.raises(UserError, match=r"inputs\.rooms\.malformed: side is for streams; leave it out, or write error"):
+        job_of_query(plain, "c", "test")
+
+
+def _results(plain: dict[str, Any]) -> list[dict[str, Any]]:
+    job = job_of_query(plain, "c", "test")
+    assert job.plan is not None
+    return [node for node in job.plan["nodes"] if node["kind"] == "result"]
 
 
 REFUSED = {

@@ -36,8 +36,9 @@ _malformed: dict[str, None] = {}
 
 def triples(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Of the columns "s:7:drop", "p" and "o" become "s", "p" and "o" in the spelling of `TermReader`, all null where one is no
-    term; blank nodes are those of scope 7. "us:1000", the time in units of so many microseconds, becomes "born", in
-    microseconds. Other columns are as they are."""
+    term; blank nodes are those of scope 7. With "s:7:side" there are "triple" and "reason", too: what is no triple as it came,
+    and why it is none. "us:1000", the time in units of so many microseconds, becomes "born", in microseconds. Other columns are
+    as they are."""
     return _in_one_spelling(batch, is_set=False)
 
 
@@ -69,6 +70,8 @@ def _in_one_spelling(batch: pa.RecordBatch, *, is_set: bool) -> pa.RecordBatch:
         head, _, number = name.partition(":")
         if head in TERMS:
             made[head] = dictionary.decode(np.where(left_out, -1, codes[TERMS.index(head)])).cast(pa.string())
+            if head == "o" and policy == "side":
+                made["triple"], made["reason"] = _described(terms, codes)
         elif number:
             made["born"] = _microseconds(column, int(number))
         else:
@@ -76,12 +79,26 @@ def _in_one_spelling(batch: pa.RecordBatch, *, is_set: bool) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
 
+def _described(terms: list[Any], codes: I64) -> tuple[pa.Array, pa.Array]:
+    """Of what is no triple: its columns as they came, and why it is none; null for triples."""
+    lowest = codes.min(axis=0)
+    texts, reasons = [None] * len(lowest), [None] * len(lowest)
+    for row in np.flatnonzero(lowest < 0).tolist():
+        texts[row], reasons[row] = _text_of(terms, row), REASONS[-int(lowest[row])]  # type: ignore[call-overload]
+    return pa.array(texts, pa.string()), pa.array(reasons, pa.string())
+
+
+def _text_of(terms: list[Any], row: int) -> str:
+    """The columns of a row, with spaces between them, and nothing where one is null."""
+    return " ".join(str(column[row].as_py() or "") for column in terms)
+
+
 def _log_malformed(terms: list[Any], codes: I64, row: int, policy: str) -> None:
     """The first malformed triples of a process, in the log. UserError by the policy "error"."""
     reason = REASONS[-int(codes[:, row].min())]
-    text = " ".join(str(column[row].as_py()) for column in terms)[:200]
+    text = _text_of(terms, row)[:200]
     if policy == "error":
-        raise UserError(f"{text}: {reason}", remedy="mend it, or leave such triples out by malformed: drop")
+        raise UserError(f"{text}: {reason}", remedy="mend it, or leave such triples out by malformed: drop, or side")
     if len(_malformed) < _SHOWN and text not in _malformed:
         _malformed[text] = None
         _LOG.warning("%s: %s; such triples are in no answer", text, reason)

@@ -96,6 +96,19 @@ class LivePlans:
         widest = _widest(parsed)
         return {name: self._named(name, subjects, self._planned, query, widest.get(name)) for name, query in parsed.items()}
 
+    def of_malformed(self) -> dict[str, LogicalPlan]:
+        """By input whose malformed triples are kept, those: with their times, as they came, and why they are no triples."""
+        found = {}
+        for iri, stream in self._streams.items():
+            if stream.malformed == "side":
+                _check_columns(iri, stream)
+                functions: dict[str, Function] = {}
+                part = _triples_of(stream, "triples", functions)
+                text = f'WITH {part} SELECT "ts", "triple", "reason" FROM triples WHERE "reason" IS NOT NULL'
+                plan = plan_query(text, {each.name: each.table for each in self._streams.values()}, functions).plan
+                found[stream.name] = plan
+        return found
+
     def _named(self, name: str, subjects: Mapping[str, str], function: Callable[..., _T], *args: object) -> _T:
         """The function's value; its errors begin with what the query is called."""
         try:
@@ -353,15 +366,7 @@ class _LivePlanner(Planner):
         while name in taken:
             name += "_"
         self._triples[stream.name] = name
-        time, items, types = stream.table.time, [], []
-        if time is not None:
-            items += [f'{quoted(time)} AS "ts"', f'{quoted(time)} AS "us:{int(stream.table.unit_us or 1)}"']
-            types += [("ts", dict(stream.table.columns)[time]), ("born", "int64")]
-        items += [f'"s" AS "s:{stream.scope}:{stream.malformed}"', '"p"', '"o"']
-        types += [(term, "string") for term in TERMS]
-        self._functions[name] = Function(f"{_MODULE}:{'graph' if time is None else 'triples'}", tuple(types))
-        whole = f"SELECT {', '.join(items)} FROM {quoted(stream.name)}"
-        parts.append(f"{name} AS (SELECT * FROM MAP_BATCHES(({whole}), '{name}'))")
+        parts.append(_triples_of(stream, name, self._functions))
 
     # ------------------------------------------------------------ the answer
 
@@ -380,6 +385,19 @@ class _LivePlanner(Planner):
         if forms - {"term"}:
             nodes.append(MapBatches("rdf answer", "rdf terms", f"{_MODULE}:written", (*types, ("born", "int64"))))
         return nodes if last.template is None else [*nodes, *_constructed(last.template)]
+
+
+def _triples_of(stream: RdfStream, name: str, functions: dict[str, Function]) -> str:
+    """The triples of an input in one spelling, as a part of a SQL text. functions: gets the one that it needs."""
+    time, items, types = stream.table.time, [], []
+    if time is not None:
+        items += [f'{quoted(time)} AS "ts"', f'{quoted(time)} AS "us:{int(stream.table.unit_us or 1)}"']
+        types += [("ts", dict(stream.table.columns)[time]), ("born", "int64")]
+    items += [f'"s" AS "s:{stream.scope}:{stream.malformed}"', '"p"', '"o"']
+    types += [(term, "string") for term in (*TERMS, *(("triple", "reason") if stream.malformed == "side" else ()))]
+    functions[name] = Function(f"{_MODULE}:{'graph' if time is None else 'triples'}", tuple(types))
+    whole = f"SELECT {', '.join(items)} FROM {quoted(stream.name)}"
+    return f"{name} AS (SELECT * FROM MAP_BATCHES(({whole}), '{name}'))"
 
 
 def _constructed(template: tuple[tuple[int | str, int | str, int | str], ...]) -> list[Node]:
