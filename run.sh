@@ -53,6 +53,7 @@ usage() {
 ./run.sh bench bistream [memory|bandwidth|windows|resident|speed]  BiStream's claims about its partitionings, on TPC-H data
 ./run.sh bench many [windows|memory|rows|constants|added]  many queries in one run, beside one query and beside runs of their own; one more
 ./run.sh bench rdf [parse|slide|star|patterns|queries|runs]  RDF streams beside pyoxigraph and DuckDB; patterns and queries in number
+./run.sh bench cqels [operators|queries]  CQELS Cloud's claims: operators on 1 to 4 real slaves and 2 to 32 simulated nodes, queries on 1 to 4
 ./run.sh bench routings [band|hot|order]  routings of a join over others: a band by range, a hot key spread; epochs over a queue of tuples
 ./run.sh bench queries [overheads|views|delay|recovery]  what queries pay for ledgers, digests, merging and views; delays; recovery
 ./run.sh bench gateways      tuples per second with 1, 2 and 4 gateways, each held to a thirty-second of a core (as root), or not held
@@ -284,7 +285,7 @@ case $word in
     need_environment
     part=${1:-}
     case $part in
-      adaptation | api | asof | bands | bistream | gateways | hosts | kinds | live | many | nexmark | observing | peers | placement | plan | queries | rdf | routings | safety | simulation | sinks | small | spark | stages) shift ;;
+      adaptation | api | asof | bands | bistream | cqels | gateways | hosts | kinds | live | many | nexmark | observing | peers | placement | plan | queries | rdf | routings | safety | simulation | sinks | small | spark | stages) shift ;;
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac

@@ -260,7 +260,7 @@ def texts(name: str, count: int, users: int) -> dict[str, str]:
     return {f"q{i}": _TEXT + text.format(*(round(w * _SECOND_US * i / count) for w in widths)) for i in shares}
 
 
-def _network(folder: Path, events: int, users: int) -> tuple[dict[str, Path], dict[str, Path]]:
+def network(folder: Path, events: int, users: int) -> tuple[dict[str, Path], dict[str, Path]]:
     """Streams and graph, by IRI."""
     names = (*lsbench.STREAMS, lsbench.GRAPH)
     files = {name: folder / f"{name}.parquet" for name in names}
@@ -272,7 +272,7 @@ def _network(folder: Path, events: int, users: int) -> tuple[dict[str, Path], di
 def of_patterns(repeat: int, *, tiny: bool) -> None:
     events, users = (4_000, 200) if tiny else (2_000_000, 200_000)
     with tempfile.TemporaryDirectory() as name:
-        streams, _ = _network(Path(name), events, users)
+        streams, _ = network(Path(name), events, users)
         iri = "http://lsbench.org/poststream"
         runs: dict[str, Callable[[], int]] = {}
         triples, took = 0, dict[str, list[float]]()
@@ -309,7 +309,7 @@ def of_patterns(repeat: int, *, tiny: bool) -> None:
 def of_queries(repeat: int, *, tiny: bool) -> None:
     events, users = (4_000, 200) if tiny else (1_000_000, 10_000)
     with tempfile.TemporaryDirectory() as name:
-        streams, graph = _network(Path(name), events, users)
+        streams, graph = network(Path(name), events, users)
         for query, counts in {"Q1": (1, 100, 10_000), "Q4": (1, 10, 100), "Q5": (1, 10, 100), "Q10": (1, 10, 100)}.items():
             _vary(query, counts if not tiny else counts[:2], users, (streams, graph), repeat)
 
@@ -359,7 +359,7 @@ def _vary(
 def of_runs(repeat: int, *, tiny: bool) -> None:
     events, users = (4_000, 200) if tiny else (1_000_000, 10_000)
     with tempfile.TemporaryDirectory() as name:
-        streams, graph = _network(Path(name), events, users)
+        streams, graph = network(Path(name), events, users)
         for query, count in (("Q1", 1), ("Q1", 100), ("Q4", 1), ("Q4", 10), ("Q5", 1), ("Q10", 1)):
             _beside_files(f"{query}, {count}", texts(query, count, users), (streams, graph), repeat)
 

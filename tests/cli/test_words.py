@@ -73,6 +73,7 @@ RARELY = {
     ),
     "bench queries --tiny": r"(?s)merging .*\| q20 \| \d.*bytes of groups and views .*\| standing \| [1-9].*\| gateway \| \d",
     "bench placement network fragments --tiny": r"(?s)network: (not measured|.* x the throughput).*fragments: .*(not m|D2)",
+    "bench cqels --tiny": r"(?s)matching, .*simulated: linear .*s a node .*scale better: .*Q10, 1, real: linear [a-z]",
     "bench hosts 11 --tiny": r"(?m)^hosts: not measured|^figure 11, hosts of 1000 Mbit/s: [a-z]+",
     "bench plan --tiny": r"(?s)\| 1 thread, W 2 s \|.*saturation: ",
     "bench peers --tiny --only cpp duckdb spark": r"(?s)C\+\+ plain.*\| right \|.*DuckDB.*\| right \|.*Spark.*\| right \|",
