@@ -25,6 +25,7 @@ import numpy as np
 from swjoin.config.connectors import StreamConfig
 from swjoin.connectors.files.rdf_format import TERMS
 from swjoin.core.errors import UserError
+from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, tokens_of
 from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
@@ -46,6 +47,7 @@ _MODULE = "swjoin.frontends.rdf.batch_functions"
 _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
 _TEXT = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")  # as types begin
 _MOST_DIGITS = 20  # of an integer that may be exact, with its sign
+_EVER_US = 1 << 59  # longer than between any two times
 _AGES = "rdf windows"  # the node that leaves the rows of one of several windows
 _CLASH = "live terms such as 1 and 1.0"
 
@@ -241,11 +243,11 @@ def _input(pattern: Pattern, number: int, streams: Mapping[str, RdfStream]) -> I
         known = ", ".join(f"<{name}>" for name, stream in streams.items() if stream.table.time is not None)
         problem = f"STREAM <{iri}>: no input of the run has this IRI{f'; those of streams are {known}' if known else ''}"
         raise UserError(problem, remedy="write iri: under an input that has a time")
-    if window.kind not in ("range", "slide"):
+    if window.kind == "triples":
         problem = f"STREAM <{iri}> [{window.description}] is not supported in a run"
-        raise UserError(problem, remedy="use RANGE, SLIDE, TUMBLING or NOW, or `swjoin rdf` over files")
+        raise UserError(problem, remedy="use RANGE, SLIDE, TUMBLING, NOW or ALL, or `swjoin rdf` over files")
     found.ts = np.empty(0, np.int64)
-    found.reach_us = window.width_us + window.slide_us
+    found.reach_us = _EVER_US if window.kind == "all" else window.width_us + window.slide_us
     return found
 
 
@@ -302,7 +304,8 @@ class _LivePlanner(Planner):
         return {}
 
     def longest_us(self) -> int:
-        return max(found.reach_us for found in self.inputs) + 1
+        longest = max(found.reach_us for found in self.inputs)
+        return longest + 1 if longest < _EVER_US else 0
 
     def ages(self) -> list[tuple[str, str]]:
         """By block, the time from the birth of the first of a row's parts in it to the birth of the row."""
@@ -311,8 +314,9 @@ class _LivePlanner(Planner):
     def within(self, below: str) -> list[Node]:
         return [Filter(_AGES, below, "TRUE")] if self.routed else []
 
-    def plan_of(self, text: str) -> LogicalPlan:
-        return plan_query(text, {stream.name: stream.table for stream in self.streams.values()}, self._functions).plan
+    def plan_of(self, text: str, time: str | None) -> LogicalPlan:
+        tables = {stream.name: stream.table for stream in self.streams.values()}
+        return plan_query(text, tables, self._functions, time=time).plan
 
     # ------------------------------------------------------------ inputs
 
@@ -331,8 +335,9 @@ class _LivePlanner(Planner):
         if pattern.block is not None:
             window = pattern.block.window
             slides = f":{window.slide_us}:{window.width_us}" if window.kind == "slide" else ""
-            items += ['"ts"', f'"born" AS "born{slides}"']
-            types += [("ts", columns[stream.table.time or ""]), ("born", "int64"), *([("dead", "int64")] if slides else [])]
+            items += ['"ts"', f'"born" AS "born{slides}"', *([f'{LAST_TIME_US} AS "dead"'] if window.kind == "all" else [])]
+            types += [("ts", columns[stream.table.time or ""]), ("born", "int64")]
+            types += [("dead", "int64")] if window.kind != "range" else []
         tests, places = list[str](), dict[str, str]()
         for place, term in sorted(zip(TERMS, pattern.terms, strict=True), key=lambda of: of[0] == "p"):
             if isinstance(term, Const):  # a predicate last: by the first one rows are searched, where there are many queries
@@ -352,7 +357,7 @@ class _LivePlanner(Planner):
         text = f"SELECT {', '.join(items)} FROM {rows} WHERE {' AND '.join(tests)}"
         if len(types) > len(items):
             self._functions[found.name] = Function(f"{_MODULE}:mappings", tuple(types))
-            alive = ' WHERE "born" < "dead"' if ("dead", "int64") in types else ""
+            alive = ' WHERE "born" < "dead"' if pattern.block is not None and pattern.block.window.kind == "slide" else ""
             text = f"SELECT * FROM MAP_BATCHES(({text}), '{found.name}'){alive}"
         parts.append(f"{found.name} AS ({text})")
         return found.name

@@ -362,7 +362,8 @@ class Planner:
         last.shown.append(Shown(name, value.form, tuple(columns)))
 
     def _plan(self, text: str, last: Last) -> LogicalPlan:
-        plan = self.plan_of(text)
+        alive = last.distinct or last.calls is not None
+        plan = self.plan_of(text, "ts" if alive else None)
         nodes: list[Node] = [node for node in plan.nodes if not isinstance(node, Result)]
         result = next(node for node in plan.nodes if isinstance(node, Result))
         top = result.input
@@ -372,7 +373,7 @@ class Planner:
             nodes.append(node)
             top = node.name
 
-        dead = [("dead", self._dead(last))] if last.distinct or last.calls is not None else []
+        dead = [("dead", self._dead(last))] if alive else []
         add(Project("rdf values", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed)))
         for node in self.within(top):
             add(node)
@@ -388,7 +389,7 @@ class Planner:
             add(self._groups(top, last))
             if last.having:
                 add(Filter("rdf having", top, " AND ".join(f"({text})" for text in last.having)))
-        born = _BORN if last.distinct or last.calls is not None else "from"
+        born = _BORN if alive else "from"
         names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
         names += [(_MEMBER, f'"{_MEMBER}"')] if self.member is not None and last.calls is None else []
         names += [(name, f'"{name}"') for name, _ in self.ages()]
@@ -398,9 +399,9 @@ class Planner:
             name += "_"
         return LogicalPlan((*nodes, *answer, Result(name, answer[-1].name, True)))
 
-    def plan_of(self, text: str) -> LogicalPlan:
-        """Of the joins, as SQL."""
-        return plan_query(text, {found.name: self._described(found) for found in self.inputs}).plan
+    def plan_of(self, text: str, time: str | None) -> LogicalPlan:
+        """Of the joins, as SQL. time: the column that is to be the rows' time; groups wait for no later one."""
+        return plan_query(text, {found.name: self._described(found) for found in self.inputs}, time=time).plan
 
     def answer(self, below: str, last: Last, columns: tuple[tuple[str, str], ...]) -> list[Node]:
         """The last nodes of the plan. below: the node that they read. columns: of the answer's values, as SQL, and `born`."""

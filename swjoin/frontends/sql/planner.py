@@ -124,10 +124,15 @@ def parse_query(text: str) -> exp.Query:
 
 
 def plan_query(
-    text: str, tables: Mapping[str, Table], functions: Mapping[str, Function] | None = None, routing: str = "auto"
+    text: str,
+    tables: Mapping[str, Table],
+    functions: Mapping[str, Function] | None = None,
+    routing: str = "auto",
+    time: str | None = None,
 ) -> Query:
     """The plan of a query. functions: that it may name. routing: of its joins of streams, see `config.sections.ClusterConfig`.
-    UserError, one line, for what it cannot mean or what is not supported."""
+    time: the column of the answer that is to be its rows' time, if it may be. UserError, one line, for what it cannot mean or
+    what is not supported."""
     try:
         tree = parse_query(text)
         last = {name: tree.args.pop(name, None) for name in ("order", "limit")}
@@ -151,7 +156,9 @@ def plan_query(
     if not isinstance(top, Selected) or any(f.column != f.name for f in relation.fields):
         top = Selected(top, columns, tuple(quoted(f.column) for f in relation.fields))
     nodes = Nodes(tables)
-    plan = nodes.plan(top.make(nodes, None), tuple(OrderKey(columns[at].name, *how) for at, *how in order))
+    plan = nodes.plan(
+        top.make(nodes, time if time in top.times else None), tuple(OrderKey(columns[at].name, *how) for at, *how in order)
+    )
     check_routing(plan, routing)
     return Query(plan, tuple(node.name for node in plan.nodes if not node.inputs))
 

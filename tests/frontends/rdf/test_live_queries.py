@@ -23,7 +23,7 @@ from tests.support.limits import LONG_S
 from tests.tools.random_rdf import Case, Knobs, random_case
 from tests.tools.rdf_oracle import expected, same_rows
 
-_WINDOWS = ("range", "now", "slide", "tumbling")
+_WINDOWS = ("range", "now", "slide", "tumbling", "all")
 _REFUSED = (  # by what is known to be refused, as regular expressions
     r"is bound nowhere",
     r"(SUM|AVG)\(DISTINCT \?\w+\): live terms such as 1 and 1.0 are different terms of one value",
