@@ -49,7 +49,7 @@ usage() {
 ./run.sh bench safety        the cost of checkpoints and of fault tolerance, recovery over the size of the windows
 ./run.sh bench observing     what it costs a run to be looked at
 ./run.sh bench simulation [accuracy|scale]  predicted against measured throughput and delay; gateways and slaves for a rate
-./run.sh bench stages [row|senders|star]  a second join in a row, and four senders at one port, over one; a star as one join over two in a row
+./run.sh bench stages [row|senders|star|flink]  a second join in a row, and four senders at one port, over one; a star as one join over two in a row, and beside Flink
 ./run.sh bench bistream [memory|bandwidth|windows|resident|speed]  BiStream's claims about its partitionings, on TPC-H data
 ./run.sh bench many [windows|memory|rows|constants|added]  many queries in one run, beside one query and beside runs of their own; one more
 ./run.sh bench rdf [parse|slide|star|patterns|queries|runs]  RDF streams beside pyoxigraph and DuckDB; patterns and queries in number
@@ -289,7 +289,7 @@ case $word in
       -* | "") part=run ;;
       *) fail "unknown part $part of bench; ./run.sh help lists them" ;;
     esac
-    case "$part $*" in peers* | spark* | nexmark*--peers*flink* | nexmark*--peers*spark*) need_java ;; esac
+    case "$part $*" in peers* | spark* | stages*flink* | nexmark*--peers*flink* | nexmark*--peers*spark*) need_java ;; esac
     case $part in asof) part=as_of ;; kinds) part=join_kinds ;; peers) part=peers.run ;; plan) part=plan_vs_reality ;; queries) part=query_costs ;; spark) part=spark_join ;; esac
     exec "$python" -m "benchmarks.$part" "$@" ;;
   figures)

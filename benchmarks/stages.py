@@ -7,7 +7,9 @@ join over two joins in a row, with 0.01 and with 2 partners a probe: input tuple
 turn; every answer is compared with one that sorting gives.
 Why: the exchange between stages is new work for every tuple of an intermediate result; a multiway join has none.
 
-Usage: python -m benchmarks.stages [row] [senders] [star] [--repeat N] [--tiny]
+`flink`: such a star in files, beside Flink's MultiJoin (`benchmarks.star_files`), in an environment of its own; only by name.
+
+Usage: python -m benchmarks.stages [row] [senders] [star] [flink] [--repeat N] [--tiny]
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks import parse
+from benchmarks import parse, star_files
 from swjoin.cluster.exchange import EpochHeader, Outlet
 from swjoin.cluster.gateway.feeds import Feeds
 from swjoin.cluster.gateway.gateway import Gateway
@@ -283,12 +285,16 @@ def _drained(outlet: Outlet, me: RoleId, total: Counter[RoleId]) -> list[Deliver
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all), or flink")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=SECONDS, help="length of the streams")
     args = parse(parser, repeat=1, seconds=1)
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
+    if unknown := set(args.parts) - {*PARTS, "flink"}:
+        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)} and flink")
+    if "flink" in args.parts:
+        star_files.beside_flink(args.repeat, tiny=args.tiny)
+    if args.parts == ["flink"]:
+        return
     rows, parts = args.seconds * RATE, args.parts or PARTS
     streams = [stream(seed, rows) for seed in (1, 2, 3)]
     first = joined(streams[0], streams[1])

@@ -7,7 +7,9 @@ import java.nio.channels.FileChannel;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayDeque;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.TreeMap;
 import org.apache.flink.api.common.JobExecutionResult;
 import org.apache.flink.api.common.JobID;
@@ -42,6 +44,7 @@ import org.apache.flink.table.api.Schema;
 import org.apache.flink.table.api.Table;
 import org.apache.flink.table.api.bridge.java.StreamTableEnvironment;
 import org.apache.flink.types.Row;
+import org.apache.flink.types.RowKind;
 import org.apache.flink.util.Collector;
 
 /**
@@ -57,18 +60,23 @@ import org.apache.flink.util.Collector;
  * tuples in three of them; by broadcast every task has all right tuples and its part of the left ones, in maps sorted by value,
  * as a user would write it without an equality; by sql it is a condition without one, which runs on one task.
  *
- * <p>Arguments: left right within runs api(datastream|sql|broadcast) parallelism sourceParallelism watermarkEvery band.
+ * <p>A star has a third file, and tuples of one key that lie at most `within` apart, each two of them: by multijoin it is Flink's
+ * operator of that name (table.optimizer.multi-join.enabled), whose state never expires, as its time is no event time; by
+ * intervals two interval joins in a row.
+ *
+ * <p>Arguments: files(left,right[,third]) within runs api(datastream|sql|broadcast|multijoin|intervals) parallelism
+ * sourceParallelism watermarkEvery band.
  */
 public final class FlinkIntervalJoin {
     static final String PAIRS = "pairs";
 
     private FlinkIntervalJoin() {}
 
-    /** One tuple; the side does not travel, the stream tells it. */
+    /** One tuple; the side, its file's number, does not travel, the stream tells it. */
     public static final class Event {
         long ts;
         long key;
-        boolean right;
+        int side;
     }
 
     /** 16 bytes a tuple. */
@@ -94,7 +102,7 @@ public final class FlinkIntervalJoin {
         public Event copy(Event from, Event reuse) {
             reuse.ts = from.ts;
             reuse.key = from.key;
-            reuse.right = from.right;
+            reuse.side = from.side;
             return reuse;
         }
 
@@ -197,44 +205,53 @@ public final class FlinkIntervalJoin {
         }
     }
 
-    /** Both files merged by ts; of s subtasks, the i-th reads the rows i, i + s, i + 2s, ... of each file. */
+    /** The files merged by ts; of s subtasks, the i-th reads the rows i, i + s, i + 2s, ... of each file. */
     static final class Merged extends RichParallelSourceFunction<Event> {
         private final String[] paths;
         private final int every;
         private volatile boolean running = true;
 
-        Merged(String left, String right, int every) {
-            this.paths = new String[] {left, right};
+        Merged(String[] paths, int every) {
+            this.paths = paths;
             this.every = every;
         }
 
         @Override
         public void run(SourceContext<Event> out) throws Exception {
             int step = getRuntimeContext().getTaskInfo().getNumberOfParallelSubtasks();
-            int first = getRuntimeContext().getTaskInfo().getIndexOfThisSubtask();
-            LongBuffer[] rows = {map(paths[0]), map(paths[1])};
-            int[] ends = {rows[0].limit() / 2, rows[1].limit() / 2};
-            int[] at = {first, first};
+            int sides = paths.length;
+            LongBuffer[] rows = new LongBuffer[sides];
+            int[] at = new int[sides];
+            long[] next = new long[sides]; // times
+            for (int side = 0; side < sides; side++) {
+                rows[side] = map(paths[side]);
+                at[side] = getRuntimeContext().getTaskInfo().getIndexOfThisSubtask();
+                next[side] = time(rows[side], at[side]);
+            }
             Event event = new Event(); // serialized before collect returns, so one is enough
             int count = 0;
-            while (running && (at[0] < ends[0] || at[1] < ends[1])) {
-                int side;
-                if (at[0] >= ends[0]) {
-                    side = 1;
-                } else if (at[1] >= ends[1]) {
-                    side = 0;
-                } else {
-                    side = rows[0].get(2 * at[0]) <= rows[1].get(2 * at[1]) ? 0 : 1;
+            while (running) {
+                int side = 0;
+                for (int other = 1; other < sides; other++) {
+                    side = next[other] < next[side] ? other : side;
                 }
-                event.ts = rows[side].get(2 * at[side]);
+                if (next[side] == Long.MAX_VALUE) {
+                    return;
+                }
+                event.ts = next[side];
                 event.key = rows[side].get(2 * at[side] + 1);
-                event.right = side == 1;
+                event.side = side;
                 at[side] += step;
+                next[side] = time(rows[side], at[side]);
                 out.collectWithTimestamp(event, event.ts);
                 if (++count % every == 0) {
                     out.emitWatermark(new Watermark(event.ts - 1));
                 }
             }
+        }
+
+        private static long time(LongBuffer rows, int row) {
+            return 2 * row < rows.limit() ? rows.get(2 * row) : Long.MAX_VALUE;
         }
 
         @Override
@@ -267,7 +284,7 @@ public final class FlinkIntervalJoin {
         }
     }
 
-    /** Counts rows at the end of the SQL join. */
+    /** Counts rows at the end of an SQL join; one that is withdrawn counts -1. */
     static final class CountRows extends RichSinkFunction<Row> {
         private final LongCounter pairs = new LongCounter();
 
@@ -278,7 +295,7 @@ public final class FlinkIntervalJoin {
 
         @Override
         public void invoke(Row row, Context context) {
-            pairs.add(1L);
+            pairs.add(row.getKind() == RowKind.DELETE || row.getKind() == RowKind.UPDATE_BEFORE ? -1L : 1L);
         }
     }
 
@@ -420,11 +437,7 @@ public final class FlinkIntervalJoin {
                             .build();
             tables.createTemporaryView(index++ == 0 ? "l" : "r", rows, schema);
         }
-        Duration span = Duration.ofMillis(within);
-        String bound =
-                String.format(
-                        "INTERVAL '%d %02d:%02d:%02d.%03d' DAY TO SECOND(3)",
-                        span.toDaysPart(), span.toHoursPart(), span.toMinutesPart(), span.toSecondsPart(), span.toMillisPart());
+        String bound = interval(within);
         String keys = band == 0 ? "l.k = r.k" : "r.k BETWEEN l.k - " + band + " AND l.k + " + band;
         Table pairs =
                 tables.sqlQuery(
@@ -433,12 +446,52 @@ public final class FlinkIntervalJoin {
         return env.getStreamGraph().getJobGraph();
     }
 
+    private static String interval(long millis) {
+        Duration span = Duration.ofMillis(millis);
+        return String.format(
+                "INTERVAL '%d %02d:%02d:%02d.%03d' DAY TO SECOND(3)",
+                span.toDaysPart(), span.toHoursPart(), span.toMinutesPart(), span.toSecondsPart(), span.toMillisPart());
+    }
+
+    /** The star of three streams. Times of the tuples are the column t; of event time only interval joins have one. */
+    static JobGraph star(StreamExecutionEnvironment env, List<DataStream<Event>> sides, long within, boolean intervals) {
+        StreamTableEnvironment tables = StreamTableEnvironment.create(env);
+        tables.getConfig().set("table.optimizer.multi-join.enabled", String.valueOf(!intervals));
+        for (int i = 0; i < sides.size(); i++) {
+            TypeInformation<Row> kind = Types.ROW_NAMED(new String[] {"k", "t"}, Types.LONG, Types.LONG);
+            DataStream<Row> rows = sides.get(i).map(event -> Row.of(event.key, event.ts)).returns(kind);
+            Schema.Builder schema = Schema.newBuilder().column("k", "BIGINT NOT NULL").column("t", "BIGINT NOT NULL");
+            if (intervals) {
+                schema.columnByMetadata("ts", "TIMESTAMP_LTZ(3)", "rowtime", true).watermark("ts", "SOURCE_WATERMARK()");
+            }
+            tables.createTemporaryView(new String[] {"a", "b", "c"}[i], rows, schema.build());
+        }
+        String near = "%2$s.t BETWEEN %1$s.t - " + within + " AND %1$s.t + " + within;
+        String first = String.format(near, "a", "b");
+        String second = String.format(near, "a", "c");
+        if (intervals) {
+            String bound = interval(within);
+            first = "b.ts BETWEEN a.ts - " + bound + " AND a.ts + " + bound;
+            second = "c.ts BETWEEN a.ts - " + bound + " AND a.ts + " + bound;
+        }
+        String text = "SELECT a.k FROM a JOIN b ON a.k = b.k AND " + first + " JOIN c ON a.k = c.k AND " + second;
+        Table found = tables.sqlQuery(text + " AND " + String.format(near, "b", "c"));
+        if (!intervals && !found.explain().contains("MultiJoin")) {
+            throw new IllegalStateException("the plan has no MultiJoin: " + found.explain());
+        }
+        tables.toChangelogStream(found).addSink(new CountRows());
+        return env.getStreamGraph().getJobGraph();
+    }
+
     public static void main(String[] args) throws Exception {
-        long within = Long.parseLong(args[2]);
-        int runs = Integer.parseInt(args[3]);
-        String api = args[4];
-        long band = Long.parseLong(args[8]);
-        int parallelism = Integer.parseInt(args[5]);
+        String[] paths = args[0].split(",");
+        long within = Long.parseLong(args[1]);
+        int runs = Integer.parseInt(args[2]);
+        String api = args[3];
+        int parallelism = Integer.parseInt(args[4]);
+        int sources = Integer.parseInt(args[5]);
+        int every = Integer.parseInt(args[6]);
+        long band = Long.parseLong(args[7]);
         Configuration settings = new Configuration();
         settings.set(StateBackendOptions.STATE_BACKEND, "hashmap");
         settings.set(RestartStrategyOptions.RESTART_STRATEGY, "none");
@@ -466,14 +519,19 @@ public final class FlinkIntervalJoin {
                 env.getConfig().enableObjectReuse();
                 env.getConfig().setAutoWatermarkInterval(0);
                 env.getConfig().setLatencyTrackingInterval(0);
-                Merged merged = new Merged(args[0], args[1], Integer.parseInt(args[7]));
-                int sources = Integer.parseInt(args[6]);
-                DataStream<Event> source = env.addSource(merged, "merged", new EventType()).setParallelism(sources);
-                // the same parallelism, so that source and filters are one chain
-                DataStream<Event> left = source.filter(event -> !event.right).setParallelism(sources);
-                DataStream<Event> right = source.filter(event -> event.right).setParallelism(sources);
+                DataStream<Event> source =
+                        env.addSource(new Merged(paths, every), "merged", new EventType()).setParallelism(sources);
+                List<DataStream<Event>> sides = new ArrayList<>();
+                for (int i = 0; i < paths.length; i++) {
+                    int side = i; // the same parallelism, so that source and filters are one chain
+                    sides.add(source.filter(event -> event.side == side).setParallelism(sources));
+                }
+                DataStream<Event> left = sides.get(0);
+                DataStream<Event> right = sides.get(1);
                 JobGraph job;
-                if (api.equals("sql")) {
+                if (paths.length > 2) {
+                    job = star(env, sides, within, api.equals("intervals"));
+                } else if (api.equals("sql")) {
                     job = sql(env, left, right, within, band);
                 } else if (api.equals("broadcast")) {
                     job = broadcast(env, left, right, within, band);

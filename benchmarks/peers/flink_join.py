@@ -27,6 +27,13 @@ from benchmarks.peers import child
 SOURCE = Path(__file__).with_name("FlinkIntervalJoin.java")
 PACKAGES = ("util", "lang", "time", "nio")
 OPEN = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in PACKAGES]
+NAMES = {
+    "datastream": "DataStream interval join",
+    "sql": "SQL interval join",
+    "broadcast": "sorted maps, right side to all",
+    "multijoin": "SQL MultiJoin of three",
+    "intervals": "two SQL interval joins in a row",
+}
 
 
 def write_raw(parquet: Path, raw: Path, until_us: int) -> int:
@@ -49,9 +56,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--left", type=Path, required=True)
     parser.add_argument("--right", type=Path, required=True)
+    parser.add_argument("--third", type=Path, help="of a star: the third file; each two tuples lie at most so far apart")
     parser.add_argument("--within-us", type=int, required=True)
     parser.add_argument("--repeat", type=int, default=3, help="measured runs, after one more that warms up")
-    parser.add_argument("--api", choices=["datastream", "sql", "broadcast"], default="datastream")
+    parser.add_argument("--api", choices=[*NAMES], default="datastream")
     parser.add_argument("--band", type=int, default=0, help="keys at most so far apart; see FlinkIntervalJoin.java")
     parser.add_argument("--until-us", type=int, default=1 << 62, help="only rows before this time")
     parser.add_argument("--parallelism", type=int, default=2)
@@ -63,8 +71,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flink-join-") as name:
         folder = Path(name)
-        raws = [folder / "left", folder / "right"]
-        tuples = sum(write_raw(path, raw, args.until_us) for path, raw in zip((args.left, args.right), raws, strict=True))
+        paths = [args.left, args.right, *([args.third] if args.third else [])]
+        if (args.api in ("multijoin", "intervals")) != (len(paths) > 2):
+            parser.error("multijoin and intervals are for stars, which have a third file")
+        raws = [folder / name for name in ("left", "right", "third")[: len(paths)]]
+        tuples = sum(write_raw(path, raw, args.until_us) for path, raw in zip(paths, raws, strict=True))
         child.run(["javac", "-nowarn", "-cp", jars(), "-d", name, str(SOURCE)], 120)
         java = [
             "java",
@@ -75,7 +86,15 @@ def main() -> None:
             "-XX:+AlwaysPreTouch",
         ]
         java += [f"-Djava.io.tmpdir={name}", *OPEN, "-cp", f"{jars()}:{name}", SOURCE.stem]
-        job = [*map(str, raws), args.within_us, args.repeat + 1, args.api, args.parallelism, args.sources, args.watermark_every]
+        job = [
+            ",".join(map(str, raws)),
+            args.within_us,
+            args.repeat + 1,
+            args.api,
+            args.parallelism,
+            args.sources,
+            args.watermark_every,
+        ]
         job.append(args.band)
         out = child.run([*java, *map(str, job)], args.timeout_s)
     seconds, counts = [], set()
@@ -87,12 +106,7 @@ def main() -> None:
             counts.add(int(pairs))
     if len(seconds) != args.repeat + 1 or len(counts) != 1:
         raise SystemExit(f"runs {len(seconds)}, counts {counts}: expected {args.repeat + 1} runs of one count")
-    names = {
-        "datastream": "DataStream interval join",
-        "sql": "SQL interval join",
-        "broadcast": "sorted maps, right side to all",
-    }
-    api = names[args.api] + (f", band {args.band}" if args.band else "")
+    api = NAMES[args.api] + (f", band {args.band}" if args.band else "")
     configuration = (
         f"{api}, one JVM (heap {args.heap}, young {args.young}, parallel collector), "
         f"parallelism {args.parallelism}, heap state backend, object reuse, "
