@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Claim:
     run: str | None = None
 
     def to_metadata(self) -> dict[str, str]:
-        return {KEY: json.dumps({"format": _FORMAT, **asdict(self)})}
+        return {KEY: json.dumps({"format": _FORMAT, **vars(self)})}  # a ledger may be long: no copy of it
 
 
 def sampled_hash(path: Path, size: int) -> int:
