@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.cqels [operators] [queries] [--repeat 3] [--tiny]
 operators: matching by 10,000 and by 100,000 constants, a join of five streams with 0.01 partners a probe, COUNT by group while
 mappings come and go, a join with 10 million static mappings; windows of 100,000 mappings. Real: ranks of MPI, of which slaves
-have a tenth of a core or less, as fast as they can, input rows/s. Simulated: `swjoin simulate --saturate --balance`, costs from
+have a share of a core, as fast as they can, input rows/s. Simulated: `swjoin simulate --saturate --balance`, costs from
 two runs on one thread and of the model `modern-10g`, so gateways count as nodes.
 queries: Q1 with 100 constants, Q4, Q5 and Q10 with 10, 10 and 1 windows, over LSBench-like streams, on real slaves alike.
 Each answer is that on any number of slaves, and DuckDB's (`swjoin verify`).
@@ -50,8 +50,7 @@ _LIMIT_S = 900
 
 @dataclass(frozen=True)
 class Operator:
-    """title: as in figure 6a. queries, streams, tables: of a configuration; rows of all streams. speed: share of a core that a
-    real slave has."""
+    """title: as in figure 6a. query, streams, tables: of a configuration. speed: share of a core that a real slave has."""
 
     title: str
     query: Mapping[str, str]
@@ -91,7 +90,7 @@ def operators(*, tiny: bool) -> list[Operator]:
     }
     found.append(Operator("join of 5 streams, fan-out 0.01", {"sql": text}, star, {}, 0.05))
     fewer = rows // 10
-    width = window * seconds * _US // rows
+    width = window * seconds * _US // fewer
     of = f"SELECT ?g (COUNT(?v) AS ?n) WHERE {{ STREAM <{_E}s> [RANGE {width}us] {{ ?v <{_E}p> ?g }} }} GROUP BY ?g"
     triples = stream(fewer, 1)
     terms = [pa.array([f"<{_E}v{i}>" for i in range(fewer)]), pa.array([f"<{_E}p>"] * fewer)]
@@ -202,7 +201,7 @@ def linear(rates: Mapping[int, float]) -> tuple[str, float, float]:
     return "in shape" if shaped else "does not hold", r2, share
 
 
-def _told(what: str, rates: Mapping[int, Sequence[float]]) -> float:
+def _shown(what: str, rates: Mapping[int, Sequence[float]]) -> float:
     """Prints a line; returns the share of `linear`."""
     middle = {nodes: statistics.median(of) for nodes, of in rates.items()}
     verdict, r2, share = linear(middle)
@@ -221,9 +220,9 @@ def of_operators(repeat: int, *, tiny: bool) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             config = written(operator, folder)
-            _told(f"{operator.title}, real", real(config, folder, operator.speed, of_real, repeat))
+            _shown(f"{operator.title}, real", real(config, folder, operator.speed, of_real, repeat))
             rates, bytes_per_s = simulated(config, folder, of_simulated)
-            shares.append(_told(f"{operator.title}, simulated", {nodes: [rate] for nodes, rate in rates.items()}))
+            shares.append(_shown(f"{operator.title}, simulated", {nodes: [rate] for nodes, rate in rates.items()}))
             passes = "holds" if rates[8] > PASSED_PER_S else "does not hold"
             quiet = "holds" if bytes_per_s < MOST_BYTES_PER_S else "does not hold"
             print(f"{operator.title}: more than 100,000 inputs/s at 8 nodes {passes}, {rates[8]:,.0f}", flush=True)
@@ -259,7 +258,7 @@ def of_queries(repeat: int, *, tiny: bool) -> None:
             folder.mkdir()
             config = folder / "run.yaml"
             config.write_text(yaml.safe_dump({"queries": queries, "inputs": inputs, "sink": {"kind": "count"}}))
-            _told(f"{query}, {count}, real", real(config, folder, 0.1, (_TINY[0] if tiny else REAL), repeat))
+            _shown(f"{query}, {count}, real", real(config, folder, 0.1, (_TINY[0] if tiny else REAL), repeat))
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from swjoin.core.storage import Background, Executor, Executors, locked, read_re
 
 _LOG = logging.getLogger(__name__)
 # 7: without stages; 8: with one collector in place of sinks; 9: with one gateway; 10: without times passed; 11: or delivered
-FORMAT = 12
+FORMAT = 13
 _CHECKED = deque[bytes](maxlen=4)  # digests of the last manifests that were right: all roles of a process read them
 _LOCK = ".lock"
 _STARTED = "started.json"

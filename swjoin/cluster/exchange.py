@@ -33,7 +33,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveI
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped
 from swjoin.plan.aggregates import PreAggregate
-from swjoin.plan.columns import BoundStep
+from swjoin.plan.columns import BoundStep, Head
 from swjoin.plan.logical import Within
 from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.stages import Edge, Stage
@@ -116,14 +116,14 @@ class KeyedEdge:
     keeps_null_keys: bool
     router: KeyEncoder | GroupKeys | None = None
     knows_origins: bool = False
-    head: tuple[BoundStep, ...] = ()
+    head: tuple[Head, ...] = ()
 
     @staticmethod
     def of(instances: Instances, edge: Edge) -> KeyedEdge:
         assert isinstance(edge.receiver, Stage), "results have no keys"
         columns, steps = instances.columns.travels[edge.id], instances.columns.steps[edge.id]
-        count = instances.columns.heads.get(edge.id, 0)
-        head, steps, known = steps[:count], steps[count:], _knows_origins(instances, edge)
+        head, known = instances.columns.heads.get(edge.id, ()), _knows_origins(instances, edge)
+        steps = steps[sum(len(part.steps) for part in head) :]
         if edge.receiver.gathers:
             return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False, knows_origins=known, head=head)
         keeps = edge.receiver.joins and edge.receiver.join.semantics.kind.unmatched[edge.port]
@@ -337,6 +337,14 @@ def _note_stored(sending: _Sending, rows: TupleBatch, groups: I64) -> None:
         np.maximum.at(sending.newest_by_unit_us, groups[stored] - units.start, rows.ts[stored])
 
 
+class _Way(NamedTuple):
+    """What is done to the rows of edges with one head. first: one of these edges. filters: behind the head."""
+
+    first: int
+    head: tuple[Head, ...]
+    filters: Filters
+
+
 class Outlet:
     """All edges of one sender, in every epoch `add` for its rows, then `close`."""
 
@@ -348,9 +356,7 @@ class Outlet:
         self.traffic = Traffic(instances.config.cluster.partition_count, origins=of_stage)
         self._index = index
         self._sendings: dict[int, _Sending] = {}
-        self._filters: dict[
-            tuple[int, ...], list[tuple[int, tuple[BoundStep, ...], Filters]]
-        ] = {}  # by edges with the same rows
+        self._ways: dict[tuple[int, ...], list[_Way]] = {}  # by edges to which rows were added at once
         self._receivers: dict[RoleId, _Receiver] = {}
         skewed = {join.stage for join in instances.skewed_joins}
         scaled = {join.stage: join.units for join in instances.scaled_joins}
@@ -375,23 +381,28 @@ class Outlet:
         """Rows of the sender for these edges, of the epoch of `header`."""
         if not len(rows):
             return
-        if tuple(edges) not in self._filters:
-            self._filters[tuple(edges)] = self._with_heads(edges)
+        if tuple(edges) not in self._ways:
+            self._ways[tuple(edges)] = self._ways_of(edges)
         for edge in edges:
             self.ledger.filtered[edge] += len(rows)
-        for first, head, filters in self._filters[tuple(edges)]:
-            for (edge,), _, some, _ in filters.passed(rows_after(rows, first, head)):
+        done = dict[int, TupleBatch]()  # by part
+        for way in self._ways[tuple(edges)]:
+            given = rows
+            for part in way.head:
+                if part.number not in done:
+                    done[part.number] = rows_after(given, way.first, part.steps)
+                given = done[part.number]
+            for (edge,), _, some, _ in way.filters.passed(given):
                 self.ledger.filtered[edge] -= len(some)
                 if len(some):
                     self._add(edge, some, header)
 
-    def _with_heads(self, edges: Sequence[int]) -> list[tuple[int, tuple[BoundStep, ...], Filters]]:
-        """The first of the edges that have a head, this head, and their filters behind it."""
+    def _ways_of(self, edges: Sequence[int]) -> list[_Way]:
         alike: dict[tuple[int, ...], list[int]] = {}
         for edge in edges:
-            alike.setdefault(tuple(map(id, self._sendings[edge].keyed.head)), []).append(edge)
+            alike.setdefault(tuple(part.number for part in self._sendings[edge].keyed.head), []).append(edge)
         keyed = {edge: self._sendings[edge].keyed for edge in edges}
-        return [(of[0], keyed[of[0]].head, Filters({edge: keyed[edge].steps for edge in of})) for of in alike.values()]
+        return [_Way(of[0], keyed[of[0]].head, Filters({edge: keyed[edge].steps for edge in of})) for of in alike.values()]
 
     def _add(self, edge: int, rows: TupleBatch, header: EpochHeader) -> None:
         sending = self._sendings[edge]

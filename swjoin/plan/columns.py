@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 _Types = list[tuple[str, Any]]
 _Keyed: TypeAlias = AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | LifeColumns | MultiwayColumns
 BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
-_Head: TypeAlias = tuple[str, tuple[Step, ...]]  # sender, steps
 StaticTables: TypeAlias = Callable[[str, tuple[str, ...]], tuple[Columns | None, int]]  # columns of a source; number of rows
 
 
@@ -96,19 +95,26 @@ class StageColumns:
             raise error.prefixed(join.name) from None
 
 
+class Head(NamedTuple):
+    """Steps that several edges of one sender have in common. number: of the part, in the plan."""
+
+    number: int
+    steps: tuple[BoundStep, ...]
+
+
 @dataclass(frozen=True)
 class PlanColumns:
     """read: columns of each source, static tables among them. travels: columns of each edge between a source or a stage and a
     stage, and of one to a result that has steps, or that has a name; of a family's of the first one only. steps: of each of
     these edges, what its sender does to the rows. stages: by id. families: of results. heads: of edges of one sender that begin
-    with the same costly steps, how many these are; they are the same objects."""
+    with the same costly steps, these, in parts that other edges have, too."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
     steps: Mapping[EdgeId, tuple[BoundStep, ...]]
     stages: tuple[StageColumns, ...]
     families: tuple[Family, ...] = ()
-    heads: Mapping[EdgeId, int] = field(default_factory=dict)
+    heads: Mapping[EdgeId, tuple[Head, ...]] = field(default_factory=dict)
 
 
 def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: StaticTables | None = None) -> PlanColumns:
@@ -167,10 +173,10 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
         passed = steps_of.get(edge.id, edge.steps)
         steps[edge.id] = heads.rest(edge, passed, {*travels[edge.id], *keys})
     first = heads.bound()
-    steps |= {edge: (*head, *steps[edge]) for edge, head in first.items()}
+    steps |= {edge: (*(step for part in parts for step in part.steps), *steps[edge]) for edge, parts in first.items()}
     of_sources = {node.name: binder.read(node.name) for node in plan.nodes if isinstance(node, Source)}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
-    return PlanColumns(of_sources, travels, steps, out, families, {edge: len(head) for edge, head in first.items()})
+    return PlanColumns(of_sources, travels, steps, out, families, first)
 
 
 @dataclass(frozen=True)
@@ -244,43 +250,68 @@ class _Binder:
         return TableLookup(node.name, node.how, keys, where, shown, of_table, rows), read[0]
 
 
+@dataclass(eq=False)
+class _Part:
+    """Steps that several edges have in common, behind those of `before`. wanted: columns that they compute."""
+
+    before: _Part | None
+    steps: tuple[Step, ...]
+    sender: str
+    wanted: set[str] = field(default_factory=set)
+
+
 class _Heads:
     """The first steps that edges of one sender to stages have in common, if functions of batches or lookups are among them,
     which are costly: they are done once, with the columns that any of these edges needs."""
 
     def __init__(self, binder: _Binder, edges: Sequence[Edge]) -> None:
         self._binder = binder
-        self._of: dict[EdgeId, _Head] = {}
-        self._wanted: dict[_Head, set[str]] = {}
-        alike: dict[_Head, list[Edge]] = {}
+        self._parts: list[_Part] = []  # each behind the one before it
+        self._of: dict[EdgeId, _Part] = {}
+        for sender in dict.fromkeys(edge.sender.name for edge in edges):
+            self._add([edge for edge in edges if edge.sender.name == sender and isinstance(edge.receiver, Stage)], 0, None)
+
+    def _add(self, edges: Sequence[Edge], start: int, before: _Part | None) -> None:
+        """The parts of edges that have all steps up to a place in common."""
+        alike: dict[tuple[Step, ...], list[Edge]] = {}
         for edge in edges:
-            costly = next((i for i, step in enumerate(edge.steps) if isinstance(step, MapBatches | Lookup)), None)
-            if isinstance(edge.receiver, Stage) and costly is not None:
-                alike.setdefault((edge.sender.name, edge.steps[: costly + 1]), []).append(edge)
-        for (sender, _), members in alike.items():
-            head = tuple(takewhile(_is_shared, _common([member.steps for member in members])))
-            if len(members) > 1:
-                self._wanted[sender, head] = set()
-                self._of |= {member.id: (sender, head) for member in members}
+            costly = (i for i in range(start, len(edge.steps)) if isinstance(edge.steps[i], MapBatches | Lookup))
+            if (first := next(costly, None)) is not None:
+                alike.setdefault(edge.steps[start : first + 1], []).append(edge)
+        for begin, members in alike.items():
+            if len(members) > 1 and all(map(_is_shared, begin)):
+                steps = tuple(takewhile(_is_shared, _common([member.steps[start:] for member in members])))
+                part = _Part(before, steps, members[0].sender.name)
+                self._parts.append(part)
+                self._of |= {member.id: part for member in members}
+                self._add(members, start + len(steps), part)
 
     def rest(self, edge: Edge, steps: Sequence[Step | Ranking], wanted: set[str]) -> tuple[BoundStep, ...]:
         """The steps of an edge behind those in common, bound. wanted: columns that they compute."""
-        of = self._of.get(edge.id)
-        if of is None:
-            found, needed = self._binder.steps(steps, wanted)
-            self._binder.sent[edge.sender.name] |= needed
-            return found
-        found, needed = self._binder.steps(steps[len(of[1]) :], wanted)
-        self._wanted[of] |= needed
+        part = self._of.get(edge.id)
+        found, needed = self._binder.steps(steps[sum(len(of.steps) for of in _chain(part)) :], wanted)
+        self._needed(edge.sender.name, part, needed)
         return found
 
-    def bound(self) -> dict[EdgeId, tuple[BoundStep, ...]]:
-        """Of each edge that has some, the steps in common, the same objects for all."""
-        found = {}
-        for (sender, head), wanted in self._wanted.items():
-            found[sender, head], needed = self._binder.steps(head, wanted)
-            self._binder.sent[sender] |= needed
-        return {edge: found[of] for edge, of in self._of.items()}
+    def _needed(self, sender: str, part: _Part | None, columns: set[str]) -> None:
+        if part is None:
+            self._binder.sent[sender] |= columns
+        else:
+            part.wanted |= columns
+
+    def bound(self) -> dict[EdgeId, tuple[Head, ...]]:
+        """Of each edge that has some, the steps in common."""
+        found: dict[_Part, Head] = {}
+        for number, part in reversed(list(enumerate(self._parts))):
+            steps, needed = self._binder.steps(part.steps, part.wanted)
+            found[part] = Head(number, steps)
+            self._needed(part.sender, part.before, needed)
+        return {edge: tuple(found[of] for of in _chain(part)) for edge, part in self._of.items()}
+
+
+def _chain(part: _Part | None) -> tuple[_Part, ...]:
+    """A part behind those before it."""
+    return () if part is None else (*_chain(part.before), part)
 
 
 def _common(several: Sequence[tuple[Step, ...]]) -> Iterator[Step]:

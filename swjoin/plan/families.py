@@ -9,6 +9,8 @@ Stays out: sharing the join (`plan.sharing`), sending the rows (`cluster.slave.s
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -26,13 +28,17 @@ from swjoin.plan.stages import Edge, Stage, StageId, StagePlan, Step
 if TYPE_CHECKING:
     from swjoin.expressions.comparison_index import Limits
 
+_TEXT, _LIMIT = re.compile(r"'[^']*'"), re.compile("[<>]|BETWEEN", re.IGNORECASE)
+_MOST_CHAINS = 16  # in which limits of several columns are tried
 _RowWise: TypeAlias = Filter | Project | Lookup
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """What a row's rank is told by: columns with limits, or without them the key, a join's right time - left time. least, most:
-    by result, bounds of these values, both inclusive, from the narrowest to the widest; int64 (results, values)."""
+    """From what a row's rank follows: columns with limits, or without them the key, a join's right time - left time.
+
+    least, most: by result, bounds of these values, both inclusive, from the narrowest to the widest; int64 (results, values).
+    """
 
     limits: Limits | None
     least: I64
@@ -80,7 +86,7 @@ class Family:
 
 
 class _Member(NamedTuple):
-    """A result. box: bounds of the values that tell its rows from others'. before, after: steps around them."""
+    """A result. box: bounds of the values by which its rows differ from others'. before, after: steps around them."""
 
     edge: Edge
     limits: Limits | None
@@ -94,14 +100,13 @@ def families_of(plan: LogicalPlan, stages: StagePlan) -> tuple[Family, ...]:
     share_windows = {edge.sender.id for edge in stages.edges if isinstance(edge.sender, Stage) and _windows(edge) is not None}
     alike: dict[object, list[_Member]] = {}
     for edge in stages.edges:
-        if not (isinstance(edge.receiver, Result) and edge.receiver.named and isinstance(edge.sender, Stage)):
-            continue
-        member = _member(plan, edge, share_windows)
-        if member is not None:
+        if isinstance(edge.receiver, Result) and edge.receiver.named and isinstance(edge.sender, Stage):
+            member = _member(plan, edge, share_windows)
             steps = _contents(member.before), _contents(member.after)
             if None not in steps:  # others, as functions of batches, may look at more than a row
                 columns = None if member.limits is None else member.limits.columns
-                key = (edge.sender.id, edge.receiver.of_values, edge.receiver.order, columns, steps)
+                fixed = None if columns is None else tuple((i, of) for i, of in enumerate(member.box) if of[0] == of[1])
+                key = (edge.sender.id, edge.receiver.of_values, edge.receiver.order, columns, fixed, steps)
                 alike.setdefault(key, []).append(member)
     return tuple(family for members in alike.values() for family in _nested(members))
 
@@ -110,24 +115,26 @@ def _windows(edge: Edge) -> Within | None:
     return first if edge.steps and isinstance(first := edge.steps[0], Within) else None
 
 
-def _member(plan: LogicalPlan, edge: Edge, share_windows: set[StageId]) -> _Member | None:
-    """None for a result that has neither windows of a shared join nor limits."""
+def _member(plan: LogicalPlan, edge: Edge, share_windows: set[StageId]) -> _Member:
+    """A result, with the windows that it has of a shared join, or its last limits; those that have neither have all rows."""
     assert isinstance(edge.sender, Stage), "rows of a stage"
+    all_rows = (BEGIN_OF_TIME_US, END_OF_TIME_US)
     if edge.sender.id in share_windows:
         windows = _windows(edge)
-        bounds = (BEGIN_OF_TIME_US, END_OF_TIME_US) if windows is None else (windows.lower_us, windows.upper_us)
+        bounds = all_rows if windows is None else (windows.lower_us, windows.upper_us)
         return _Member(edge, None, (bounds,), (), edge.steps if windows is None else edge.steps[1:])
-    for i, step in reversed(list(enumerate(edge.steps))):
+    for i in range(len(edge.steps) - 1, -1, -1):
+        step = edge.steps[i]
         if isinstance(step, Filter) and (limits := _limits(plan, step)) is not None:
             box = tuple(zip(limits.least, limits.most, strict=True))
             return _Member(edge, limits, box, edge.steps[:i], edge.steps[i + 1 :])
-    return None
+    return _Member(edge, None, (all_rows,), (), edge.steps)
 
 
 def _limits(plan: LogicalPlan, step: Filter) -> Limits | None:
     from swjoin.expressions.comparison_index import limits_of
 
-    if not any(sign in step.condition.upper() for sign in ("<", ">", "BETWEEN")):  # most of thousands ask for one value each
+    if _LIMIT.search(_TEXT.sub("", step.condition)) is None:  # where there are thousands, most compare with one value each
         return None
     return limits_of(bound(step.condition, plan.schema(step.input).columns, step.name, storage))
 
@@ -139,19 +146,37 @@ def _contents(steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
 
 
 def _nested(members: list[_Member]) -> Iterator[Family]:
-    chains: list[list[_Member]] = []  # from the widest to the narrowest
-    for member in sorted(members, key=lambda of: sum(low - high for low, high in of.box)):
-        chain = next((chain for chain in chains if _is_within(member, chain[-1])), None)
-        if chain is None:
-            chains.append([member])
-        else:
-            chain.append(member)
-    for chain in chains:
+    for chain in _chains(members):
         if len(chain) > 1:
             chain.reverse()
             bounds = np.array([of.box for of in chain], np.int64)
             ranking = Ranking(chain[0].limits, bounds[:, :, 0].copy(), bounds[:, :, 1].copy())
             yield Family(tuple(of.edge for of in chain), (*chain[0].before, ranking, *chain[0].after))
+
+
+def _chains(members: list[_Member]) -> list[list[_Member]]:
+    """Of members each within the one before it. Of one value the fewest chains: in the order of the least values each goes to
+    the chain whose last one has the lowest most value that is not below its own."""
+    chains: list[list[_Member]] = []
+    if len(members[0].box) > 1:
+        for member in sorted(members, key=lambda of: sum(low - high for low, high in of.box)):
+            chain = next((chain for chain in chains[-_MOST_CHAINS:] if _is_within(member, chain[-1])), None)
+            if chain is None:
+                chains.append([member])
+            else:
+                chain.append(member)
+        return chains
+    ends: list[int] = []  # most values of the last ones, ascending, of the chains
+    for member in sorted(members, key=lambda of: (of.box[0][0], -of.box[0][1])):
+        most = member.box[0][1]
+        at = bisect_left(ends, most)
+        if at == len(ends):
+            ends.append(most)
+            chains.append([member])
+        else:
+            ends[at] = most
+            chains[at].append(member)
+    return chains
 
 
 def _is_within(member: _Member, other: _Member) -> bool:

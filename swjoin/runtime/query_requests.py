@@ -78,6 +78,7 @@ def request_change(
         except UserError as error:
             raise error.prefixed(name) from None
     plans |= LivePlans(streams, goes_on=True).plans(rdf)
+    plans = {name: plans[name] for name in added}
     with_queries(without_queries(plan, dropped, 0), plans, 0)  # what is wrong with it is known at once
     plain = {"add": {name: plan_to_plain(query) for name, query in plans.items()}, "drop": list(dropped)}
     folder, base = run_dir / "queries", f"{time.time_ns()}-{os.getpid()}"

@@ -442,7 +442,7 @@ def test_a_checkpoint_of_an_older_format_is_refused(stopped: tuple[Any, Path], s
     newest.write_text(json.dumps({**json.loads(newest.read_text()), "format": 9}))
     outcome = swjoin("run", "--resume", stopped[1])
     assert (outcome.code, len(outcome.err)) == (2, 1)
-    assert f"{newest.name}: a checkpoint of format 9; this version reads format 12: resume with the version" in outcome.err[0]
+    assert f"{newest.name}: a checkpoint of format 9; this version reads format 13: resume with the version" in outcome.err[0]
 
 
 def test_records_come_back_or_are_refused(tmp_path: Path) -> None:

@@ -202,13 +202,29 @@ def test_steps_that_edges_have_in_common_are_bound_once() -> None:
     several = [edge for edge in parts.edges if edge.sender == A and any(isinstance(s, MapBatches) for s in edge.steps)]
     assert len(several) == 3
     assert set(columns.heads) == {edge.id for edge in several}
-    heads = {tuple(map(id, columns.steps[edge.id][: columns.heads[edge.id]])) for edge in several}
-    assert len(heads) == 1, "each is an object of its own"
-    (head,) = {columns.steps[edge.id][: columns.heads[edge.id]] for edge in several}
-    assert [type(step).__name__ for step in head] == ["Projection", "BatchMap"]
-    assert head[1].shown == ("k", "v"), "what any of the edges needs"  # type: ignore[union-attr]
+    assert len({id(columns.heads[edge.id][0].steps) for edge in several}) == 1, "each is an object of its own"
+    (head,) = columns.heads[several[0].id]
+    assert [type(step).__name__ for step in head.steps] == ["Projection", "BatchMap"]
+    assert head.steps[1].shown == ("k", "v"), "what any of the edges needs"  # type: ignore[attr-defined]
+    for edge in several:
+        assert columns.steps[edge.id][:2] == head.steps
     alone = _asked("k > 0")
     assert columns_of(alone, cut(alone), rows=True).heads == {}
+
+
+def test_more_steps_are_in_common_for_some_edges() -> None:
+    """Two of three edges call a second function."""
+    nodes = list(_asked("k > 0", "k < 0", "k < 0").nodes)
+    second = MapBatches("n", "m", MERGED, SAME)
+    for i, node in enumerate(nodes):
+        if isinstance(node, Filter) and node.name in ("f1", "f2"):
+            nodes[i] = Filter(node.name, "n", node.condition)
+    plan = LogicalPlan((*nodes[:4], second, *nodes[4:]))
+    parts = cut(plan)
+    heads = columns_of(plan, parts, rows=True).heads
+    assert sorted(len(head) for head in heads.values()) == [1, 2, 2]
+    assert len({head[0].number for head in heads.values()}) == 1
+    assert len({head[1].number for head in heads.values() if len(head) > 1}) == 1
 
 
 @pytest.mark.parametrize("strategy", ["query", "operator"])
@@ -240,6 +256,7 @@ def test_a_function_is_called_once_for_all_edges(strategy: Any, tmp_path: Path) 
     together, rows_given = found(*conditions)
     assert min(count for count, _ in together.values()) > 0
     alone, once = found(conditions[0])
-    assert (rows_given, once) == (once, once)
+    assert rows <= rows_given <= 2 * rows, "the first batch is given twice, to be compared"
+    assert rows <= once <= 2 * rows
     assert together["q0"] == alone["q0"]
     assert together["q"] == alone["q"]

@@ -428,6 +428,44 @@ def test_plans_of_one_shape_are_made_once(shape: str, sensors: Sensors, monkeypa
     assert [plan.nodes for plan in found] == [live_planner._planned(parse_query(text), streams).nodes for text in asked]
 
 
+def test_queries_within_the_windows_of_another_have_its_plan(sensors: Sensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that cross each other; names and order of queries do not matter."""
+    columns = tuple((name, "timestamp[us]" if name == "at" else "string") for name in ("at", "s", "p", "o"))
+    streams = {f"{EX}{name}": RdfStream(name, Table(columns, "at"), i) for i, name in enumerate(("readings", "alarms"))}
+    made = Mock(wraps=live_planner._planned)
+    monkeypatch.setattr(live_planner, "_planned", made)
+    text = HEAD + "SELECT ?s {{ STREAM e:readings [{0}] {{ ?s e:p ?x ; e:q ?y }} STREAM e:alarms [{1}] {{ ?s e:r ?z }} }}"
+    widths = {"a": (9, 9), "b": (3, 1), "c": (1, 3), "d": (2, 2), "e": (1, 10)}
+    texts = {name: text.format(*(f"RANGE {width}s" for width in of)) for name, of in widths.items()}
+    found = LivePlans(streams).plans(texts)
+    assert made.call_count == 2, "e is in no other's windows"
+    assert list(found) == list(texts)
+    again = LivePlans(streams).plans(dict(reversed(texts.items())))
+    assert {name: plan.nodes for name, plan in again.items()} == {name: plan.nodes for name, plan in found.items()}
+    made.reset_mock()
+    LivePlans(streams).plans({f"q{i}": text.format("ALL", f"RANGE {i}s") for i in range(1, 5)})
+    assert made.call_count == 1, "one block is the same in all"
+
+
+def test_times_beyond_those_of_windows_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    query = {"name": "q", "sparql": HEAD + "SELECT * { STREAM e:a [ALL] { ?s e:p ?o } STREAM e:b [ALL] { ?s e:q ?x } }"}
+    for most, rows in ((2**58, 1), (2**58 + 1, 0)):
+        inputs = {}
+        for name, predicate, ts in (("a", "p", -most), ("b", "q", most)):
+            table = pa.table({"ts": [ts], "s": [f"<{EX}s>"], "p": [f"<{EX}{predicate}>"], "o": ['"1"']})
+            pq.write_table(table, f"{name}.parquet")
+            inputs[name] = {"path": f"{name}.parquet", "time": "ts", "time_unit": "us", "iri": EX + name}
+        job = job_of_query({"queries": [query], "inputs": inputs, "sink": {"kind": "count"}}, "c", "test")
+        if rows:
+            assert run_local(job, False, 1)["queries"][0]["count"] == rows
+        else:
+            with pytest.raises(
+                SwjoinError, match=r"a triple of time -?2882\d+; times of RDF streams are from -2\^58 to 2\^58 us"
+            ):
+                run_local(job, False, 1)
+
+
 def test_texts_that_look_like_names_of_columns(sensors: Sensors) -> None:
     sensors.write()
     sensors.end()

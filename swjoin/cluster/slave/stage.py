@@ -286,7 +286,10 @@ class StageInstance:
     def _rows_of_family(self, family: Family, kept: I64, rows: TupleBatch) -> ResultRows:
         """The rows that are in any of its results; their keys are ranks."""
         edge = family.edges[0]
-        mine = self._after_steps(edge, rows)
+        try:
+            mine = self._after_steps(edge, rows)
+        except RunFailed as error:  # of the widest, which has the row that fails
+            raise RunFailed(str(error).replace(f"edge {edge.id}: ", f"edge {family.edges[-1].id}: ", 1)) from error
         kept[0] += len(rows)
         kept[1:] += np.bincount(mine.key, minlength=len(family))
         return replace(self._shown(edge, mine.id, mine.ts, mine.columns), ranks=mine.key)

@@ -24,7 +24,7 @@ from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import UserError
 from swjoin.core.lives import Window
 from swjoin.frontends.rdf.dictionary import INTEGER, TermDictionary
-from swjoin.frontends.rdf.inputs import EXACT, coarse, facet_of
+from swjoin.frontends.rdf.inputs import EXACT, MOST_US, coarse, facet_of
 from swjoin.frontends.rdf.ntriples import REASONS, TermReader
 from swjoin.frontends.rdf.term_values import NUMERIC, TermValues
 from swjoin.frontends.rdf.written_terms import written_terms
@@ -105,9 +105,16 @@ def _log_malformed(terms: list[Any], codes: I64, row: int, policy: str) -> None:
 
 
 def _microseconds(column: pa.Array, unit_us: int) -> pa.Array:
+    """UserError for a time beyond those for which windows are computed."""
     if pa.types.is_integer(column.type):
-        return pc.multiply(column.cast(pa.int64()), unit_us)
-    return column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64())
+        found, most = column.cast(pa.int64()), MOST_US // unit_us
+    else:
+        found, most = column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64()), MOST_US
+    beyond = pc.or_(pc.less(found, -most), pc.greater(found, most)).fill_null(False)
+    if pc.any(beyond).as_py():
+        problem = f"a triple of time {pc.filter(column, beyond)[0]}; times of RDF streams are from -2^58 to 2^58 us"
+        raise UserError(problem, remedy="leave it out, or give the unit of times by time_unit")
+    return pc.multiply(found, unit_us) if pa.types.is_integer(column.type) else found
 
 
 def mappings(batch: pa.RecordBatch) -> pa.RecordBatch:

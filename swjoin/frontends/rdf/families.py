@@ -23,7 +23,7 @@ from swjoin.core.batch import I64
 from swjoin.core.errors import UserError
 from swjoin.frontends.rdf.algebra import Const, RdfQuery, Term, Var
 from swjoin.frontends.rdf.dictionary import TermDictionary
-from swjoin.frontends.rdf.query_texts import Texts, Windows, blocks_of, chains_of, normal_windows, with_terms, with_windows
+from swjoin.frontends.rdf.query_texts import Texts, Windows, blocks_of, normal_windows, with_terms, with_windows
 
 MEMBER = ":query"  # a variable that no query can have: the number of the query in its family
 
@@ -196,7 +196,13 @@ def _with_widths(families: Iterable[Family]) -> Iterator[Family]:
         else:
             alike.setdefault(repr(normal_windows(query)), []).append(family)
     for several in alike.values():
-        chains = chains_of(several, _widths)
+        chains: list[list[Family]] = []
+        for family in sorted(several, key=_widths):
+            chain = next((c for c in chains if all(a <= b for a, b in zip(_widths(c[-1]), _widths(family), strict=True))), None)
+            if chain is None:
+                chains.append([family])
+            else:
+                chain.append(family)
         yield from (chain[0] if len(chain) == 1 else _nested(chain) for chain in chains)
 
 

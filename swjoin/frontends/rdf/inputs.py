@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 Paths: TypeAlias = str | tuple[str, ...]
 _ZONE = r"(Z|[+-]\d\d:\d\d)$"
-_MOST_US = 1 << 58  # lives of windows up to this end before all times
+MOST_US = 1 << 58  # lives of windows up to this end before all times
 EXACT = 1 << 53  # integers up to here are doubles
 
 
@@ -169,7 +169,7 @@ def _read(graphs: Graphs, iri: str, paths: Paths, policy: MalformedPolicy, scope
     batches: list[TripleBatch] = list(found)
     columns = [np.concatenate([np.empty(0, np.int64), *(getattr(b, name) for b in batches)]) for name in ("s", "p", "o")]
     ts = np.concatenate([np.empty(0, np.int64), *(b.ts for b in batches if b.ts is not None)])
-    beyond = np.flatnonzero((ts < -_MOST_US) | (ts > _MOST_US))
+    beyond = np.flatnonzero((ts < -MOST_US) | (ts > MOST_US))
     if len(beyond):
         problem = f"<{iri}>: a triple of time {ts[beyond[0]]} us; times are from -2^58 to 2^58"
         raise UserError(problem, remedy="give microseconds")

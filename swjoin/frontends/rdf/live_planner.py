@@ -31,7 +31,7 @@ from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
 from swjoin.frontends.rdf.inputs import EXACT, Graphs, Input
 from swjoin.frontends.rdf.planner import Last, Planner, add_constants
-from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, chains_of, with_terms, with_windows
+from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, blocks_of, with_terms, with_windows
 from swjoin.frontends.rdf.term_values import BLANK, IRI
 from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -81,8 +81,8 @@ def streams_of(inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) 
 
 class LivePlans:
     """Plans of queries over the same streams. Those that differ in constants of patterns and templates alone are planned once:
-    these are in texts of filters and projections, and nowhere else. Those that differ in windows alone, which nest, have the
-    plan of the widest, and a filter for each."""
+    these are in texts of filters and projections, and nowhere else. Those that differ in windows of RANGE alone have the plan
+    of one whose windows contain theirs, and a filter each."""
 
     def __init__(self, streams: Mapping[str, RdfStream], *, goes_on: bool = False) -> None:
         """streams: by IRI. goes_on: of a run that goes on, which knows the inputs alone that its queries read."""
@@ -99,7 +99,8 @@ class LivePlans:
         return {name: self._named(name, subjects, self._planned, query, widest.get(name)) for name, query in parsed.items()}
 
     def of_malformed(self) -> dict[str, LogicalPlan]:
-        """By input whose malformed triples are kept, those: with their times, as they came, and why they are no triples."""
+        """Queries of malformed triples, by the name of each input that keeps its own: times, triples as they came, and why they
+        are none."""
         found = {}
         for iri, stream in self._streams.items():
             if stream.malformed == "side":
@@ -148,28 +149,33 @@ class LivePlans:
 
 
 def _widest(parsed: Mapping[str, Parsed]) -> dict[str, Windows]:
-    """Of queries whose joins are those of others with wider windows: the widest ones of their chain. Where two patterns of
-    streams are joined, the plan shares the join by itself (`plan.sharing`)."""
+    """Of queries whose joins are those of another one with wider windows of RANGE, these windows. Where two patterns of streams
+    are joined, the plan shares the join by itself (`plan.sharing`)."""
     alike: dict[tuple[str, tuple[str, ...]], dict[Windows, list[str]]] = {}
     for name, query in parsed.items():
-        shape, ranges = query.shape, all(window is not None for window in query.windows)
-        patterns = sum(pattern.block is not None for pattern in shape.patterns)
-        if ranges and patterns > 2 and not shape.grouped and not shape.distinct:
+        shape, patterns = query.shape, sum(pattern.block is not None for pattern in query.shape.patterns)
+        if any(query.windows) and patterns > 2 and not shape.grouped and not shape.distinct:
             alike.setdefault((repr(shape), query.constants), {}).setdefault(query.windows, []).append(name)
     found: dict[str, Windows] = {}
     for named in alike.values():
-        for chain in chains_of(named, _widths):
-            found |= {name: chain[-1] for windows in chain if len(chain) > 1 for name in named[windows]}
+        within: dict[Windows, list[Windows]] = {}  # by windows that no others contain
+        for windows in sorted(named, key=_widths, reverse=True):
+            widest = (other for other in within if all(a <= b for a, b in zip(_widths(windows), _widths(other), strict=True)))
+            within.setdefault(next(widest, windows), []).append(windows)
+        for widest_of, members in within.items():
+            found |= {name: widest_of for windows in members if len(members) > 1 for name in named[windows]}
     return found
 
 
 def _widths(windows: Windows) -> tuple[int, ...]:
+    """Of the windows of RANGE."""
     return tuple(window.width_us for window in windows if window is not None)
 
 
 def _with_ages(plan: LogicalPlan, windows: Windows) -> LogicalPlan:
     """The plan of the widest windows with those of one query."""
-    condition = " AND ".join(f'"age{block}" <= {width_us}' for block, width_us in enumerate(_widths(windows)))
+    limits = (f'"age{block}" <= {window.width_us}' for block, window in enumerate(windows) if window is not None)
+    condition = " AND ".join(limits)
     nodes: list[Node] = []
     for node in plan.nodes:
         nodes.append(replace(node, condition=condition) if isinstance(node, Filter) and node.name == _AGES else node)
@@ -308,8 +314,9 @@ class _LivePlanner(Planner):
         return longest + 1 if longest < _EVER_US else 0
 
     def ages(self) -> list[tuple[str, str]]:
-        """By block, the time from the birth of the first of a row's parts in it to the birth of the row."""
-        return [(f"age{block}", f'("born" - "{first}")') for block, first in enumerate(self.firsts)]
+        """By block of RANGE, the time from the birth of the first of a row's parts in it to the birth of the row."""
+        ranges = [block.window.kind == "range" for block in blocks_of(self.query)]
+        return [(f"age{i}", f'("born" - "{first}")') for i, first in enumerate(self.firsts) if ranges[i]]
 
     def within(self, below: str) -> list[Node]:
         return [Filter(_AGES, below, "TRUE")] if self.routed else []
@@ -393,7 +400,7 @@ class _LivePlanner(Planner):
 
 
 def _triples_of(stream: RdfStream, name: str, functions: dict[str, Function]) -> str:
-    """The triples of an input in one spelling, as a part of a SQL text. functions: gets the one that it needs."""
+    """The triples of an input in one spelling, as a part of a SQL text. The function in it is added to functions."""
     time, items, types = stream.table.time, [], []
     if time is not None:
         items += [f'{quoted(time)} AS "ts"', f'{quoted(time)} AS "us:{int(stream.table.unit_us or 1)}"']

@@ -163,7 +163,7 @@ class Planner:
 
     @cached_property
     def firsts(self) -> tuple[str, ...]:
-        """By block, the column with the birth of the first of a row's parts in it; none where no window is to be told apart."""
+        """By block, the column with the birth of the first of a row's parts in it; none of a family with one window."""
         return tuple(f"t{block}" for block in range(len(blocks_of(self.query)) if self.routed else 0))
 
     @property
@@ -262,8 +262,8 @@ class Planner:
         if block is not None and self.firsts:
             first = self.firsts[blocks_of(self.query).index(block)]
             columns.add(first)
-            parts.append(f'w{len(parts)} AS (SELECT *, "born" AS "{first}" FROM {name})')
-            name = f"w{len(parts) - 1}"
+            below, name = name, f"w{len(parts)}"
+            parts.append(f'{name} AS (SELECT *, "born" AS "{first}" FROM {below})')
         return _Relation(
             name, set(found.codes), columns, found.reach_us, plain or found.static, found.static, found.life_us or 0
         )
@@ -338,7 +338,7 @@ class Planner:
         return last
 
     def ages(self) -> list[tuple[str, str]]:
-        """Columns by which rows of a family with several windows are told apart, with their SQL texts over those of joins."""
+        """Columns that say in which of several windows a row is, of a family, with their SQL texts over those of joins."""
         return [(name, f'"{name}"') for name in self.firsts]
 
     def within(self, below: str) -> list[Node]:

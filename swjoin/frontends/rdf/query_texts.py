@@ -1,7 +1,7 @@
 """Queries' texts, of which many are alike: what each asks, as a shape, its constants and its windows.
 
 What: `Texts.parsed(text) -> Parsed`; `with_terms`, `with_windows`, which put constants and windows into a shape again;
-`blocks_of`; `chains_of`, windows that nest.
+`blocks_of`.
 Why: of 100,000 queries from one program nearly all differ in IRIs and windows alone, and rdflib takes milliseconds for each. So
 a text is compared with those before, and parsed only if it is another one.
 Stays out: the language (`frontends.rdf.algebra`), which queries are one plan (`frontends.rdf.families`).
@@ -10,15 +10,14 @@ Stays out: the language (`frontends.rdf.algebra`), which queries are one plan (`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from swjoin.core.errors import UserError
 from swjoin.core.lives import Window
 from swjoin.frontends.rdf.algebra import Block, Pattern, RdfQuery, Term, Var, parse_query, tokens_of, window_of
 
-_T = TypeVar("_T")
 Windows: TypeAlias = tuple[Window | None, ...]
 _SENTINEL = "<urn:swjoin:parameter:{}>"
 _IRI = re.compile(r"<[A-Za-z][A-Za-z0-9+.-]*:[^\\<>]*>")
@@ -82,19 +81,6 @@ def with_windows(shape: RdfQuery, windows: Windows) -> RdfQuery:
     """windows: of the blocks; None: the one that is there."""
     known = {block.number: window for block, window in zip(blocks_of(shape), windows, strict=True)}
     return _with_windows(shape, lambda block: known[block.number] or block.window)
-
-
-def chains_of(members: Iterable[_T], widths: Callable[[_T], tuple[int, ...]]) -> list[list[_T]]:
-    """Members whose windows nest, from the narrowest to the widest of each chain. widths: of a member's windows."""
-    chains: list[list[_T]] = []
-    for member in sorted(members, key=widths):
-        of = widths(member)
-        chain = next((c for c in chains if all(a <= b for a, b in zip(widths(c[-1]), of, strict=True))), None)
-        if chain is None:
-            chains.append([member])
-        else:
-            chain.append(member)
-    return chains
 
 
 def normal_windows(query: RdfQuery) -> RdfQuery:
