@@ -112,13 +112,13 @@ class Sensors:
         for name in self._triples:
             (self.folder / name / "_END").touch()
 
-    def streams(self, from_us: int) -> dict[str, pa.Table]:
-        """All triples with times from a time on."""
+    def streams(self, from_us: int, until_us: int = 1 << 60) -> dict[str, pa.Table]:
+        """All triples with times from a time on, and before another one."""
         found = {}
         for name, tables in self._triples.items():
             whole = pa.concat_tables(tables)
             ts = whole["at"].cast(pa.int64()).to_numpy()
-            found[EX + name] = whole.rename_columns(["ts", "s", "p", "o"]).filter(pa.array(ts >= from_us))
+            found[EX + name] = whole.rename_columns(["ts", "s", "p", "o"]).filter(pa.array((ts >= from_us) & (ts < until_us)))
         return found
 
     def config(self, cluster: str = "") -> Path:
@@ -141,11 +141,11 @@ def rows_of(run_dir: Path, query: str) -> Counter[tuple[Any, ...]]:
     return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def check(sensors: Sensors, run_dir: Path, asked: Mapping[str, tuple[str, int]]) -> None:
-    """Rows and digest of each query are those of `swjoin rdf` over the triples from a time on."""
+def check(sensors: Sensors, run_dir: Path, asked: Mapping[str, tuple[str, int] | tuple[str, int, int]]) -> None:
+    """Rows and digest of each query are those of `swjoin rdf` over the triples from a time on, and before another, if given."""
     said = {query["name"]: query for query in json.loads((run_dir / "run.json").read_text())["queries"]}
-    for name, (text, from_us) in asked.items():
-        alone = swjoin.rdf(text, sensors.streams(from_us), static={f"{EX}rooms": sensors.rooms}, memory="1GB")
+    for name, (text, *times_us) in asked.items():
+        alone = swjoin.rdf(text, sensors.streams(*times_us), static={f"{EX}rooms": sensors.rooms}, memory="1GB")
         assert rows_of(run_dir, name) == Counter(zip(*(c.to_pylist() for c in alone.columns), strict=True)), name
         assert alone.num_rows
         proof = swjoin.proof(alone)
@@ -161,10 +161,14 @@ def test_queries_come_and_go(sensors: Sensors, caplog: pytest.LogCaptureFixture)
     run.reached(1_500_000)
     more_us = request_change(run.dir, ASKED_LATER, (), PROCESS_S)
     sensors.write()
+    run.reached(2_500_000)
+    end_us = request_change(run.dir, {}, ("pairs", "far", "near"), PROCESS_S)
+    sensors.write()
     sensors.end()
     assert run.end()["ledger"]["balanced"]
-    asked = {"pairs": (PAIRS, 0), "hot": (HOT, hot_us)}
-    check(sensors, run.dir, asked | {name: (text, more_us) for name, text in ASKED_LATER.items()})
+    asked = {"pairs": (PAIRS, 0, end_us), "hot": (HOT, hot_us), **{n: (text, more_us) for n, text in ASKED_LATER.items()}}
+    asked |= {name: (ASKED_LATER[name], more_us, end_us) for name in ("far", "near")}
+    check(sensors, run.dir, asked)
     assert "no term: the object is no IRI, no blank node and no literal; such triples are in no answer" in caplog.text
 
 

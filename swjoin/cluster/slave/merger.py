@@ -63,6 +63,7 @@ class Merger:
         self._waiting: Counter[RoleId] = Counter()  # parts in `_parts`, by sender
         self._finals = 0  # that wait in `_parts`
         self._rows = self._bytes = 0  # that wait in `_parts`
+        self._later_bytes = 0  # of all in `_later`: a sum for every part that comes is dear where edges are many
         self.times_us = (BEGIN_OF_TIME_US, BEGIN_OF_TIME_US)
 
     def add(self, sender: RoleId, delivery: Delivery) -> None:
@@ -80,6 +81,7 @@ class Merger:
             self._enter(sender, delivery)
         else:
             self._later.setdefault(delivery.epoch, []).append((sender, delivery))
+            self._later_bytes += delivery.nbytes
 
     def _check(self, delivery: Delivery, feed: _Feed, where: str) -> None:
         """Windows have expired by the watermark, so an older tuple would lose pairs."""
@@ -147,6 +149,7 @@ class Merger:
         self._missing = set(self.feeds)
         assert not self._parts, "parts of an epoch that has ended"
         for sender, delivery in self._later.pop(self.epoch, []):
+            self._later_bytes -= delivery.nbytes
             self._enter(sender, delivery)
 
     def _least(self, port: int) -> int:
@@ -160,8 +163,10 @@ class Merger:
 
     @property
     def waiting_bytes(self) -> int:
-        return self._bytes + sum(part.nbytes for later in self._later.values() for _, part in later)
+        return self._bytes + self._later_bytes
 
     def validate(self) -> None:
         assert self._rows == sum(len(d.left) + len(d.right) for _, d in self._parts), f"{self._name}: rows of the merger"
         assert all(epoch > self.epoch for epoch in self._later), f"{self._name}: parts of epochs that have ended"
+        later_bytes = sum(part.nbytes for later in self._later.values() for _, part in later)
+        assert self._later_bytes == later_bytes, f"{self._name}: bytes of later epochs"

@@ -322,8 +322,9 @@ class _LivePlanner(Planner):
         return [Filter(_AGES, below, "TRUE")] if self.routed else []
 
     def plan_of(self, text: str, time: str | None) -> LogicalPlan:
+        """The rows' time is always the latest of their triples', before which a query that is dropped has all rows."""
         tables = {stream.name: stream.table for stream in self.streams.values()}
-        return plan_query(text, tables, self._functions, time=time).plan
+        return plan_query(text, tables, self._functions, time="ts").plan
 
     # ------------------------------------------------------------ inputs
 
