@@ -33,7 +33,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, EpochIndex, SlaveI
 from swjoin.core.key_encoder import KeyEncoder
 from swjoin.core.merged_deliveries import Grouped
 from swjoin.plan.aggregates import PreAggregate
-from swjoin.plan.columns import BoundStep, Head
+from swjoin.plan.columns import BoundStep
 from swjoin.plan.logical import Within
 from swjoin.plan.multiway import MultiwayJoin
 from swjoin.plan.stages import Edge, Stage
@@ -106,8 +106,8 @@ class KeyedEdge:
     """An edge between a source or a stage and a stage. columns: that travel. steps: that rows pass before. keys: None where
     any instance may take a row. keeps_null_keys: rows with a null key, which match nothing, come out of the join; otherwise
     they are dropped here. router: keys of the stage that rows are routed by; None: by the receiver's. knows_origins: keys of
-    the rows that the sender gives are the partition-groups that these come from. head: steps before these, which other edges of
-    the sender have, too."""
+    the rows that the sender gives are the partition-groups that these come from. head: steps before these that other edges of
+    the sender have, too: parts, each with its number."""
 
     edge: Edge
     columns: tuple[str, ...]
@@ -116,20 +116,22 @@ class KeyedEdge:
     keeps_null_keys: bool
     router: KeyEncoder | GroupKeys | None = None
     knows_origins: bool = False
-    head: tuple[Head, ...] = ()
+    head: tuple[tuple[int, tuple[BoundStep, ...]], ...] = ()
 
     @staticmethod
     def of(instances: Instances, edge: Edge) -> KeyedEdge:
         assert isinstance(edge.receiver, Stage), "results have no keys"
         columns, steps = instances.columns.travels[edge.id], instances.columns.steps[edge.id]
-        head, known = instances.columns.heads.get(edge.id, ()), _knows_origins(instances, edge)
-        steps = steps[sum(len(part.steps) for part in head) :]
+        head, known = list[tuple[int, tuple[BoundStep, ...]]](), _knows_origins(instances, edge)
+        for number, length in instances.columns.heads.get(edge.id, ()):
+            head.append((number, steps[:length]))
+            steps = steps[length:]
         if edge.receiver.gathers:
-            return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False, knows_origins=known, head=head)
+            return KeyedEdge(edge, columns, steps, None, keeps_null_keys=False, knows_origins=known, head=tuple(head))
         keeps = edge.receiver.joins and edge.receiver.join.semantics.kind.unmatched[edge.port]
         of = instances.columns.stages
         router = None if edge.origin is None else of[edge.origin].new_keys()
-        return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router, known, head)
+        return KeyedEdge(edge, columns, steps, of[edge.receiver.id].new_keys(), keeps, router, known, tuple(head))
 
     @property
     def places(self) -> Places | None:
@@ -338,10 +340,10 @@ def _note_stored(sending: _Sending, rows: TupleBatch, groups: I64) -> None:
 
 
 class _Way(NamedTuple):
-    """What is done to the rows of edges with one head. first: one of these edges. filters: behind the head."""
+    """What is done to the rows of edges with one head, as of `KeyedEdge`. first: one of these edges. filters: behind it."""
 
     first: int
-    head: tuple[Head, ...]
+    head: tuple[tuple[int, tuple[BoundStep, ...]], ...]
     filters: Filters
 
 
@@ -388,10 +390,10 @@ class Outlet:
         done = dict[int, TupleBatch]()  # by part
         for way in self._ways[tuple(edges)]:
             given = rows
-            for part in way.head:
-                if part.number not in done:
-                    done[part.number] = rows_after(given, way.first, part.steps)
-                given = done[part.number]
+            for part, steps in way.head:
+                if part not in done:
+                    done[part] = rows_after(given, way.first, steps)
+                given = done[part]
             for (edge,), _, some, _ in way.filters.passed(given):
                 self.ledger.filtered[edge] -= len(some)
                 if len(some):
@@ -400,7 +402,7 @@ class Outlet:
     def _ways_of(self, edges: Sequence[int]) -> list[_Way]:
         alike: dict[tuple[int, ...], list[int]] = {}
         for edge in edges:
-            alike.setdefault(tuple(part.number for part in self._sendings[edge].keyed.head), []).append(edge)
+            alike.setdefault(tuple(part for part, _ in self._sendings[edge].keyed.head), []).append(edge)
         keyed = {edge: self._sendings[edge].keyed for edge in edges}
         return [_Way(of[0], keyed[of[0]].head, Filters({edge: keyed[edge].steps for edge in of})) for of in alike.values()]
 

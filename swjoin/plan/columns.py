@@ -96,10 +96,10 @@ class StageColumns:
 
 
 class Head(NamedTuple):
-    """Steps that several edges of one sender have in common. number: of the part, in the plan."""
+    """Steps that several edges of one sender have in common. number: of the part, in the plan. length: of its steps."""
 
     number: int
-    steps: tuple[BoundStep, ...]
+    length: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class PlanColumns:
     """read: columns of each source, static tables among them. travels: columns of each edge between a source or a stage and a
     stage, and of one to a result that has steps, or that has a name; of a family's of the first one only. steps: of each of
     these edges, what its sender does to the rows. stages: by id. families: of results. heads: of edges of one sender that begin
-    with the same costly steps, these, in parts that other edges have, too."""
+    with the same costly steps, how many these are, in parts that other edges have, too."""
 
     read: Mapping[str, tuple[str, ...]]
     travels: Mapping[EdgeId, tuple[str, ...]]
@@ -172,8 +172,7 @@ def columns_of(plan: LogicalPlan, stages: StagePlan, *, rows: bool, tables: Stat
         keys = edge.receiver.keys[edge.port] if isinstance(edge.receiver, Stage) else ()
         passed = steps_of.get(edge.id, edge.steps)
         steps[edge.id] = heads.rest(edge, passed, {*travels[edge.id], *keys})
-    first = heads.bound()
-    steps |= {edge: (*(step for part in parts for step in part.steps), *steps[edge]) for edge, parts in first.items()}
+    first = heads.bound(steps)
     of_sources = {node.name: binder.read(node.name) for node in plan.nodes if isinstance(node, Source)}
     out = tuple(_with_produced(plan, columns, sent[columns.stage.name]) for columns in described)
     return PlanColumns(of_sources, travels, steps, out, families, first)
@@ -299,14 +298,16 @@ class _Heads:
         else:
             part.wanted |= columns
 
-    def bound(self) -> dict[EdgeId, tuple[Head, ...]]:
-        """Of each edge that has some, the steps in common."""
-        found: dict[_Part, Head] = {}
+    def bound(self, steps: dict[EdgeId, tuple[BoundStep, ...]]) -> dict[EdgeId, tuple[Head, ...]]:
+        """Of each edge that has some, the steps in common. steps: those behind them, which they are put in front of."""
+        found: dict[_Part, tuple[Head, tuple[BoundStep, ...]]] = {}
         for number, part in reversed(list(enumerate(self._parts))):
-            steps, needed = self._binder.steps(part.steps, part.wanted)
-            found[part] = Head(number, steps)
+            bound_steps, needed = self._binder.steps(part.steps, part.wanted)
+            found[part] = Head(number, len(bound_steps)), bound_steps
             self._needed(part.sender, part.before, needed)
-        return {edge: tuple(found[of] for of in _chain(part)) for edge, part in self._of.items()}
+        for edge, part in self._of.items():
+            steps[edge] = (*(step for of in _chain(part) for step in found[of][1]), *steps[edge])
+        return {edge: tuple(found[of][0] for of in _chain(part)) for edge, part in self._of.items()}
 
 
 def _chain(part: _Part | None) -> tuple[_Part, ...]:
