@@ -27,7 +27,7 @@ from swjoin.operators.join_operator import MoveId
 from swjoin.operators.join_step import LIGHT_ROWS, Step, Work
 from swjoin.operators.keyed_operator import KeyedOperator, LeavingState, Limits, StatePart
 from swjoin.operators.result_buffer import TAIL_BYTES
-from swjoin.state.arrangement import I32, Arrangement
+from swjoin.state.arrangement import I32, Arrangement, Search
 from swjoin.state.arrays import STAT_COMPARISONS
 from swjoin.state.delay_histogram import record_delays
 
@@ -39,7 +39,7 @@ class _Search(NamedTuple):
     arrival_us: of these rows. groups: their partition-groups."""
 
     first: int
-    state: tuple[I64, I64]
+    state: Search
     arrival_us: I64
     groups: I64
 

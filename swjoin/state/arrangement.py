@@ -109,14 +109,27 @@ def _count_needed(arena: I64, slots: I64, shape: I64, reach: I64, final: int, fi
     return found
 
 
+@kernel
+def _bases(arena: I64, slots: I64, shape: I64, buckets: int, first: int, out: I64) -> None:
+    """Where the chains of rows begin in `heads`. out: (n,), of the rows from the first one on."""
+    first_page, words, parts = shape[0], shape[1], shape[2]
+    for i in range(out.shape[0]):
+        out[i] = _bucket(arena[_place(first + i, slots, first_page, words) + _KEY], buckets) * parts
+
+
+@kernel
+def _fill(out: I64, keys: I64, ts: I64, ids: I64, groups: I64, parts: I8) -> None:
+    """The first words of records. out: (n, words)."""
+    for i in range(keys.shape[0]):
+        out[i, _KEY], out[i, _TS], out[i, _ID] = keys[i], ts[i], ids[i]
+        out[i, _LINK] = groups[i] << _GROUP_BIT | np.int64(parts[i]) << _PART_BIT
+
+
 @kernel(inline="always")
-def _fetch(arena, slots, shape, heads, least, row, further):  # type: ignore[no-untyped-def]
+def _fetch(arena, slots, shape, heads, least, row, base, further):  # type: ignore[no-untyped-def]
     """Prefetch the newest rows of the chains that a row will be searched in, or those after them, if there is one in each."""
-    first_page, words = shape[0], shape[1]
-    parts = shape[2]
-    here = _place(row, slots, first_page, words)
-    base = _bucket(arena[here + _KEY], heads.shape[0] // parts) * parts
-    p = (arena[here + _LINK] >> _PART_BIT) & 0xFF
+    first_page, words, parts = shape[0], shape[1], shape[2]
+    p = (arena[_place(row, slots, first_page, words) + _LINK] >> _PART_BIT) & 0xFF
     for q in range(parts):
         if q != p and heads[base + q] < least:
             return
@@ -143,6 +156,7 @@ def _match(
     span: I64,
     cursor: I64,
     current: I64,
+    bases: I64,
     met: I64,
     out: I32,
 ) -> tuple[int, int]:
@@ -153,24 +167,24 @@ def _match(
     arena, slots: of records. shape: (3,), the first page that is in use, the words of a record, and
     the parts. order: (parts, parts - 1),
     in which the other parts are searched. span: (2,), the first row that is needed, and behind the last one. current: (parts,),
-    the row of each other part that is looked at. met: (parts, parts, 2), rows with the key that were looked at for a row of the
-    first part in the second's chains, and partners. out: (m, parts), rows.
+    the row of each other part that is looked at. bases: as of `_bases`, of the last rows. met: (parts, parts, 2), rows with the
+    key that were looked at for a row of the first part in the second's chains, and partners. out: (m, parts), rows.
     """
     parts, most, first_page, words = lower.shape[0], out.shape[0], shape[0], shape[1]
-    last, walked, found, buckets = parts - 2, 0, 0, heads.shape[0] // parts
+    last, walked, found = parts - 2, 0, 0
     least, stop = span[0], span[1]
+    begin = stop - bases.shape[0]
     i, level = cursor[_ROW], cursor[_LEVEL]
     while i < stop:
         here = _place(i, slots, first_page, words)
         k, t, p = arena[here + _KEY], arena[here + _TS], (arena[here + _LINK] >> _PART_BIT) & 0xFF
-        base = _bucket(k, buckets) * parts
+        base = bases[i - begin]
         if level < 0:
             if i + _AHEAD < stop:
-                ahead = arena[_place(i + _AHEAD, slots, first_page, words) + _KEY]
-                prefetch(heads, _bucket(ahead, buckets) * parts)
+                prefetch(heads, bases[i + _AHEAD - begin])
             if i + _NEXT < stop:
-                _fetch(arena, slots, shape, heads, least, i + _NEXT, False)
-                _fetch(arena, slots, shape, heads, least, i + _SOON, True)
+                _fetch(arena, slots, shape, heads, least, i + _NEXT, bases[i + _NEXT - begin], False)
+                _fetch(arena, slots, shape, heads, least, i + _SOON, bases[i + _SOON - begin], True)
             alone = False
             for j in range(parts - 1):
                 if heads[base + order[p, j]] < least:
@@ -228,6 +242,14 @@ def _match(
             break
     cursor[_ROW], cursor[_LEVEL] = i, -1
     return found, walked
+
+
+class Search(NamedTuple):
+    """cursor, current, bases: as of `_match`."""
+
+    cursor: I64
+    current: I64
+    bases: I64
 
 
 class Rows(NamedTuple):
@@ -327,10 +349,10 @@ class Arrangement:
         if not len(rows):
             return
         self._make_room(len(rows), final_us)
-        fixed = np.zeros((len(rows), self._layout.fixed_bytes), np.uint8)
+        fixed = np.empty((len(rows), self._layout.fixed_bytes), np.uint8)
+        fixed[:, 8 * _HEAD + (0 if self._payload is None else self._payload.fixed_bytes) :] = 0
         words = fixed.view(np.int64)
-        words[:, _KEY], words[:, _TS], words[:, _ID] = rows.key, rows.ts, rows.id.view(np.int64)
-        words[:, _LINK] = groups << _GROUP_BIT | part.astype(np.int64) << _PART_BIT
+        _fill(words, rows.key, rows.ts, rows.id.view(np.int64), groups, part.astype(np.int8, copy=False))
         tails: tuple[I64 | None, U8 | None] = None, None
         if self._payload is not None:
             assert rows.rows is not None, "rows without payload"
@@ -354,8 +376,8 @@ class Arrangement:
                 self.keep(self.numbers[self.needed(self.rows(self.numbers), final_us)])
             self._check_at = held + held // _GONE
         buckets = len(self._heads) // self.parts
-        if held > 2 * buckets:
-            while held > 2 * buckets:
+        if held > buckets:  # with twice as many rows three times as many have to look at rows of other keys
+            while held > buckets:
                 buckets *= 2
             linked, self._linked = self._linked, self._first
             self._make_buckets(buckets)
@@ -371,16 +393,18 @@ class Arrangement:
 
     # ------------------------------------------------------------ matches
 
-    def begin(self) -> tuple[I64, I64]:
+    def begin(self) -> Search:
         """A search for matches of the rows that are not linked: where it is, for `matches`."""
-        return np.array([self._linked, -1]), np.empty(self.parts, np.int64)
+        bases = np.empty(self._count - self._linked, np.int64)
+        _bases(*self._records, len(self._heads) // self.parts, self._linked, bases)
+        return Search(np.array([self._linked, -1]), np.empty(self.parts, np.int64), bases)
 
-    def matches(self, search: tuple[I64, I64], order: I64, most: int) -> tuple[I32, int, bool]:
+    def matches(self, search: Search, order: I64, most: int) -> tuple[I32, int, bool]:
         """Some matches, rows by part: int32 (m, parts), m at most `most`; how many rows of chains were looked at; and whether
         there are no more. order: (parts, parts - 1), in which the other parts are searched for each."""
-        cursor, current = search
+        cursor = search.cursor
         out, span = np.empty((most, self.parts), np.int32), np.array([self._first, self._count])
-        found, walked = _match(*self._records, self._heads, *self._bounds, order, span, cursor, current, self.met, out)
+        found, walked = _match(*self._records, self._heads, *self._bounds, order, span, *search, self.met, out)
         self._linked = int(cursor[_ROW])
         return out[:found], walked, self._linked == self._count
 
