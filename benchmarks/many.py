@@ -1,13 +1,14 @@
 """Many queries in one run: windows or constants that differ, beside one query, and beside runs of their own.
 
-Usage: python -m benchmarks.many [windows] [memory] [rows] [constants] [added] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.many [windows] [memory] [rows] [constants] [limits] [added] [--repeat 3] [--tiny]
 Two streams of 10,000 rows/s each for five minutes, 24 bytes a row, 20,000 keys, a join within up to a second, about one partner
 a row; two threads, from Parquet, with a count and a digest of rows' values for every query.
 windows: 10,000 queries that differ in windows only, counted, beside the widest alone. memory: 1,000 of them, counted, beside
 the widest alone: bytes of windows, and resident memory of a process of its own. rows: 100 of them, of one minute, whose rows
 are written, beside 100 runs. constants: 1,000 queries of one stream that ask for a key each, counted, beside one query that has
-all their rows. added: 1,000 of them in realtime pace over 30 s, with checkpoints; in every second run a query is
-added half-way; production delay of the others' pairs with and without.
+all their rows. limits: as many that ask for the keys below a limit each, beside the one with the highest. added: 1,000 of
+windows in realtime pace over 30 s, with checkpoints; in every second run a query is added half-way; production delay of the
+others' pairs with and without.
 Turn by turn, the first turn not counted; count and digest of queries are compared with those of their own runs. Planning, which
 is printed apart, is not part of a run.
 """
@@ -40,7 +41,7 @@ from swjoin.config.run import SinkConfig
 from swjoin.frontends.configured import job_of_query
 from swjoin.runtime.in_process import run_local
 
-PARTS = ("windows", "memory", "rows", "constants", "added")
+PARTS = ("windows", "memory", "rows", "constants", "limits", "added")
 _WIDEST_US = 1_000_000
 
 
@@ -171,6 +172,28 @@ def of_constants(folder: Path, size: Size, repeat: int) -> None:
     print(f"constants: {size.in_memory:,} queries of a key each run at {shown} of the speed of one, {count:,} rows", flush=True)
 
 
+def of_limits(folder: Path, size: Size, repeat: int) -> None:
+    """Some of the queries have the counts and digests of runs of their own."""
+    plain, ratios, step = configured(folder, ()), [], max(1, size.keys // size.in_memory)
+    each = [{"name": f"below_{i}", "sql": f"SELECT k, v FROM a WHERE k < {step * i}"} for i in range(1, size.in_memory + 1)]
+    many, one = (job_of_query(plain | {"queries": queries}, "here", "bench many") for queries in (each, each[-1:]))
+    lone = [
+        answers(ran(job_of_query(plain | {"queries": [query]}, "here", "bench many"), "count"))
+        for query in each[:: len(each) // 3]
+    ]
+    for turn in range(repeat + 1):
+        of_each, of_last = ran(many, "count"), ran(one, "count")
+        found = answers(of_each)
+        if any(found[name] != of for alone in (*lone, answers(of_last)) for name, of in alone.items()):
+            raise SystemExit("a query has other rows than in a run of its own")
+        if turn:
+            ratios.append(of_last["join_s"] / of_each["join_s"])
+    shown, count = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})", of_each["results"]["count"]
+    print(
+        f"limits: {size.in_memory:,} queries of keys below one run at {shown} of the speed of one, {count:,} rows", flush=True
+    )
+
+
 def of_added(folder: Path, size: Size, repeat: int) -> None:
     """The answers of those that are there are the same, and that of the added one is that of a run over the later rows."""
     plain = configured(folder, widths_of(size.in_memory)) | {"pace": "realtime", "checkpoint": {"interval": "5s"}}
@@ -240,6 +263,8 @@ def main() -> None:
             of_memory(folder, size)
         if "constants" in parts:
             of_constants(folder, size, args.repeat)
+        if "limits" in parts:
+            of_limits(folder, size, args.repeat)
         if "rows" in parts:
             write_streams(folder, size, size.seconds_of_rows)
             of_rows(folder, size, args.repeat)

@@ -41,7 +41,8 @@ SOMETIMES = {
     "bench bands --tiny": r"(?s)wide: .*answer right.*evaluations/s.*band over equality: \d.*value grid over equality, C",
     "bench bands files --tiny": r"(?s)band:\n.*swjoin: .*answer right.*DuckDB, cells of value: .*right.*wide:\n.*swjoin: ",
     "bench many --tiny": (
-        r"(?s)windows: 40 q.* at [\d.]+.*planned in.*memory: 10 q.* x .*constants: 10 q.*rows: 4 q.* x .*added: .* x .* s "
+        r"(?s)windows: 40 q.* at [\d.]+.*planned in.*memory: 10 q.* x .*constants: 10 q.*limits: 10 q"
+        r".*rows: 4 q.* x .*added: .* x .* s "
     ),
     "bench placement graphs --tiny": r"(?s)OpenGov \| ours, bound 1.03 \| [\d.]+ .*ours partitions: abs.*F4",
     "bench placement counting cpu drift --tiny": r"(?s)counting: two joins.*cpu: join, aggregate, policy.*drift: regret [\d.]+",
