@@ -89,14 +89,14 @@ def operators(*, tiny: bool) -> list[Operator]:
         name: table.set_column(1, "k", pa.array(_with(np.array(table["k"]), hits, keys[hits]))) for name, table in star.items()
     }
     found.append(Operator("join of 5 streams, fan-out 0.01", {"sql": text}, star, {}, 0.05))
-    fewer = rows // 10
+    fewer = rows // 2
     width = window * seconds * _US // fewer
     of = f"SELECT ?g (COUNT(?v) AS ?n) WHERE {{ STREAM <{_E}s> [RANGE {width}us] {{ ?v <{_E}p> ?g }} }} GROUP BY ?g"
     triples = stream(fewer, 1)
     terms = [pa.array([f"<{_E}v{i}>" for i in range(fewer)]), pa.array([f"<{_E}p>"] * fewer)]
     terms += [pa.array([f"<{_E}g{i}>" for i in rng.integers(0, window // 10, fewer)])]
     live = pa.table([triples["ts"], *terms], ["ts", "s", "p", "o"])
-    found.append(Operator("COUNT by group, as mappings come and go", {"sparql": of}, {"s": live}, {}, 0.2))
+    found.append(Operator("COUNT by group, as mappings come and go", {"sparql": of}, {"s": live}, {}, 0.05))
     static = pa.table({"k": rng.permutation(10_000_000 // size), "w": np.arange(10_000_000 // size)})
     text = "SELECT t.w, s.v, s.ts FROM s JOIN t ON t.k = s.k"
     held = {"s": stream(rows, 20_000_000 // size)}
