@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,18 @@ def parse(parser: argparse.ArgumentParser, **tiny: Any) -> argparse.Namespace:
     if "--tiny" in sys.argv[1:]:
         parser.set_defaults(**tiny)
     return parser.parse_args()
+
+
+def parse_parts(description: str | None, parts: Collection[str], **tiny: Any) -> argparse.Namespace:
+    """The arguments of a benchmark of several parts: `parts` that are wanted, all if none is named, and `repeat`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)} (default: all)")
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parse(parser, **tiny)
+    if unknown := set(args.parts) - set(parts):
+        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(parts)}")
+    args.parts = args.parts or list(parts)
+    return args
 
 
 def run_mpirun(command: list[str], **options: Any) -> None:

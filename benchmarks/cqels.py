@@ -16,7 +16,6 @@ network does not matter: no node sends or receives more than 500 MB/s, by the by
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks import ROOT, parse
+from benchmarks import ROOT, parse_parts
 from benchmarks.rdf import network, texts
 from plots.claims import line
 
@@ -262,14 +261,9 @@ def of_queries(repeat: int, *, tiny: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--repeat", type=int, default=3)
-    args = parse(parser, repeat=1)
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
+    args = parse_parts(__doc__, PARTS, repeat=1)
     for name, part in zip(PARTS, (of_operators, of_queries), strict=True):
-        if not args.parts or name in args.parts:
+        if name in args.parts:
             part(args.repeat, tiny=args.tiny)
 
 

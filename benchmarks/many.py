@@ -15,7 +15,6 @@ is printed apart, is not part of a run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks import parse
+from benchmarks import parse_parts
 from swjoin.api.runs import Run
 from swjoin.cli.events import read_events
 from swjoin.config.job import Job
@@ -247,13 +246,8 @@ def _check_added(folder: Path, report: dict[str, Any], from_us: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--repeat", type=int, default=3)
-    args = parse(parser, repeat=1)
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
-    size, parts = SIZES[args.tiny], args.parts or PARTS
+    args = parse_parts(__doc__, PARTS, repeat=1)
+    size, parts = SIZES[args.tiny], args.parts
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_streams(folder, size, size.seconds)

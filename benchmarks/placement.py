@@ -26,7 +26,6 @@ own pace: p99 of the production delay over that without moves, criterion: floor 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import statistics
@@ -43,7 +42,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks import ROOT, parse
+from benchmarks import ROOT, parse_parts
 from examples import katts
 from swjoin.cluster.master import network_placement
 from swjoin.cluster.traffic import Traffic
@@ -488,14 +487,9 @@ PARTS: dict[str, Callable[[Path, Size, int], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--repeat", type=int, default=3)
-    args = parse(parser, repeat=1)
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
+    args = parse_parts(__doc__, PARTS, repeat=1)
     for part, measure in PARTS.items():
-        if part in (args.parts or PARTS):
+        if part in args.parts:
             with tempfile.TemporaryDirectory() as folder:
                 measure(Path(folder), SIZES[args.tiny], args.repeat)
 

@@ -16,7 +16,6 @@ Turn by turn, the first turn not counted; answers are compared in the first one.
 
 from __future__ import annotations
 
-import argparse
 import io
 import statistics
 import tempfile
@@ -32,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import swjoin
-from benchmarks import parse
+from benchmarks import parse_parts
 from swjoin.connectors.generator import lsbench
 from swjoin.core.errors import ImplausibleWarning
 from swjoin.frontends.configured import job_of_query
@@ -395,14 +394,9 @@ def _beside_files(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--repeat", type=int, default=3)
-    args = parse(parser)
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(PARTS)}")
+    args = parse_parts(__doc__, PARTS)
     parts = dict(zip(PARTS, (of_parsing, of_sliding, of_star, of_patterns, of_queries, of_runs), strict=True))
-    for name in args.parts or PARTS:
+    for name in args.parts:
         parts[name](args.repeat, tiny=args.tiny)
 
 

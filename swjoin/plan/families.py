@@ -1,4 +1,4 @@
-"""Families: results of one stage that differ in windows or in limits alone, which nest.
+"""Families: results of one stage that are the same, or differ in windows or in limits alone, which nest.
 
 What: `Family`, `families_of(plan, stages)`; `Ranking`, the step of its rows that says which of the results have a row.
 Why: a row of the narrowest windows is in the results of all wider ones, too, so one rank says in which: k queries cost a search

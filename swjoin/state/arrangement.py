@@ -164,11 +164,11 @@ def _match(
     at most as many as `out` has room for, and how many rows of chains were looked at; the cursor is behind the last row when
     all are found.
 
-    arena, slots: of records. shape: (3,), the first page that is in use, the words of a record, and
-    the parts. order: (parts, parts - 1),
-    in which the other parts are searched. span: (2,), the first row that is needed, and behind the last one. current: (parts,),
-    the row of each other part that is looked at. bases: as of `_bases`, of the last rows. met: (parts, parts, 2), rows with the
-    key that were looked at for a row of the first part in the second's chains, and partners. out: (m, parts), rows.
+    arena, slots: of records. shape: (3,), the first page that is in use, the words of a record, and the parts. order: (parts,
+    parts - 1), in which the other parts are searched. span: (2,), the first row that is needed, and behind the last one.
+    current: (parts,), the row of each other part that is looked at. bases: as of `_bases`, of the last rows. met: (parts,
+    parts, 2), rows with the key that were looked at for a row of the first part in the second's chains, and partners. out: (m,
+    parts), rows.
     """
     parts, most, first_page, words = lower.shape[0], out.shape[0], shape[0], shape[1]
     last, walked, found = parts - 2, 0, 0

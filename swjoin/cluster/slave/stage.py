@@ -266,10 +266,11 @@ class StageInstance:
         others = {edge.id for family, _ in self._families.values() for edge in family.edges[1:]}
         return [(query, edge) for query, edge in self.results if edge.id not in others]
 
-    def _after_steps(self, edge: Edge, rows: TupleBatch, done: int = 0) -> TupleBatch:
-        """The rows that the steps of an edge leave, with the columns that travel. done: steps that they have passed."""
+    def _after_steps(self, edge: Edge, rows: TupleBatch, done: int = 0, named: Edge | None = None) -> TupleBatch:
+        """The rows that the steps of an edge leave, with the columns that travel. done: steps that they have passed. named: in
+        errors; None: the edge."""
         columns = self._instances.columns
-        rows, shown = rows_after(rows, edge.id, columns.steps[edge.id][done:]), columns.travels[edge.id]
+        rows, shown = rows_after(rows, (named or edge).id, columns.steps[edge.id][done:]), columns.travels[edge.id]
         return replace(rows, columns=None if rows.columns is None or not shown else rows.columns.select(shown))
 
     @property
@@ -286,10 +287,7 @@ class StageInstance:
     def _rows_of_family(self, family: Family, kept: I64, rows: TupleBatch) -> ResultRows:
         """The rows that are in any of its results; their keys are ranks."""
         edge = family.edges[0]
-        try:
-            mine = self._after_steps(edge, rows)
-        except RunFailed as error:  # of the widest, which has the row that fails
-            raise RunFailed(str(error).replace(f"edge {edge.id}: ", f"edge {family.edges[-1].id}: ", 1)) from error
+        mine = self._after_steps(edge, rows, named=family.edges[-1])  # the widest, which has each row that fails
         kept[0] += len(rows)
         kept[1:] += np.bincount(mine.key, minlength=len(family))
         return replace(self._shown(edge, mine.id, mine.ts, mine.columns), ranks=mine.key)

@@ -121,13 +121,14 @@ class LivePlans:
 
     def _planned(self, parsed: Parsed, widest: Windows | None) -> LogicalPlan:
         """widest: windows of the queries that have one plan; None: it is this query's own."""
-        key = repr(parsed.shape), widest or parsed.windows, widest is not None
+        windows, routed = widest or parsed.windows, widest is not None
+        key = repr(parsed.shape), windows, routed
         if key not in self._plans:
-            shape = with_windows(parsed.shape, key[1])
+            shape = with_windows(parsed.shape, windows)
             query = with_terms(shape, lambda number: Const(f"{self._sentinel}{number}>"))
             if self._goes_on:
                 _check_inputs_of_run(query, self._streams)
-            self._plans[key] = _planned(query, self._streams, routed=key[2])
+            self._plans[key] = _planned(query, self._streams, routed=routed)
         plan = self._with_constants(self._plans[key], parsed.constants)
         return plan if widest is None else _with_ages(plan, parsed.windows)
 
