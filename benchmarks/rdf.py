@@ -359,7 +359,7 @@ def of_runs(repeat: int, *, tiny: bool) -> None:
     events, users = (4_000, 200) if tiny else (1_000_000, 10_000)
     with tempfile.TemporaryDirectory() as name:
         streams, graph = network(Path(name), events, users)
-        for query, count in (("Q1", 1), ("Q1", 100), ("Q4", 1), ("Q4", 10), ("Q5", 1), ("Q10", 1)):
+        for query, count in (("Q1", 1), ("Q1", 100), ("Q4", 1), ("Q4", 10), ("Q5", 1), ("Q10", 1), ("Q10", 10)):
             _beside_files(f"{query}, {count}", texts(query, count, users), (streams, graph), repeat)
 
 

@@ -31,6 +31,7 @@ _GROUP, _FREE = 0, 5  # of `_Now.cursor`: group, its next birth and death, rows 
 _INTEGERS, _DOUBLES = int(Accumulation.INTEGERS), int(Accumulation.DOUBLES)
 _LEAST, _GREATEST = int(Accumulation.LEAST), int(Accumulation.GREATEST)
 _NONE: Final = -1
+_MOVES: Final = 16  # a row, of sorting by insertion
 
 
 class Span(NamedTuple):
@@ -152,20 +153,40 @@ def group_numbers(codes: I64, nulls: Bool, marked: Bool) -> tuple[I64, int]:
 
 
 @kernel
-def _by_group(order: I64, group: I64, at: I64, out: I64) -> None:
+def _by_group(rows: I64, group: I64, at: I64, out: I64) -> None:
     """Positions group by group, within a group as they are. at: where each group begins."""
-    for i in range(order.shape[0]):
-        g = group[order[i]]
-        out[at[g]] = order[i]
+    for i in range(rows.shape[0]):
+        g = group[rows[i]]
+        out[at[g]] = rows[i]
         at[g] += 1
 
 
-def _events_of(order: I64, group: I64, count: int) -> tuple[I64, I64]:
-    """These positions, which are in the order of time, by group and time, and where each group begins."""
+@kernel
+def _sort_groups(times: I64, first: I64, most: int, out: I64) -> bool:
+    """Sort the positions of each group by time. first: where each group begins. False if this needs more than so many moves."""
+    moves = 0
+    for g in range(first.shape[0] - 1):
+        for i in range(first[g] + 1, first[g + 1]):
+            row, at = out[i], i
+            time = times[row]
+            while at > first[g] and times[out[at - 1]] > time:
+                out[at] = out[at - 1]
+                at -= 1
+            out[at] = row
+            moves += i - at
+            if moves > most:
+                return False
+    return True
+
+
+def _events_of(rows: I64, times: I64, group: I64, count: int) -> tuple[I64, I64]:
+    """These positions by group and time, and where each group begins. times, group: of all rows."""
     first = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(group[order], minlength=count), out=first[1:])
-    out = np.empty(len(order), np.int64)
-    _by_group(order, group, first[:-1].copy(), out)
+    np.cumsum(np.bincount(group[rows], minlength=count), out=first[1:])
+    out = np.empty(len(rows), np.int64)
+    _by_group(rows, group, first[:-1].copy(), out)
+    if not _sort_groups(times, first, _MOVES * len(rows), out):  # rows of a group mostly come in order
+        _by_group(rows[np.argsort(times[rows])], group, first[:-1].copy(), out)
     return out, first
 
 
@@ -336,9 +357,8 @@ class Sweep:
         self, span: Span, lives: LiveRows, values: Sequence[Values], group_count: int, edges: tuple[I64, I64] | None = None
     ) -> None:
         group, born, dead = lives
-        births, first_birth = _events_of(np.argsort(born, kind="stable"), group, group_count)
-        mortal = np.flatnonzero(dead < LAST_TIME_US)
-        deaths, first_death = _events_of(mortal[np.argsort(dead[mortal], kind="stable")], group, group_count)
+        births, first_birth = _events_of(np.arange(len(born)), born, group, group_count)
+        deaths, first_death = _events_of(np.flatnonzero(dead < LAST_TIME_US), dead, group, group_count)
         whole = np.full(group_count, span.from_us), np.full(group_count, span.until_us)
         starts, ends = whole if edges is None else edges
         if span.mode == BOUNDARIES:

@@ -310,11 +310,14 @@ def test_boundaries_end_where_nothing_happens_any_more() -> None:
         assert rows_of(node, *lives, watermarks=watermarks) == wanted
 
 
-def test_many_rows_alive_in_one_group_and_many_groups() -> None:
-    """Against NumPy: all rows of some time are alive, so their ends would be quadratic if each instant looked at them all."""
+@pytest.mark.parametrize("in_order", [True, False])
+def test_many_rows_alive_in_one_group_and_many_groups(in_order: bool) -> None:
+    """Against NumPy: all rows of some time are alive, so their ends would be quadratic if each instant looked at them all, and
+    so would sorting be of rows that come in any order."""
     n = 40_000
     random = np.random.default_rng(1)
-    ts = np.sort(random.integers(0, 1 << 20, n))
+    ts = random.integers(0, 1 << 20, n)
+    ts = np.sort(ts) if in_order else ts
     v = random.integers(-1000, 1000, n)
     names = {"born": ts, "dead": ts + (1 << 19), "v": v}
     node = node_of("changes", AggregateCall("n", "count"), AggregateCall("s", "sum", "v"), AggregateCall("lo", "min", "v"))
@@ -339,8 +342,8 @@ def _death_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last row of a piece does not die."""
     events = life_kernel._events_of
 
-    def forgetful(order: I64, group: I64, count: int) -> tuple[I64, I64]:
-        return events(order[:-1] if len(order) > 1 else order, group, count)
+    def forgetful(rows: I64, times: I64, group: I64, count: int) -> tuple[I64, I64]:
+        return events(rows[:-1] if len(rows) > 1 else rows, times, group, count)
 
     monkeypatch.setattr(life_kernel, "_events_of", forgetful)
 

@@ -106,8 +106,8 @@ def _caught(plans: Sequence[PlanScenario], enough: int = 1) -> list[str]:
 def _death_forgotten(monkeypatch: Monkey) -> None:
     events = life_kernel._events_of
 
-    def forgetful(order: I64, group: I64, count: int) -> tuple[I64, I64]:
-        return events(order[:-1] if len(order) > 1 else order, group, count)
+    def forgetful(rows: I64, times: I64, group: I64, count: int) -> tuple[I64, I64]:
+        return events(rows[:-1] if len(rows) > 1 else rows, times, group, count)
 
     monkeypatch.setattr(life_kernel, "_events_of", forgetful)
 

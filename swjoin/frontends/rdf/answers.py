@@ -17,13 +17,13 @@ import numpy as np
 
 from swjoin.connectors.files.sink import FileSink
 from swjoin.connectors.output_columns import RowColumns
-from swjoin.core.arrow_views import booleans_of
+from swjoin.core.arrow_views import booleans_of, decoded
 from swjoin.core.batch import I64, U64
 from swjoin.core.join_semantics import format_digest
 from swjoin.core.row_digests import row_hashes
 from swjoin.frontends.rdf.families import Family
 from swjoin.frontends.rdf.inputs import Graphs
-from swjoin.frontends.rdf.planner import Planned, Shown
+from swjoin.frontends.rdf.planner import Planned, Shown, age_column
 from swjoin.frontends.rdf.written_terms import written_terms
 
 if TYPE_CHECKING:
@@ -41,10 +41,11 @@ class Total(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Rows of the answer, and the member of the family that each is of, int64 (n,)."""
+    """Rows of the answer, the member of the family that each is of, int64 (n,), and their hashes, uint64 (n,)."""
 
     rows: pa.RecordBatch
     members: I64
+    hashes: U64
 
 
 class Answer:
@@ -78,10 +79,12 @@ class Answer:
             by = np.argsort(members, kind="stable")
             rows, members = rows.take(pa.array(by)), members[by]
         born = rows.column(_BORN)
-        columns = [self._terms(shown, rows).cast(pa.string()) for shown in self.planned.shown]
+        terms = [self._terms(shown, rows) for shown in self.planned.shown]
+        columns = [decoded(column).cast(pa.string()) for column in terms]
         if self.planned.template is not None:
             return self._constructed(columns, born, members)
-        return Decoded(pa.RecordBatch.from_arrays([*columns, born], schema=self.schema), members)
+        hashes = row_hashes(pa.RecordBatch.from_arrays([*terms, born], self.names))  # different texts are hashed once
+        return Decoded(pa.RecordBatch.from_arrays([*columns, born], schema=self.schema), members, hashes)
 
     def members_of(self, rows: pa.RecordBatch) -> I64:
         """The member that each row of the plan's is of."""
@@ -91,8 +94,8 @@ class Answer:
             found: I64 = rows.column(_MEMBER).to_numpy(zero_copy_only=False)
             return found
         widths = np.array(self.family.widths)
-        born, *firsts = (rows.column(name).to_numpy(zero_copy_only=False) for name in (_BORN, *self.planned.firsts))
-        ranks = (np.searchsorted(widths[:, block], born - first) for block, first in enumerate(firsts))
+        ages = (rows.column(age_column(block)).to_numpy(zero_copy_only=False) for block in range(widths.shape[1]))
+        ranks = (np.searchsorted(widths[:, block], age) for block, age in enumerate(ages))
         narrowest: I64 = np.maximum.reduce(list(ranks))
         return narrowest
 
@@ -107,7 +110,7 @@ class Answer:
             counts, digests = np.cumsum(counts), np.cumsum(digests, dtype=np.uint64)
         return [Total(int(count), int(digest)) for count, digest in zip(counts, digests, strict=True)]
 
-    def _terms(self, shown: Shown, rows: pa.RecordBatch) -> pa.LargeStringArray:
+    def _terms(self, shown: Shown, rows: pa.RecordBatch) -> pa.Array[Any]:
         columns = [rows.column(name) for name in shown.columns]
         if shown.form in ("term", "ordered"):
             codes: I64 = columns[0].fill_null(-1).to_numpy(zero_copy_only=False)
@@ -140,10 +143,10 @@ class Answer:
             parts.append(pa.RecordBatch.from_arrays([s, p, o, born], schema=self.schema).filter(fits))
             kept.append(members[booleans_of(fits)])
         rows, members = pa.concat_batches(parts), np.concatenate(kept)
-        if self.count == 1:
-            return Decoded(rows, members)
-        by = np.argsort(members, kind="stable")
-        return Decoded(rows.take(pa.array(by)), members[by])
+        if self.count > 1:
+            by = np.argsort(members, kind="stable")
+            rows, members = rows.take(pa.array(by)), members[by]
+        return Decoded(rows, members, row_hashes(rows))
 
 
 class _Writer:
@@ -194,8 +197,8 @@ def tables_of(answer: Answer, found: Sequence[Decoded]) -> list[pa.Table]:
     """The rows of each member, as a table."""
     import pyarrow as pa
 
-    table = pa.Table.from_batches([rows for rows, _ in found], answer.schema)
-    members = np.concatenate([np.empty(0, np.int64), *(members for _, members in found)])
+    table = pa.Table.from_batches([rows for rows, *_ in found], answer.schema)
+    members = np.concatenate([np.empty(0, np.int64), *(batch.members for batch in found)])
     if answer.count > 1:
         by = np.argsort(members, kind="stable")
         table, members = table.take(pa.array(by)), members[by]
@@ -222,10 +225,10 @@ def _write_some(answer: Answer, rows: Sequence[Path], files: Files, totals: list
             writers.append((_Writer(answer, files.kind, target, folder=files.folder), member))
         members = np.unique([member for _, member in files.targets])
         for found in _decoded(answer, rows, members):
-            hashes = _add(found, counts, digests)
+            _add(found, counts, digests)
             for writer, member in writers:
                 begin, end = answer.place_of(found.members, member)
-                writer.write(found.rows.slice(begin, end - begin), int(hashes[begin:end].sum(dtype=np.uint64)))
+                writer.write(found.rows.slice(begin, end - begin), int(found.hashes[begin:end].sum(dtype=np.uint64)))
         of_members = answer.totals(counts, digests)
         for writer, member in writers:
             totals[member] = of_members[member]
@@ -235,12 +238,10 @@ def _write_some(answer: Answer, rows: Sequence[Path], files: Files, totals: list
             writer.abort()
 
 
-def _add(found: Decoded, counts: I64, digests: U64) -> U64:
-    """Rows and hashes to those of the members; the hashes."""
-    hashes = row_hashes(found.rows)
+def _add(found: Decoded, counts: I64, digests: U64) -> None:
+    """Rows and hashes to those of the members."""
     counts += np.bincount(found.members, minlength=len(counts))
-    np.add.at(digests, found.members, hashes)
-    return hashes
+    np.add.at(digests, found.members, found.hashes)
 
 
 def _decoded(answer: Answer, paths: Sequence[Path], members: I64 | None) -> Iterator[Decoded]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from swjoin.connectors.files.rdf_format import TERMS
+from swjoin.core.arrow_views import decoded
 from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import UserError
 from swjoin.core.lives import Window
@@ -162,7 +163,7 @@ def written(batch: pa.RecordBatch) -> pa.RecordBatch:
         form = names[0].split(":")[1:2]
         if form == ["number"]:
             _check_integers(*arrays)
-        made[head] = written_terms(form[0], arrays).cast(pa.string()) if form else arrays[0]
+        made[head] = decoded(written_terms(form[0], arrays)).cast(pa.string()) if form else arrays[0]
     return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
 

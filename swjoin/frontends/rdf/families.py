@@ -14,8 +14,10 @@ each query matches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import le
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from swjoin.frontends.rdf.algebra import Const, RdfQuery, Term, Var
 from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.query_texts import Texts, Windows, blocks_of, normal_windows, with_terms, with_windows
 
+_T = TypeVar("_T")
 MEMBER = ":query"  # a variable that no query can have: the number of the query in its family
 
 
@@ -32,13 +35,15 @@ MEMBER = ":query"  # a variable that no query can have: the number of the query 
 class Family:
     """query: what all of them ask; of several that differ, with variables for constants, or with the widest windows. variables:
     these. constants: of each member, by variable. members: for each query that was given, by name, the member that it is.
-    widths: of members that differ in their windows, microseconds of each block (`blocks_of`), ascending."""
+    widths: of members that differ in their windows, microseconds of each block (`blocks_of`), ascending. widest: the query of
+    another family, or of this one, whose windows contain these, and whose joins both have; None: the joins are its own."""
 
     query: RdfQuery
     variables: tuple[str, ...]
     constants: tuple[tuple[str, ...], ...]
     members: dict[str, int]
     widths: tuple[tuple[int, ...], ...] = ()
+    widest: RdfQuery | None = None
 
     @property
     def count(self) -> int:
@@ -184,21 +189,25 @@ def _family(shape: RdfQuery, vectors: list[tuple[str, ...]], members: dict[str, 
 
 
 def _with_widths(families: Iterable[Family]) -> Iterator[Family]:
-    """With one family for all that differ in windows of RANGE alone, if these nest. Groups and DISTINCT are each query's own:
-    they depend on when rows die."""
+    """With one family for all that differ in windows of RANGE alone, if these nest. Groups and DISTINCT, which depend on when
+    rows die, are each query's own, over the joins of the one with the widest windows."""
     alike: dict[str, list[Family]] = {}
     for family in families:
         query = family.query
         blanks = query.template is not None and "_:" in repr(query.template)
         ranges = all(block.window.kind == "range" for block in blocks_of(query))
-        if family.variables or not ranges or query.grouped or query.distinct or blanks:
+        if family.variables or not ranges or blanks:
             yield family
         else:
             alike.setdefault(repr(normal_windows(query)), []).append(family)
     for several in alike.values():
+        if several[0].query.grouped or several[0].query.distinct:
+            for inside in by_widest(several, widths_of):
+                yield from inside if len(inside) == 1 else (replace(family, widest=inside[0].query) for family in inside)
+            continue
         chains: list[list[Family]] = []
-        for family in sorted(several, key=_widths):
-            chain = next((c for c in chains if all(a <= b for a, b in zip(_widths(c[-1]), _widths(family), strict=True))), None)
+        for family in sorted(several, key=widths_of):
+            chain = next((c for c in chains if all(map(le, widths_of(c[-1]), widths_of(family)))), None)
             if chain is None:
                 chains.append([family])
             else:
@@ -206,10 +215,22 @@ def _with_widths(families: Iterable[Family]) -> Iterator[Family]:
         yield from (chain[0] if len(chain) == 1 else _nested(chain) for chain in chains)
 
 
-def _widths(family: Family) -> tuple[int, ...]:
+def by_widest(items: Iterable[_T], widths: Callable[[_T], tuple[int, ...]]) -> list[list[_T]]:
+    """Items in lists; the windows of a list's first item contain those of its others. widths: of an item, of each window."""
+    found: list[list[_T]] = []
+    for item in sorted(items, key=widths, reverse=True):
+        first = next((one for one in found if all(map(le, widths(item), widths(one[0])))), None)
+        if first is None:
+            found.append([item])
+        else:
+            first.append(item)
+    return found
+
+
+def widths_of(family: Family) -> tuple[int, ...]:
     return tuple(block.window.width_us for block in blocks_of(family.query))
 
 
 def _nested(chain: Sequence[Family]) -> Family:
     members = {name: number for number, family in enumerate(chain) for name in family.members}
-    return Family(chain[-1].query, (), ((),), members, tuple(map(_widths, chain)))
+    return Family(chain[-1].query, (), ((),), members, tuple(map(widths_of, chain)))

@@ -29,9 +29,10 @@ from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, tokens_of
 from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
+from swjoin.frontends.rdf.families import by_widest
 from swjoin.frontends.rdf.inputs import EXACT, Graphs, Input
-from swjoin.frontends.rdf.planner import Last, Planner, add_constants
-from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, blocks_of, with_terms, with_windows
+from swjoin.frontends.rdf.planner import Last, Planner, add_constants, narrowed
+from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, with_terms, with_windows
 from swjoin.frontends.rdf.term_values import BLANK, IRI
 from swjoin.frontends.sql.functions import Function
 from swjoin.frontends.sql.planner import Table, plan_query
@@ -48,7 +49,6 @@ _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "t
 _TEXT = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")  # as types begin
 _MOST_DIGITS = 20  # of an integer that may be exact, with its sign
 _EVER_US = 1 << 59  # longer than between any two times
-_AGES = "rdf windows"  # the node that leaves the rows of one of several windows
 _CLASH = "live terms such as 1 and 1.0"
 
 
@@ -130,7 +130,7 @@ class LivePlans:
                 _check_inputs_of_run(query, self._streams)
             self._plans[key] = _planned(query, self._streams, routed=routed)
         plan = self._with_constants(self._plans[key], parsed.constants)
-        return plan if widest is None else _with_ages(plan, parsed.windows)
+        return plan if widest is None else narrowed(plan.nodes, _widths(parsed.windows))
 
     def _with_constants(self, plan: LogicalPlan, constants: Sequence[str]) -> LogicalPlan:
         """With these in the places of sentinels, by number."""
@@ -150,37 +150,31 @@ class LivePlans:
 
 
 def _widest(parsed: Mapping[str, Parsed]) -> dict[str, Windows]:
-    """Of queries whose joins are those of another one with wider windows of RANGE, these windows. Where two patterns of streams
-    are joined, the plan shares the join by itself (`plan.sharing`)."""
+    """Of queries whose joins are those of another one with wider windows of RANGE, these windows; their own, of queries whose
+    answers depend on deaths, so that their joins are the same whatever else is asked. Where two patterns of streams are joined
+    and nothing depends on deaths, the plan shares the join by itself (`plan.sharing`)."""
     alike: dict[tuple[str, tuple[str, ...]], dict[Windows, list[str]]] = {}
     for name, query in parsed.items():
-        shape, patterns = query.shape, sum(pattern.block is not None for pattern in query.shape.patterns)
-        if any(query.windows) and patterns > 2 and not shape.grouped and not shape.distinct:
-            alike.setdefault((repr(shape), query.constants), {}).setdefault(query.windows, []).append(name)
+        patterns = sum(pattern.block is not None for pattern in query.shape.patterns)
+        if any(query.windows) and patterns > (1 if _is_alive(query) else 2):
+            alike.setdefault((repr(query.shape), query.constants), {}).setdefault(query.windows, []).append(name)
     found: dict[str, Windows] = {}
     for named in alike.values():
-        within: dict[Windows, list[Windows]] = {}  # by windows that no others contain
-        for windows in sorted(named, key=_widths, reverse=True):
-            widest = (other for other in within if all(a <= b for a, b in zip(_widths(windows), _widths(other), strict=True)))
-            within.setdefault(next(widest, windows), []).append(windows)
-        for widest_of, members in within.items():
-            found |= {name: widest_of for windows in members if len(members) > 1 for name in named[windows]}
+        alive = _is_alive(parsed[next(iter(named.values()))[0]])
+        for widest, *others in by_widest(named, lambda windows: tuple(_widths(windows).values())):
+            for windows in (widest, *others) if others or alive else ():
+                found |= dict.fromkeys(named[windows], widest)
     return found
 
 
-def _widths(windows: Windows) -> tuple[int, ...]:
-    """Of the windows of RANGE."""
-    return tuple(window.width_us for window in windows if window is not None)
+def _is_alive(query: Parsed) -> bool:
+    """Whether its answer depends on when rows die."""
+    return query.shape.grouped or query.shape.distinct
 
 
-def _with_ages(plan: LogicalPlan, windows: Windows) -> LogicalPlan:
-    """The plan of the widest windows with those of one query."""
-    limits = (f'"age{block}" <= {window.width_us}' for block, window in enumerate(windows) if window is not None)
-    condition = " AND ".join(limits)
-    nodes: list[Node] = []
-    for node in plan.nodes:
-        nodes.append(replace(node, condition=condition) if isinstance(node, Filter) and node.name == _AGES else node)
-    return LogicalPlan(tuple(nodes))
+def _widths(windows: Windows) -> dict[int, int]:
+    """Of the windows of RANGE, by block."""
+    return {block: window.width_us for block, window in enumerate(windows) if window is not None}
 
 
 def _planned(query: RdfQuery, streams: Mapping[str, RdfStream], *, routed: bool = False) -> LogicalPlan:
@@ -314,13 +308,9 @@ class _LivePlanner(Planner):
         longest = max(found.reach_us for found in self.inputs)
         return longest + 1 if longest < _EVER_US else 0
 
-    def ages(self) -> list[tuple[str, str]]:
-        """By block of RANGE, the time from the birth of the first of a row's parts in it to the birth of the row."""
-        ranges = [block.window.kind == "range" for block in blocks_of(self.query)]
-        return [(f"age{i}", f'("born" - "{first}")') for i, first in enumerate(self.firsts) if ranges[i]]
-
-    def within(self, below: str) -> list[Node]:
-        return [Filter(_AGES, below, "TRUE")] if self.routed else []
+    @property
+    def narrows(self) -> bool:
+        return True
 
     def plan_of(self, text: str, time: str | None) -> LogicalPlan:
         """The rows' time is always the latest of their triples', before which a query that is dropped has all rows."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _COLUMN = re.compile(r"""'(?:[^']|'')*'|"(v\d+(?:_\w+)?)\"""")  # a text, which may have any name in it, or a column
 _BORN, _MEMBER = "born", "member"
+_WINDOWS, _LIVES = "rdf windows", "rdf lives"  # nodes that differ in queries that differ in windows alone
 
 
 class Shown(NamedTuple):
@@ -55,15 +56,13 @@ class Shown(NamedTuple):
 class Planned:
     """inputs: the mappings of every pattern. tables: of these, by the names of the plan's sources. shown: the answer's columns,
     beside `born` and, of a family of queries, `member`. template: of CONSTRUCT, of positions in shown and constants; None: rows
-    are solutions. firsts: of a family with several windows, by block, counted as `Family.widths` does, the columns with the
-    birth of the first triple."""
+    are solutions."""
 
     plan: LogicalPlan
     inputs: tuple[Input, ...]
     tables: dict[str, pa.Table]
     shown: tuple[Shown, ...]
     template: tuple[tuple[int | str, int | str, int | str], ...] | None
-    firsts: tuple[str, ...] = ()
 
 
 class _Join(NamedTuple):
@@ -93,9 +92,33 @@ class _Relation:
 
 
 def plan_rdf(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = None, *, routed: bool = False) -> Planned:
-    """parameters: of a family of queries. routed: of one with several windows, whose rows have the times of their triples. All
-    constants are in the dictionary of the graphs (`add_constants`). UserError for what is not supported."""
+    """parameters: of a family of queries. routed: of one that differs in windows of RANGE, of which these are the widest: rows
+    have their ages (`age_column`). All constants are in the dictionary of the graphs (`add_constants`). UserError for what is
+    not supported."""
     return Planner(query, graphs, matched(query, graphs, parameters), routed).planned()
+
+
+def age_column(block: int) -> str:
+    """Of rows that are routed by windows: microseconds from the birth of their first part in a block, counted as `blocks_of`
+    does, to their own."""
+    return f"age{block}"
+
+
+def narrowed(nodes: Iterable[Node], widths: Mapping[int, int]) -> LogicalPlan:
+    """The plan of the widest windows with those of one query. widths: microseconds, by block with a window of RANGE."""
+    limits = " AND ".join(f'"{age_column(block)}" <= {width}' for block, width in widths.items())
+    left = [f'"from" + ({width + 1} - "{age_column(block)}")' for block, width in widths.items()]
+    made: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Filter) and node.name == _WINDOWS:
+            node = replace(node, condition=limits)
+        elif isinstance(node, Project) and node.name == _LIVES:
+            columns = dict(node.columns)
+            ends = [*(['"dead"'] if '"dead"' in columns["dead"] else []), *left]
+            columns["dead"] = f"LEAST({', '.join(ends)})" if len(ends) > 1 else ends[0]
+            node = replace(node, columns=tuple(columns.items()))
+        made.append(node)
+    return LogicalPlan(tuple(made))
 
 
 def is_one_plan(query: RdfQuery, graphs: Graphs, parameters: Parameters | None) -> bool:
@@ -156,15 +179,21 @@ class Planner:
             self.compiler.computed[name] = self.compiler.value(expr)
         filters = [self.compiler.condition(expr) for expr in self.query.filters]
         last = self._last()
-        text = self._joins(filters, last.columns, mortal=last.distinct or last.calls is not None)
+        text = self._joins(filters, last.columns | set(self.firsts.values()), mortal=self._mortal(last))
         self.tables = self.made_tables()
         plan = self._plan(text, last)
-        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template, self.firsts)
+        return Planned(plan, tuple(self.inputs), self.tables, tuple(last.shown), last.template)
 
     @cached_property
-    def firsts(self) -> tuple[str, ...]:
-        """By block, the column with the birth of the first of a row's parts in it; none of a family with one window."""
-        return tuple(f"t{block}" for block in range(len(blocks_of(self.query)) if self.routed else 0))
+    def firsts(self) -> dict[int, str]:
+        """By block with a window of RANGE, the column with the birth of the first of a row's parts in it; none of a query that
+        is routed by no windows."""
+        ranges = [i for i, block in enumerate(blocks_of(self.query)) if block.window.kind == "range"]
+        return {block: f"t{block}" for block in ranges if self.routed}
+
+    def _mortal(self, last: Last) -> bool:
+        """Whether the rows of joins need their deaths. Ages tell those of windows of RANGE."""
+        return last.alive and len(self.firsts) < len(blocks_of(self.query))
 
     @property
     def _placed(self) -> bool:
@@ -259,8 +288,8 @@ class Planner:
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
         name = self.relation(found, parts)
-        if block is not None and self.firsts:
-            first = self.firsts[blocks_of(self.query).index(block)]
+        first = None if block is None else self.firsts.get(blocks_of(self.query).index(block))
+        if first is not None:
             columns.add(first)
             below, name = name, f"w{len(parts)}"
             parts.append(f'{name} AS (SELECT *, "born" AS "{first}" FROM {below})')
@@ -291,7 +320,8 @@ class Planner:
         shared = sorted(self._column(v) for v in left.variables & right.variables)
         tests = [f'a."{column}" = b."{column}"' for column in shared]
         columns = (left.columns | right.columns) & keep
-        items = [f'{_from(column, left, right, self.firsts)} AS "{column}"' for column in sorted(columns)]
+        firsts = self.firsts.values()
+        items = [f'{_from(column, left, right, firsts)} AS "{column}"' for column in sorted(columns)]
         placed = self._placed
         plain = True
         life_us = 0
@@ -333,17 +363,12 @@ class Planner:
         if self.member is not None:
             last.computed.append((_MEMBER, self.member))
             last.columns.add(self._column(MEMBER))
-        last.computed += self.ages()
-        last.columns |= set(self.firsts)
         return last
 
-    def ages(self) -> list[tuple[str, str]]:
-        """Columns that say in which of several windows a row is, of a family, with their SQL texts over those of joins."""
-        return [(name, f'"{name}"') for name in self.firsts]
-
-    def within(self, below: str) -> list[Node]:
-        """Of one query of such a family, the nodes that leave its rows."""
-        return []
+    @property
+    def narrows(self) -> bool:
+        """Whether the plan leaves the rows of one query's windows, and not those of the widest, to be told apart by age."""
+        return False
 
     @property
     def member(self) -> str | None:
@@ -362,7 +387,7 @@ class Planner:
         last.shown.append(Shown(name, value.form, tuple(columns)))
 
     def _plan(self, text: str, last: Last) -> LogicalPlan:
-        alive = last.distinct or last.calls is not None
+        alive, ages = last.alive, [(age_column(block), f'("born" - "{first}")') for block, first in self.firsts.items()]
         plan = self.plan_of(text, "ts" if alive else None)
         nodes: list[Node] = [node for node in plan.nodes if not isinstance(node, Result)]
         result = next(node for node in plan.nodes if isinstance(node, Result))
@@ -373,10 +398,13 @@ class Planner:
             nodes.append(node)
             top = node.name
 
-        dead = [("dead", self._dead(last))] if alive else []
-        add(Project("rdf values", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed)))
-        for node in self.within(top):
-            add(node)
+        dead = [("dead", self._dead(last))] if self._mortal(last) else []
+        add(Project("rdf values", top, (("ts", '"ts"'), ("from", '"born"'), *dead, *last.computed, *ages)))
+        if ages and (alive or self.narrows):
+            add(Filter(_WINDOWS, top, ""))
+        if ages and alive:
+            kept = ((name, f'"{name}"') for name, _ in last.computed)
+            add(Project(_LIVES, top, (("ts", '"ts"'), ("from", '"from"'), ("dead", '"dead"' if dead else ""), *kept)))
         if last.calls is None and last.distinct:
             key = tuple(column for column, _ in last.computed)
             longest = self.longest_us()
@@ -392,12 +420,13 @@ class Planner:
         born = _BORN if alive else "from"
         names = [(column, f'"{column}"') for shown in last.shown for column in shown.columns]
         names += [(_MEMBER, f'"{_MEMBER}"')] if self.member is not None and last.calls is None else []
-        names += [(name, f'"{name}"') for name, _ in self.ages()]
+        names += [(name, f'"{name}"') for name, _ in ages if not alive]
         answer = self.answer(top, last, (*(last.outputs or names), (_BORN, f'"{born}"')))
         name = "result"
         while any(node.name == name for node in nodes):  # of an input
             name += "_"
-        return LogicalPlan((*nodes, *answer, Result(name, answer[-1].name, True)))
+        widths = {block: blocks_of(self.query)[block].window.width_us for block in self.firsts}
+        return narrowed((*nodes, *answer, Result(name, answer[-1].name, True)), widths)
 
     def plan_of(self, text: str, time: str | None) -> LogicalPlan:
         """Of the joins, as SQL. time: the column that is to be the rows' time; groups wait for no later one."""
@@ -452,8 +481,13 @@ class Last:
     template: tuple[tuple[int | str, int | str, int | str], ...] | None = None
     distinct: bool = False
 
+    @property
+    def alive(self) -> bool:
+        """Whether the answer depends on when rows die."""
+        return self.distinct or self.calls is not None
 
-def _from(column: str, left: _Relation, right: _Relation, firsts: Sequence[str]) -> str:
+
+def _from(column: str, left: _Relation, right: _Relation, firsts: Collection[str]) -> str:
     """A column of the rows of a join, as SQL: that of the left row, if it has it. firsts: those with the least of both."""
     sides = [f'{table}."{column}"' for table, relation in (("a", left), ("b", right)) if column in relation.columns]
     return f"LEAST({', '.join(sides)})" if column in firsts and len(sides) > 1 else sides[0]

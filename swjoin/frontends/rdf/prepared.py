@@ -22,9 +22,9 @@ from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import format_digest
 from swjoin.frontends.rdf.algebra import RdfQuery
 from swjoin.frontends.rdf.answers import Answer, Decoded, Files, Total, counted, tables_of, write_answers
-from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
+from swjoin.frontends.rdf.families import Family, Parameters, parse_queries, widths_of
 from swjoin.frontends.rdf.inputs import Graphs, Paths, check_inputs, read_graphs
-from swjoin.frontends.rdf.planner import Planned, add_constants, is_one_plan, plan_rdf
+from swjoin.frontends.rdf.planner import Planned, add_constants, is_one_plan, narrowed, plan_rdf
 from swjoin.frontends.rdf.triples import MalformedPolicy
 from swjoin.plan.logical import LogicalPlan, Node, Source
 from swjoin.plan.multiway import with_multiway_joins
@@ -191,9 +191,10 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
     for family, parameters in zip(families, constants, strict=True):
         one_plan = is_one_plan(family.query, graphs, parameters)
         planning += [(family, parameters)] if one_plan else [(member, None) for member in family.apart()]
+    plan_of = _Plans(graphs)
     for family, parameters in planning:
         with _named(family, subjects):
-            planned = plan_rdf(family.query, graphs, parameters, routed=bool(family.widths))
+            planned = plan_of(family, parameters)
         name = "" if alone else f"family{len(asked)}"
         asked.append(_Asked(family, planned if alone else _with_common_tables(planned, tables), name))
     plan = asked[0].planned.plan if alone else shared({one.result: one.planned.plan for one in asked})
@@ -202,6 +203,23 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
     sources = [node for node in plan.nodes if isinstance(node, Source)]
     inputs = tuple(_written(source, tables[source.name], folder) for source in sources)
     return Prepared(graphs, tuple(asked), inputs, plan_to_plain(plan))
+
+
+class _Plans:
+    """Plans of families; those that have the joins of another one are not planned by themselves."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self._graphs = graphs
+        self._known: dict[int, tuple[RdfQuery, Planned]] = {}  # by the identity of the query with the widest windows
+
+    def __call__(self, family: Family, parameters: Parameters | None) -> Planned:
+        if family.widest is None:
+            return plan_rdf(family.query, self._graphs, parameters, routed=bool(family.widths))
+        widest = family.widest
+        if id(widest) not in self._known:
+            self._known[id(widest)] = widest, plan_rdf(widest, self._graphs, routed=True)
+        _, planned = self._known[id(widest)]
+        return replace(planned, plan=narrowed(planned.plan.nodes, dict(enumerate(widths_of(family)))))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import contextlib
 import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -19,7 +20,10 @@ from swjoin.core.batch import I64
 from swjoin.frontends.rdf import query_texts
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var, parse_query
 from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
+from swjoin.frontends.rdf.prepared import Given, prepared
 from swjoin.frontends.rdf.query_texts import blocks_of
+from swjoin.plan.logical import IntervalJoin
+from swjoin.plan.plain import plan_from_plain
 from tests.frontends.rdf.test_random_queries import KINDS, answer, table_of
 from tests.support.limits import LONG_S
 from tests.tools.random_rdf import Case, random_case
@@ -117,6 +121,24 @@ def test_windows_that_cross_are_apart() -> None:
         windows(("RANGE 1s", "RANGE 4s"), ("RANGE 2s", "RANGE 3s"), ("RANGE 3s", "RANGE 5s"), ("RANGE 2s", "RANGE 4s"))
     )
     assert sorted(len(family.members) for family in found) == [1, 3]
+
+
+def test_groups_have_the_joins_of_the_widest_windows(tmp_path: Path) -> None:
+    given = [
+        text.replace("?x {", "?x (COUNT(?z) AS ?n) {") + " GROUP BY ?x"
+        for text in windows(("RANGE 3s", "RANGE 2s"), ("RANGE 1s", "RANGE 4s"), ("NOW", "RANGE 2s"), ("RANGE 1s", "RANGE 1s"))
+    ]
+    found = {name: family for family in check(given) for name in family.members}
+    assert found["q0"].widest is found["q2"].widest is found["q3"].widest is found["q0"].query
+    assert found["q1"].widest is None
+    for name in ("s", "t"):
+        rows = [f"{ts},<http://e/a>,<http://e/{p}>,<http://e/a>\n" for ts in (0, 10_000_000) for p in "pq"]
+        (tmp_path / f"{name}.csv").write_text("ts,s,p,o\n" + "".join(rows))
+    streams = {f"http://e/{name}": str(tmp_path / f"{name}.csv") for name in ("s", "t")}
+    plan = prepared({f"q{i}": text for i, text in enumerate(given)}, Given(streams, {}), tmp_path).plan
+    joins = [node for node in plan_from_plain(plan).nodes if isinstance(node, IntervalJoin)]
+    bounds = sorted((join.semantics.bounds.lower_us, join.semantics.bounds.upper_us) for join in joins)
+    assert bounds == [(-4_000_000, 1_000_000), (-2_000_000, 3_000_000)]
 
 
 def test_texts_that_are_alike_are_parsed_once(monkeypatch: Monkey) -> None:
@@ -234,8 +256,9 @@ def test_members_are_found_by_their_constants(data: st.DataObject) -> None:
 # ---------------------------------------------------------------- answers
 
 
-def variants(case: Case, random: np.random.Generator, count: int) -> list[Case]:
-    """The query with other predicates and constants in its patterns, those that are understood."""
+def variants(case: Case, random: np.random.Generator, count: int, terms: float = 0.6) -> list[Case]:
+    """The query with other windows, and by this chance other predicates and constants in its patterns; those that are
+    understood."""
     predicates = ["e:i", "e:n", "e:t", "e:k", "e:m"]
 
     def changed(found: re.Match[str]) -> str:
@@ -249,7 +272,7 @@ def variants(case: Case, random: np.random.Generator, count: int) -> list[Case]:
 
     found, seen = [case], {case.query}
     for _ in range(4 * count):
-        query = re.sub(r"\{ [^{}]* \}", changed, case.query) if random.random() < 0.6 else case.query
+        query = re.sub(r"\{ [^{}]* \}", changed, case.query) if random.random() < terms else case.query
         other = replace(case, query=re.sub(r"\[(NOW|RANGE \S+)\]", wider, query))
         if other.query not in seen and len(found) < count:
             seen.add(other.query)
@@ -257,14 +280,14 @@ def variants(case: Case, random: np.random.Generator, count: int) -> list[Case]:
     return found
 
 
-def check_answers(seeds: range, kind: str, count: int, **options: int) -> None:
+def check_answers(seeds: range, kind: str, count: int, terms: float = 0.6, **options: int) -> None:
     """Rows of every query are those of a run of its own, and of brute force. options: of the run of all."""
-    rows = families_of_many = 0
+    rows = shared = 0
     for seed in seeds:
         random = np.random.default_rng(seed)
         case = random_case(random, KINDS[kind])
         wanted = {}
-        for i, other in enumerate(variants(case, random, count)):
+        for i, other in enumerate(variants(case, random, count, terms)):
             try:
                 alone = answer(other, threads=1 + seed % 2)
             except swjoin.UserError:
@@ -273,7 +296,7 @@ def check_answers(seeds: range, kind: str, count: int, **options: int) -> None:
         if not wanted:
             continue
         texts = {name: other.query for name, (other, _) in wanted.items()}
-        families_of_many += sum(family.count > 1 for family in parse_queries(texts, {}))
+        shared += sum(family.count > 1 or family.widest is not None for family in parse_queries(texts, {}))
         found = answered(case, texts, **options)
         for name, (other, alone) in wanted.items():
             text = f"seed {seed}: {other.query}"
@@ -285,7 +308,7 @@ def check_answers(seeds: range, kind: str, count: int, **options: int) -> None:
             difference = same_rows(found[name].to_pylist(), expected(other.query, other.streams, other.static))
             assert difference is None, f"{difference}\n{text}"
             rows += alone.num_rows
-    assert families_of_many, "no family has several members"
+    assert shared, "no queries share a plan"
     assert rows >= len(seeds), "answers are nearly all empty"
 
 
@@ -314,6 +337,22 @@ def test_answers_are_those_of_lone_runs(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_answers_are_those_of_lone_runs(kind: str) -> None:
     check_answers(range(100, 150), kind, 8)
+
+
+ALIVE = ("changes", "distinct")  # kinds whose answers depend on when rows die
+
+
+@pytest.mark.timeout(LONG_S)
+@pytest.mark.parametrize("kind", ALIVE)
+def test_groups_and_distinct_of_several_windows(kind: str) -> None:
+    check_answers(range(200, 205), kind, 4, terms=0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * LONG_S)
+@pytest.mark.parametrize("kind", ALIVE)
+def test_more_groups_and_distinct_of_several_windows(kind: str) -> None:
+    check_answers(range(300, 400), kind, 8, terms=0)
 
 
 @pytest.mark.drawn
