@@ -52,7 +52,7 @@ usage() {
 ./run.sh bench stages [row|senders|star|flink]  a second join in a row, and four senders at one port, over one; a star as one join over two in a row, and beside Flink
 ./run.sh bench bistream [memory|bandwidth|windows|resident|speed]  BiStream's claims about its partitionings, on TPC-H data
 ./run.sh bench many [windows|memory|rows|constants|limits|added]  many queries in one run, beside one query and beside runs of their own; one more
-./run.sh bench rdf [parse|slide|star|patterns|queries|runs]  RDF streams beside pyoxigraph and DuckDB; patterns and queries in number
+./run.sh bench rdf [parse|slide|star|patterns|queries|runs|rspjs]  RDF streams beside pyoxigraph, DuckDB and RSP.js; patterns and queries in number
 ./run.sh bench cqels [operators|queries]  CQELS Cloud's claims: operators on 1 to 4 real slaves and 2 to 32 simulated nodes, queries on 1 to 4
 ./run.sh bench routings [band|hot|order]  routings of a join over others: a band by range, a hot key spread; epochs over a queue of tuples
 ./run.sh bench queries [overheads|views|delay|recovery]  what queries pay for ledgers, digests, merging and views; delays; recovery

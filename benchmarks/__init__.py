@@ -25,14 +25,22 @@ def parse(parser: argparse.ArgumentParser, **tiny: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def parse_parts(description: str | None, parts: Collection[str], **tiny: Any) -> argparse.Namespace:
-    """The arguments of a benchmark of several parts: `parts` that are wanted, all if none is named, and `repeat`."""
+def parse_parts(
+    description: str | None, parts: Collection[str], *, by_name: Collection[str] = (), **tiny: Any
+) -> argparse.Namespace:
+    """The arguments of a benchmark of several parts: `parts` that are wanted, all if none is named, and `repeat`. by_name: more
+    of them, which run only when they are named."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)} (default: all)")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(parts)} (default: all){''.join(f', or {name}' for name in by_name)}",
+    )
     parser.add_argument("--repeat", type=int, default=3)
     args = parse(parser, **tiny)
-    if unknown := set(args.parts) - set(parts):
-        parser.error(f"unknown part {min(unknown)}; parts are {', '.join(parts)}")
+    if unknown := set(args.parts) - {*parts, *by_name}:
+        parser.error(f"unknown part {min(unknown)}; parts are {', '.join((*parts, *by_name))}")
     args.parts = args.parts or list(parts)
     return args
 

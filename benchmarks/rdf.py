@@ -1,6 +1,6 @@
 """RDF streams: reading triples, a window that slides, and a star of three patterns, beside pyoxigraph and DuckDB; many queries.
 
-Usage: python -m benchmarks.rdf [parse] [slide] [star] [patterns] [queries] [runs] [--repeat 3] [--tiny]
+Usage: python -m benchmarks.rdf [parse] [slide] [star] [patterns] [queries] [runs] [rspjs] [--repeat 3] [--tiny]
 parse: N-Triples from a file to codes, one thread, beside `pyoxigraph.parse`; lines as of LSBench's posts, half of the terms
 new.
 slide: `swjoin rdf` from Parquet to a count of rows, posts of 10,000 triples/s for three minutes, RANGE 60 s SLIDE 1 s, a join
@@ -11,13 +11,16 @@ patterns: matching alone, from codes to mappings, one thread: 10,000 and 100,000
 LSBench-like streams. queries: the queries of CQELS Cloud's evaluation over such streams, from Parquet to rows in memory, one
 thread: Q1 with constants varied, Q4, Q5 and Q10 with windows varied; triples/s over those of one query, the widest.
 runs: the same queries as those of a run, whose terms are text, from Parquet to a count, one slave; beside `swjoin rdf`.
+rspjs, only by name: slide at a tenth of the rate, beside RSP.js, which is installed in an environment of its own.
 Turn by turn, the first turn not counted; answers are compared in the first one.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import statistics
+import subprocess
 import tempfile
 import time
 import warnings
@@ -31,7 +34,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import swjoin
-from benchmarks import parse_parts
+from benchmarks import ROOT, parse_parts
+from benchmarks.peers.run import environment
 from swjoin.connectors.generator import lsbench
 from swjoin.core.errors import ImplausibleWarning
 from swjoin.frontends.configured import job_of_query
@@ -128,11 +132,22 @@ def answered(query: str, streams: dict[str, Any], folder: Path) -> int:
     return found
 
 
+_SLIDING = """SELECT ?u (COUNT(?t) AS ?n) {{
+    STREAM e:posts [RANGE {}s SLIDE 1s] {{ ?u e:wrote ?p . ?p e:tag ?t }} }} GROUP BY ?u"""
+_RSP_QL = f"""PREFIX e: <{E}>
+REGISTER RStream <output> AS
+SELECT ?u (COUNT(?t) AS ?n)
+FROM NAMED WINDOW e:w ON STREAM e:posts [RANGE {{}} STEP 1000000]
+WHERE {{{{
+WINDOW e:w {{{{ ?u e:wrote ?p . ?p e:tag ?t }}}}
+}}}} GROUP BY ?u
+"""  # a clause for each line, as its parser wants
+
+
 def of_sliding(repeat: int, *, tiny: bool) -> None:
     seconds, rate, width = (20, 200, 6) if tiny else (180, 10_000, 60)
     stream, peers = posts(seconds, rate), range(1, seconds + width, 5 if tiny else 40)
-    query = f"""SELECT ?u (COUNT(?t) AS ?n) {{
-        STREAM e:posts [RANGE {width}s SLIDE 1s] {{ ?u e:wrote ?p . ?p e:tag ?t }} }} GROUP BY ?u"""
+    query = _SLIDING.format(width)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pq.write_table(stream, folder / "posts.parquet")
@@ -191,6 +206,39 @@ def _oxigraph_seconds(stream: pa.Table, width: int, wanted: Mapping[int, int]) -
         if found != rows_there:
             raise SystemExit(f"pyoxigraph has {found} rows at {at} s, swjoin {rows_there}")
     return statistics.median(took)
+
+
+def of_rsp_js(repeat: int, *, tiny: bool) -> None:
+    seconds, rate, width = (9, 200, 6) if tiny else (64, 1_000, 60)
+    stream, boundaries = posts(seconds, rate), range(width, seconds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pq.write_table(stream, folder / "posts.parquet")
+        took = []
+        for _ in range(repeat + 1):
+            start = time.perf_counter()
+            answered(_SLIDING.format(width), {f"{E}posts": folder / "posts.parquet"}, folder)
+            took.append((time.perf_counter() - start) / (seconds + width))
+        born = pq.read_table(folder / "answer.parquet", columns=["born"])["born"].to_numpy()
+        rows = zip(*(stream[column].to_pylist() for column in ("ts", "s", "p", "o")), strict=True)
+        lines = ("\t".join([str(ts), *(term[1:-1] for term in terms)]) for ts, *terms in rows)
+        (folder / "posts.tsv").write_text("\n".join(lines) + "\n")
+        (folder / "query.rspql").write_text(_RSP_QL.format(width * _SECOND_US))
+        command = [str(environment("rspjs", ROOT / "runs" / "peers")), "-m", "benchmarks.peers.rsp_js"]
+        command += [str(folder / "posts.tsv"), str(folder / "query.rspql"), "--width-s", str(width)]
+        command += ["--boundaries", *map(str, boundaries)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1500, cwd=ROOT)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    theirs = [each["added_s"] + each["query_s"] for each in found]
+    wanted = [int((born == at * _SECOND_US).sum()) for at in boundaries]
+    if [each["rows"] for each in found] != wanted or [each["boundary_s"] for each in found] != list(boundaries):
+        raise SystemExit(f"rows of boundaries {boundaries} are {wanted}; RSP.js: {found}")
+    mine, median = statistics.median(took[1:]), statistics.median(theirs)
+    print(
+        f"rspjs, {rate:,} triples/s, {width} s by 1 s, {wanted[0]:,} rows: a boundary takes {mine * 1e3:.2f} ms, RSP.js "
+        f"{median * 1e3:,.0f} ms ({min(theirs) * 1e3:,.0f} to {max(theirs) * 1e3:,.0f}): {median / mine:,.0f} x; answers right",
+        flush=True,
+    )
 
 
 def of_star(repeat: int, *, tiny: bool) -> None:
@@ -394,8 +442,9 @@ def _beside_files(
 
 
 def main() -> None:
-    args = parse_parts(__doc__, PARTS)
-    parts = dict(zip(PARTS, (of_parsing, of_sliding, of_star, of_patterns, of_queries, of_runs), strict=True))
+    args = parse_parts(__doc__, PARTS, by_name=("rspjs",))
+    functions = (of_parsing, of_sliding, of_star, of_patterns, of_queries, of_runs, of_rsp_js)
+    parts = dict(zip((*PARTS, "rspjs"), functions, strict=True))
     for name in args.parts:
         parts[name](args.repeat, tiny=args.tiny)
 
