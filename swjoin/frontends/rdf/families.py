@@ -16,18 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import le
-from typing import TypeVar
+from operator import itemgetter, le
+from typing import TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swjoin.core.batch import I64
 from swjoin.core.errors import UserError
+from swjoin.core.kernel_cache import kernel
 from swjoin.frontends.rdf.algebra import Const, RdfQuery, Term, Var
 from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.query_texts import Texts, Windows, blocks_of, normal_windows, with_terms, with_windows
 
 _T = TypeVar("_T")
+_Nested: TypeAlias = list[tuple[tuple[int, ...], _T]]  # with their widths
+_LISTS = 50  # of queries whose windows cross, that are tried for one more: the last ones
 MEMBER = ":query"  # a variable that no query can have: the number of the query in its family
 
 
@@ -50,14 +54,11 @@ class Family:
         """Of members."""
         return max(len(self.constants), len(self.widths))
 
-    def parameters(self, dictionary: TermDictionary) -> Parameters | None:
-        """None of a family with one member. Terms that the dictionary lacks are added."""
+    def codes(self, dictionary: TermDictionary) -> dict[str, I64]:
+        """Of the constants, by variable; empty for a family with one member. Terms that the dictionary lacks are added."""
         import pyarrow as pa
 
-        if not self.variables:
-            return None
-        codes = {name: dictionary.encode(pa.array(texts, pa.large_string())) for name, texts in self._columns()}
-        return Parameters(codes)
+        return {name: dictionary.encode(pa.array(texts, pa.large_string())) for name, texts in self._columns()}
 
     def apart(self) -> list[Family]:
         """Each member as a family."""
@@ -75,11 +76,14 @@ class Family:
         return zip(self.variables, zip(*self.constants, strict=True), strict=True)
 
 
-@dataclass(frozen=True)
 class Parameters:
-    """codes: by variable, int64 (members,)."""
+    """codes: by variable, int64 (members,). What is looked up in is made once, and may be as long as the dictionary."""
 
-    codes: dict[str, I64]
+    def __init__(self, codes: dict[str, I64]) -> None:
+        self.codes = codes
+        self._tables: dict[str, _Values] = {}
+        self._numbered: dict[tuple[str, ...], tuple[I64, I64]] = {}
+        self._by_class: dict[tuple[str, ...], tuple[I64, I64]] = {}
 
     @property
     def count(self) -> int:
@@ -93,40 +97,43 @@ class Parameters:
         """names: of parameters. codes: a column of rows for each. The rows for which some member asks, ascending, and for each
         the number of the class of members that do, as `classes` has it."""
         first, *others = names
-        values, _ = self._values(first)
-        found = _places(values, codes[0])
-        rows = np.flatnonzero(found >= 0)
-        place = found[rows]
+        rows, place = self._values(first).found(codes[0])
         for i, name in enumerate(others, 1):
-            values, _ = self._values(name)
+            values = self._values(name)
             pairs, _ = self._pairs(names[: i + 1])
-            found = _places(values, codes[i][rows])
-            wanted = place * len(values) + found
+            here, found = values.found(codes[i][rows])
+            wanted = place[here] * len(values.codes) + found
             at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-            fits = np.flatnonzero((found >= 0) & (pairs[at] == wanted))
-            rows, place = rows[fits], at[fits]
+            fits = np.flatnonzero(pairs[at] == wanted)
+            rows, place = rows[here[fits]], at[fits]
         return rows, place
 
     def classes(self, names: Sequence[str]) -> I64:
         """Members that agree in these parameters are a class: the number of each member's."""
-        return self._pairs(names)[1] if len(names) > 1 else self._values(names[0])[1]
+        return self._pairs(names)[1] if len(names) > 1 else self._values(names[0]).places
 
-    def _values(self, name: str) -> tuple[I64, I64]:
-        """The values of a parameter, and the place of each member's among them."""
-        values, places = np.unique(self.codes[name], return_inverse=True)
-        return values, places
+    def _values(self, name: str) -> _Values:
+        if name not in self._tables:
+            self._tables[name] = _Values(self.codes[name])
+        return self._tables[name]
 
     def _pairs(self, names: Sequence[str]) -> tuple[I64, I64]:
-        """As `_values`, of the pairs of a class in all parameters but the last and a place among the values of that one."""
-        values, places = self._values(names[-1])
-        pairs, numbers = np.unique(self.classes(names[:-1]) * len(values) + places, return_inverse=True)
-        return pairs, numbers
+        """Pairs of a class in all parameters but the last and a place among the values of that one, ascending, and the place of
+        each member's among them."""
+        key = tuple(names)
+        if key not in self._numbered:
+            last = self._values(names[-1])
+            pairs, numbers = np.unique(self.classes(names[:-1]) * len(last.codes) + last.places, return_inverse=True)
+            self._numbered[key] = pairs, numbers
+        return self._numbered[key]
 
     def members(self, names: Sequence[str], classes: I64) -> tuple[I64, I64]:
         """For rows of these classes, a row for each member of the class: positions of rows, members."""
-        numbers = self.classes(names)
-        by = np.argsort(numbers, kind="stable")
-        counts = np.bincount(numbers)
+        key = tuple(names)
+        if key not in self._by_class:
+            numbers = self.classes(names)
+            self._by_class[key] = np.argsort(numbers, kind="stable"), np.bincount(numbers)
+        by, counts = self._by_class[key]
         if len(counts) == self.count:  # each is a class of its own
             return np.arange(len(classes)), by[classes]
         begins = np.cumsum(counts) - counts
@@ -136,11 +143,31 @@ class Parameters:
         return rows, by[begins[classes[rows]] + within]
 
 
-def _places(values: I64, codes: I64) -> I64:
-    """Of codes among ascending values; -1 for others. Codes are places in a dictionary, so the index is an array."""
-    index = np.full(int(values[-1]) + 2, -1, np.int32)
-    index[values] = np.arange(len(values), dtype=np.int32)
-    return index[np.minimum(codes, len(index) - 1)].astype(np.int64)
+class _Values:
+    """The values of a parameter. codes: ascending. places: of each member's value among them."""
+
+    def __init__(self, codes: I64) -> None:
+        self.codes, self.places = np.unique(codes, return_inverse=True)
+        # codes are places in a dictionary; the last one stands for all beyond
+        self._index = np.full(int(self.codes[-1]) + 2, -1, np.int32)
+        self._index[self.codes] = np.arange(len(self.codes), dtype=np.int32)
+
+    def found(self, codes: I64) -> tuple[I64, I64]:
+        """The rows that have one of the values, ascending, and its place for each."""
+        rows, places = np.empty((2, len(codes) + 1), np.int64)
+        count = _look_up(self._index, codes, rows, places)
+        return rows[:count], places[:count]
+
+
+@kernel
+def _look_up(index: NDArray[np.int32], codes: I64, rows: I64, places: I64) -> int:
+    """Fill rows and places, which have room for one more; how many there are."""
+    count, last = 0, index.shape[0] - 1
+    for i in range(codes.shape[0]):
+        place = index[min(codes[i], last)]
+        rows[count], places[count] = i, place
+        count += place >= 0
+    return count
 
 
 # ---------------------------------------------------------------- families
@@ -167,7 +194,8 @@ def parse_queries(texts: Mapping[str, str], subjects: Mapping[str, str]) -> list
     families = []
     for (_, windows), (shape, vectors, members) in of_shape.items():
         families.append(_family(with_windows(shape, windows), list(vectors), members))
-    return list(_with_widths(families))
+    places = {name: place for place, name in enumerate(texts)}
+    return sorted(_with_widths(families), key=lambda family: min(places[name] for name in family.members))
 
 
 def _family(shape: RdfQuery, vectors: list[tuple[str, ...]], members: dict[str, int]) -> Family:
@@ -205,25 +233,31 @@ def _with_widths(families: Iterable[Family]) -> Iterator[Family]:
             for inside in by_widest(several, widths_of):
                 yield from inside if len(inside) == 1 else (replace(family, widest=inside[0].query) for family in inside)
             continue
-        chains: list[list[Family]] = []
-        for family in sorted(several, key=widths_of):
-            chain = next((c for c in chains if all(map(le, widths_of(c[-1]), widths_of(family)))), None)
-            if chain is None:
-                chains.append([family])
-            else:
-                chain.append(family)
-        yield from (chain[0] if len(chain) == 1 else _nested(chain) for chain in chains)
+        for chain in _lists(several, widths_of, lambda so_far, widths: all(map(le, so_far[-1][0], widths))):
+            yield chain[0][1] if len(chain) == 1 else _nested(chain)
 
 
 def by_widest(items: Iterable[_T], widths: Callable[[_T], tuple[int, ...]]) -> list[list[_T]]:
     """Items in lists; the windows of a list's first item contain those of its others. widths: of an item, of each window."""
-    found: list[list[_T]] = []
-    for item in sorted(items, key=widths, reverse=True):
-        first = next((one for one in found if all(map(le, widths(item), widths(one[0])))), None)
-        if first is None:
-            found.append([item])
+    found = _lists(items, widths, lambda so_far, inner: all(map(le, inner, so_far[0][0])), reverse=True)
+    return [[item for _, item in some] for some in found]
+
+
+def _lists(
+    items: Iterable[_T],
+    widths: Callable[[_T], tuple[int, ...]],
+    fits: Callable[[_Nested[_T], tuple[int, ...]], bool],
+    *,
+    reverse: bool = False,
+) -> list[_Nested[_T]]:
+    """Items in lists, each, in the order of its widths, in one of the last lists in which it fits."""
+    found: list[_Nested[_T]] = []
+    for one in sorted(((widths(item), item) for item in items), key=itemgetter(0), reverse=reverse):
+        some = next((some for some in found[-_LISTS:] if fits(some, one[0])), None)
+        if some is None:
+            found.append([one])
         else:
-            first.append(item)
+            some.append(one)
     return found
 
 
@@ -231,6 +265,6 @@ def widths_of(family: Family) -> tuple[int, ...]:
     return tuple(block.window.width_us for block in blocks_of(family.query))
 
 
-def _nested(chain: Sequence[Family]) -> Family:
-    members = {name: number for number, family in enumerate(chain) for name in family.members}
-    return Family(chain[-1].query, (), ((),), members, tuple(map(widths_of, chain)))
+def _nested(chain: _Nested[Family]) -> Family:
+    members = {name: number for number, (_, family) in enumerate(chain) for name in family.members}
+    return Family(chain[-1][1].query, (), ((),), members, tuple(widths for widths, _ in chain))

@@ -207,14 +207,14 @@ def matched(query: RdfQuery, graphs: Graphs, parameters: Parameters | None = Non
     for number, pattern in enumerate(query.patterns):
         rows, ts, codes = _mappings(pattern, graphs)
         found = Input(f"input{number}", pattern, dict(codes), len(rows))
-        if pattern.block is not None:
-            found.ts = ts
-            found.lives = pattern.block.window.lives(ts)
-            if pattern.block.window.kind == "triples":
-                found.lives = Lives(ts, _counted_deaths(ts, pattern.block.window.count))
+        found.ts = None if pattern.block is None else ts
         if parameters is not None:
             _ask(found, parameters, parameters.of(query.bound) if whole is None else [])
             whole = found if MEMBER in found.codes else whole
+        if pattern.block is not None and found.ts is not None:
+            found.lives = pattern.block.window.lives(found.ts)
+            if pattern.block.window.kind == "triples":
+                found.lives = Lives(found.ts, _counted_deaths(found.ts, pattern.block.window.count))
         inputs.append(found)
         rows_of.append(rows)
     if any(p.block is not None and p.block.window.kind == "triples" for p in query.patterns):
@@ -263,8 +263,10 @@ def _ask(found: Input, parameters: Parameters, every: Sequence[str]) -> None:
 def _take(found: Input, rows: I64) -> None:
     """Keep these rows alone."""
     found.count = len(rows)
-    if found.ts is not None and found.lives is not None:
-        found.ts, found.lives = found.ts[rows], Lives(found.lives.born[rows], found.lives.dead[rows])
+    if found.ts is not None:
+        found.ts = found.ts[rows]
+    if found.lives is not None:
+        found.lives = Lives(found.lives.born[rows], found.lives.dead[rows])
     if found.places is not None:
         found.places = Lives(found.places.born[rows], found.places.dead[rows])
     found.codes = {name: codes[rows] for name, codes in found.codes.items()}

@@ -82,7 +82,7 @@ def streams_of(inputs: Mapping[str, StreamConfig], tables: Mapping[str, Table]) 
 class LivePlans:
     """Plans of queries over the same streams. Those that differ in constants of patterns and templates alone are planned once:
     these are in texts of filters and projections, and nowhere else. Those that differ in windows of RANGE alone have the plan
-    of one whose windows contain theirs, and a filter each."""
+    of one whose windows contain theirs, up to a filter for each, and groups."""
 
     def __init__(self, streams: Mapping[str, RdfStream], *, goes_on: bool = False) -> None:
         """streams: by IRI. goes_on: of a run that goes on, which knows the inputs alone that its queries read."""
@@ -150,9 +150,8 @@ class LivePlans:
 
 
 def _widest(parsed: Mapping[str, Parsed]) -> dict[str, Windows]:
-    """Of queries whose joins are those of another one with wider windows of RANGE, these windows; their own, of queries whose
-    answers depend on deaths, so that their joins are the same whatever else is asked. Where two patterns of streams are joined
-    and nothing depends on deaths, the plan shares the join by itself (`plan.sharing`)."""
+    """Of queries whose joins are those of another one with wider windows of RANGE, these windows. Where two patterns of streams
+    are joined and nothing depends on deaths, the plan shares the join by itself (`plan.sharing`)."""
     alike: dict[tuple[str, tuple[str, ...]], dict[Windows, list[str]]] = {}
     for name, query in parsed.items():
         patterns = sum(pattern.block is not None for pattern in query.shape.patterns)
@@ -160,9 +159,8 @@ def _widest(parsed: Mapping[str, Parsed]) -> dict[str, Windows]:
             alike.setdefault((repr(query.shape), query.constants), {}).setdefault(query.windows, []).append(name)
     found: dict[str, Windows] = {}
     for named in alike.values():
-        alive = _is_alive(parsed[next(iter(named.values()))[0]])
         for widest, *others in by_widest(named, lambda windows: tuple(_widths(windows).values())):
-            for windows in (widest, *others) if others or alive else ():
+            for windows in (widest, *others) if others else ():
                 found |= dict.fromkeys(named[windows], widest)
     return found
 

@@ -76,7 +76,8 @@ class _Join(NamedTuple):
 class _Relation:
     """What is joined so far. name: in the SQL text. variables: that it has. columns: of its rows, beside times and lives.
     reach_us: longest time to a partner. plain: whether bounds of time alone say that lives overlap: those of one input, each
-    as long as the other. static: of no stream. life_us: of each row, from its birth on; 0: `dead` says until when."""
+    as long as the other. static: of no stream. life_us: of each row, from its birth on; 0: `dead` says until when. own: of an
+    input, which of `Planner.firsts` its births are."""
 
     name: str
     variables: set[str]
@@ -85,6 +86,11 @@ class _Relation:
     plain: bool
     static: bool
     life_us: int = 0
+    own: str | None = None
+
+    def column(self, name: str, table: str = "") -> str:
+        """A column of a row, as SQL. table: that it is in, with a dot."""
+        return f'{table}"born"' if name == self.own else f'{table}"{name}"'
 
     def dead(self, table: str = "") -> str:
         """The death of a row, as SQL. table: that it is in, with a dot."""
@@ -273,7 +279,8 @@ class Planner:
             relation = self._filtered(relation, waiting, parts)
         assert not waiting, "a filter of a variable that no pattern binds"
         placed = ["place", "until"] if self._placed else []
-        names = ", ".join(f'"{name}"' for name in ("ts", "born", *placed, *sorted(needed_later)))
+        columns = [f'{relation.column(name)} AS "{name}"' for name in sorted(needed_later)]
+        names = ", ".join(['"ts"', '"born"', *(f'"{name}"' for name in placed), *columns])
         names += f', {relation.dead()} AS "dead"' if mortal else ""
         return f"{'WITH ' if parts else ''}{', '.join(parts)} SELECT {names} FROM {relation.name}".strip()
 
@@ -288,14 +295,10 @@ class Planner:
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
         name = self.relation(found, parts)
-        first = None if block is None else self.firsts.get(blocks_of(self.query).index(block))
-        if first is not None:
-            columns.add(first)
-            below, name = name, f"w{len(parts)}"
-            parts.append(f'{name} AS (SELECT *, "born" AS "{first}" FROM {below})')
-        return _Relation(
-            name, set(found.codes), columns, found.reach_us, plain or found.static, found.static, found.life_us or 0
-        )
+        own = None if block is None else self.firsts.get(blocks_of(self.query).index(block))
+        columns |= set() if own is None else {own}
+        is_plain = plain or found.static
+        return _Relation(name, set(found.codes), columns, found.reach_us, is_plain, found.static, found.life_us or 0, own)
 
     def first_parts(self) -> list[str]:
         """Of the SQL text, before all others."""
@@ -489,7 +492,9 @@ class Last:
 
 def _from(column: str, left: _Relation, right: _Relation, firsts: Collection[str]) -> str:
     """A column of the rows of a join, as SQL: that of the left row, if it has it. firsts: those with the least of both."""
-    sides = [f'{table}."{column}"' for table, relation in (("a", left), ("b", right)) if column in relation.columns]
+    sides = [
+        relation.column(column, f"{table}.") for table, relation in (("a", left), ("b", right)) if column in relation.columns
+    ]
     return f"LEAST({', '.join(sides)})" if column in firsts and len(sides) > 1 else sides[0]
 
 

@@ -12,12 +12,14 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from swjoin.config.connectors import StreamConfig
 from swjoin.connectors.files.sink import FileSink
 from swjoin.connectors.output_columns import RowColumns
+from swjoin.core.batch import I64
 from swjoin.core.errors import UserError, setting
 from swjoin.core.join_semantics import format_digest
 from swjoin.frontends.rdf.algebra import RdfQuery
@@ -181,20 +183,14 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
             check_inputs(family.query, given.streams, given.static)
     graphs = read_graphs([family.query for family in families], given.streams, given.static, given.malformed)
     _tell(graphs)
-    constants = []
-    for family in families:
+    codes = []
+    for family in families:  # all terms have codes before the first query is planned
         add_constants(family.query, graphs)
-        constants.append(family.parameters(graphs.dictionary))
+        codes.append(family.codes(graphs.dictionary))
     alone, asked = "" in texts, list[_Asked]()
     tables: dict[str, pa.Table] = {}
-    planning: list[tuple[Family, Parameters | None]] = []
-    for family, parameters in zip(families, constants, strict=True):
-        one_plan = is_one_plan(family.query, graphs, parameters)
-        planning += [(family, parameters)] if one_plan else [(member, None) for member in family.apart()]
-    plan_of = _Plans(graphs)
-    for family, parameters in planning:
-        with _named(family, subjects):
-            planned = plan_of(family, parameters)
+    plan_of = _Plans(graphs, subjects)
+    for family, planned in chain.from_iterable(starmap(plan_of, zip(families, codes, strict=True))):
         name = "" if alone else f"family{len(asked)}"
         asked.append(_Asked(family, planned if alone else _with_common_tables(planned, tables), name))
     plan = asked[0].planned.plan if alone else shared({one.result: one.planned.plan for one in asked})
@@ -208,14 +204,22 @@ def _prepared(texts: Mapping[str, str], given: Given, folder: Path, subjects: Ma
 class _Plans:
     """Plans of families; those that have the joins of another one are not planned by themselves."""
 
-    def __init__(self, graphs: Graphs) -> None:
-        self._graphs = graphs
+    def __init__(self, graphs: Graphs, subjects: Mapping[str, str]) -> None:
+        self._graphs, self._subjects = graphs, subjects
         self._known: dict[int, tuple[RdfQuery, Planned]] = {}  # by the identity of the query with the widest windows
 
-    def __call__(self, family: Family, parameters: Parameters | None) -> Planned:
-        if family.widest is None:
-            return plan_rdf(family.query, self._graphs, parameters, routed=bool(family.widths))
+    def __call__(self, family: Family, codes: dict[str, I64]) -> list[tuple[Family, Planned]]:
+        """The family, or its members if they do not have one plan, with plans. codes: of its constants."""
+        parameters = Parameters(codes) if codes else None
+        if not is_one_plan(family.query, self._graphs, parameters):
+            return [found for member in family.apart() for found in self(member, {})]
+        with _named(family, self._subjects):
+            return [(family, self._planned(family, parameters))]
+
+    def _planned(self, family: Family, parameters: Parameters | None) -> Planned:
         widest = family.widest
+        if widest is None:
+            return plan_rdf(family.query, self._graphs, parameters, routed=bool(family.widths))
         if id(widest) not in self._known:
             self._known[id(widest)] = widest, plan_rdf(widest, self._graphs, routed=True)
         _, planned = self._known[id(widest)]

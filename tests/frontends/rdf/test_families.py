@@ -8,6 +8,7 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import hypothesis.strategies as st
 import numpy as np
@@ -19,7 +20,7 @@ import swjoin
 from swjoin.core.batch import I64
 from swjoin.frontends.rdf import query_texts
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Var, parse_query
-from swjoin.frontends.rdf.families import Family, Parameters, parse_queries
+from swjoin.frontends.rdf.families import Family, Parameters, by_widest, parse_queries
 from swjoin.frontends.rdf.prepared import Given, prepared
 from swjoin.frontends.rdf.query_texts import blocks_of
 from swjoin.plan.logical import IntervalJoin
@@ -116,6 +117,16 @@ def test_windows_that_nest_are_one_family() -> None:
     assert family.members == {"q0": 2, "q1": 0, "q2": 1}
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_lists_begin_with_the_widest(widths: list[tuple[int, int]], random: Random) -> None:
+    found = by_widest(widths, tuple)
+    assert sorted(pair for some in found for pair in some) == sorted(widths)
+    assert all(a <= some[0][0] and b <= some[0][1] for some in found for a, b in some)
+    random.shuffle(widths)
+    assert by_widest(widths, tuple) == found
+
+
 def test_windows_that_cross_are_apart() -> None:
     found = check(
         windows(("RANGE 1s", "RANGE 4s"), ("RANGE 2s", "RANGE 3s"), ("RANGE 3s", "RANGE 5s"), ("RANGE 2s", "RANGE 4s"))
@@ -131,6 +142,7 @@ def test_groups_have_the_joins_of_the_widest_windows(tmp_path: Path) -> None:
     found = {name: family for family in check(given) for name in family.members}
     assert found["q0"].widest is found["q2"].widest is found["q3"].widest is found["q0"].query
     assert found["q1"].widest is None
+    assert list(found) == ["q0", "q1", "q2", "q3"]
     for name in ("s", "t"):
         rows = [f"{ts},<http://e/a>,<http://e/{p}>,<http://e/a>\n" for ts in (0, 10_000_000) for p in "pq"]
         (tmp_path / f"{name}.csv").write_text("ts,s,p,o\n" + "".join(rows))

@@ -15,7 +15,7 @@ import pytest
 import swjoin
 from swjoin.frontends.configured import job_of_query
 from swjoin.plan.families import families_of
-from swjoin.plan.logical import Filter
+from swjoin.plan.logical import Filter, IntervalJoin
 from swjoin.plan.plain import plan_from_plain
 from swjoin.plan.stages import cut
 from swjoin.runtime.in_process import run_local
@@ -126,7 +126,22 @@ RANGES = replace(
 )
 
 
-ALIVE = replace(RANGES, max_patterns=3, filters=0, binds=0, static=0.2, groups=0.5, distinct=0.6)  # what depends on deaths
+ALIVE = replace(RANGES, max_patterns=3, filters=0.2, static=0.2, groups=0.5, distinct=0.6)  # what depends on deaths
+
+
+MIXED = replace(ALIVE, windows=("range", "slide", "all"))
+
+
+def case_of(random: np.random.Generator, knobs: Knobs) -> Case:
+    """A case of several windows that depends on deaths, and other windows than RANGE if there may be such."""
+    while True:
+        case = random_case(random, knobs)
+        windows = re.findall(r"\[[^]]*\]", case.query)
+        plain = [window for window in windows if re.fullmatch(r"\[(NOW|RANGE \S+)\]", window)]
+        alive = "DISTINCT" in case.query or "GROUP BY" in case.query
+        of_terms = "MIN(" in case.query or "MAX(" in case.query  # of numbers here
+        if knobs is RANGES or (alive and not of_terms and plain and len(windows) > 1 and (knobs is ALIVE or plain != windows)):
+            return case
 
 
 def widened(case: Case, random: np.random.Generator, count: int) -> dict[str, str]:
@@ -144,9 +159,7 @@ def check_windows(seeds: range, knobs: Knobs, folder: Path, count: int) -> None:
     shared = rows = 0
     for seed in seeds:
         random = np.random.default_rng(seed)
-        case = random_case(random, knobs)
-        if "MIN(" in case.query or "MAX(" in case.query:  # those of terms are of numbers here
-            continue
+        case = case_of(random, knobs)
         of_seed = folder / str(seed)
         of_seed.mkdir()
         texts = widened(case, random, count)
@@ -167,7 +180,7 @@ def check_windows(seeds: range, knobs: Knobs, folder: Path, count: int) -> None:
             assert query["count"] == len(wanted)
             rows += len(wanted)
         plan = plan_from_plain(job_of_query(plain, "case", "test").plan or {})
-        if knobs is ALIVE:
+        if knobs is not RANGES:
             read = [node.input for node in plan.nodes if isinstance(node, Filter) and node.name.startswith("rdf windows")]
             shared += len(read) > len(set(read))
         else:
@@ -177,14 +190,43 @@ def check_windows(seeds: range, knobs: Knobs, folder: Path, count: int) -> None:
     assert rows >= len(seeds) * count, "answers are nearly all empty"
 
 
+BLOCKS = "STREAM e:s [RANGE {0}] {{ ?x e:p ?y }} STREAM e:t [RANGE {0}] {{ ?y e:q ?z }} "
+THIRD = "STREAM e:t [RANGE {0}] {{ ?z e:r ?w }} "
+HEADS = {"rows": "SELECT ?x ?z {{ {} }}", "groups": "SELECT ?x (COUNT(?z) AS ?n) {{ {} }} GROUP BY ?x"}
+HEADS["distinct"] = "SELECT DISTINCT ?x {{ {} }}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "body", "joins"),
+    [
+        ("rows 5s, groups 5s, distinct 5s", BLOCKS, 1),
+        ("rows 5s, groups 5s, groups 2s, distinct 2s", BLOCKS, 1),
+        ("groups 5s, groups 2s, groups 1s", BLOCKS + THIRD, 2),
+        ("rows 5s, groups 5s", BLOCKS + THIRD, 2),
+    ],
+)
+def test_queries_of_all_kinds_have_their_joins_in_common(asked: str, body: str, joins: int, tmp_path: Path) -> None:
+    inputs = {}
+    for name in "st":
+        (tmp_path / f"{name}.csv").write_text("ts,s,p,o\n1,<http://e/a>,<http://e/p>,<http://e/b>\n")
+        path = str(tmp_path / f"{name}.csv")
+        inputs[name] = {"path": path, "iri": f"http://e/{name}", "time": "ts", "time_unit": "us"}
+    queries = []
+    for i, (head, width) in enumerate(part.split() for part in asked.split(", ")):
+        text = "PREFIX e: <http://e/> " + HEADS[head].format(body.format(width))
+        queries.append({"name": f"q{i}", "sparql": text})
+    plan = plan_from_plain(job_of_query({"queries": queries, "inputs": inputs}, "case", "test").plan or {})
+    assert sum(isinstance(node, IntervalJoin) for node in plan.nodes) == joins
+
+
 @pytest.mark.timeout(LONG_S)
-@pytest.mark.parametrize("knobs", [RANGES, ALIVE], ids=["rows", "alive"])
+@pytest.mark.parametrize("knobs", [RANGES, ALIVE, MIXED], ids=["rows", "alive", "mixed"])
 def test_queries_that_differ_in_windows(knobs: Knobs, tmp_path: Path) -> None:
     check_windows(range(12), knobs, tmp_path, 5)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(4 * LONG_S)
-@pytest.mark.parametrize("knobs", [RANGES, ALIVE], ids=["rows", "alive"])
+@pytest.mark.parametrize("knobs", [RANGES, ALIVE, MIXED], ids=["rows", "alive", "mixed"])
 def test_more_queries_that_differ_in_windows(knobs: Knobs, tmp_path: Path) -> None:
     check_windows(range(100, 200), knobs, tmp_path, 9)

@@ -14,8 +14,10 @@ import rdflib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swjoin.core.row_digests import value_hashes
 from swjoin.frontends.rdf.dictionary import RDF, XSD, TermDictionary, split_term
 from swjoin.frontends.rdf.term_values import BLANK, BOOLEAN, IRI, NUMERIC, OTHER, SIMPLE, TAGGED, TIME, TermValues
+from swjoin.frontends.rdf.written_terms import _different, written_terms
 
 FORMS = {
     "integer": [
@@ -305,3 +307,23 @@ def test_numbers_too_large_to_convert() -> None:
     assert values.number.tolist() == [math.inf, -math.inf, 0.0, -1.0]
     assert values.is_integer.tolist() == [False, False, True, True]
     assert values_of([f'"{digits}"^^<{XSD}byte>']).kind.tolist() == [OTHER]
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9), st.integers(0, 2)), max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_different_numbers_are_found(pairs: list[tuple[int, int]]) -> None:
+    words = np.array([word for word, _ in pairs], np.int64)
+    for kinds in (np.array([kind for _, kind in pairs], np.int8), np.zeros(len(pairs), np.int8)):
+        first, place = _different(words, kinds)
+        assert (words[first][place] == words).all()
+        assert (kinds[first][place] == kinds).all()
+        assert len(first) == len(set(zip(words.tolist(), kinds.tolist(), strict=True)))
+
+
+def test_numbers_have_the_hashes_of_their_texts() -> None:
+    numbers = pa.array([1.5, None, float("nan"), -0.0, 7.0, float("inf"), 1.5])
+    ranks = pa.array([1, 1, 2, 2, None, 0, 2], pa.int64())
+    terms = written_terms("number", [numbers, ranks])
+    plain = pa.array(terms.to_pylist(), pa.string())
+    assert value_hashes(terms).tolist() == value_hashes(plain).tolist()
+    assert plain.to_pylist()[1] is plain.to_pylist()[4] is plain.to_pylist()[5] is None
