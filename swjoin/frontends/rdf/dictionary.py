@@ -292,9 +292,8 @@ class TermDictionary:
 
     def code_of(self, text: str) -> int | None:
         """The code of a term; None if it has none."""
-        data = np.frombuffer(text.encode(), np.uint8).copy()
-        hashed = np.uint64(term_hash(data, 0, len(data)))
-        code = int(find_term(data, 0, len(data), hashed, *self.arrays[:3]))
+        data = np.frombuffer(text.encode(), np.uint8)
+        code = int(_find_one(padded(data), len(data), *self.arrays[:3]))
         return None if code < 0 else code
 
     def add(self, text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swjoin.core.errors import RunFailed
+from swjoin.frontends.rdf import dictionary
 from swjoin.frontends.rdf.dictionary import (
     DECIMAL,
     DOUBLE,
@@ -54,6 +56,23 @@ def test_codes_are_given_in_order_of_appearance(batches: list[list[str | None]],
         assert dictionary.code_of(text) == dictionary.add(text) == code
         assert dictionary.text_of(code) == text
     assert dictionary.code_of("no such term") is None
+
+
+def test_a_single_term_is_looked_up_with_bytes_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read terms in blocks; what is behind the last one may be no memory of this process."""
+    find, seen = dictionary._find_one, []
+
+    def checked(data: Any, size: int, *more: Any) -> int:
+        seen.append(len(data) - size)
+        return int(find(data, size, *more))
+
+    monkeypatch.setattr(dictionary, "_find_one", checked)
+    terms = TermDictionary()
+    for text in ("", "<x:a>", "x" * 1000):
+        assert terms.code_of(text) is None
+        assert terms.add(text) == terms.code_of(text)
+    assert min(seen) >= dictionary.BLOCK_BYTES
+    assert len(seen) == 6
 
 
 def test_terms_that_differ_little() -> None:
