@@ -21,8 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from swjoin.cli import explain_plan
 from swjoin.cli.common_args import given_ranks, in_process_or_ranks, with_role_counts
 from swjoin.cli.explain_plan import joints, shortened
@@ -38,7 +36,6 @@ from swjoin.core.errors import SwjoinError
 from swjoin.core.resources import find_resource
 from swjoin.frontends.configured import job_of
 from swjoin.plan.logical import Source as PlanSource
-from swjoin.policy.placement import round_robin
 
 _WRAP = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
 _LISTS = {"stages", "edges", "strategy", "traffic"}  # sections with a line for every sentence
@@ -250,8 +247,8 @@ def _time(s: Setting) -> list[str]:
 
 def _routing(s: Setting) -> list[str]:
     cluster, groups = s.config.cluster, s.config.cluster.partition_count
-    owned = np.bincount(round_robin(groups, s.active), minlength=s.active)
-    share = f"{owned.min()} to {owned.max()}" if owned.min() != owned.max() else f"{owned.max()}"
+    least, most = groups // s.active, -(-groups // s.active)  # dealt out in turn
+    share = f"{least} to {most}" if least != most else f"{most}"
     stages = () if s.plan is None else s.plan.stages.stages
     where = "In each join" if all(stage.joins for stage in stages) else "In each stage with keys"
     start, one = ("The", "slave") if s.plan is None else (f"{where} the", "instance")

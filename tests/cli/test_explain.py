@@ -103,6 +103,11 @@ def test_what_is_configured_is_said(sections: dict[str, Any], section: str, word
     assert words in said(**sections)[section]
 
 
+def test_any_number_of_slaves_costs_no_memory() -> None:
+    """As in the report of a run that something has spoilt."""
+    assert "slaves with 0 to 1 of them each" in said(1 << 40, reorganization={"active_slaves": 1 << 40})["where keys go"]
+
+
 def test_columns_come_from_the_schemas_and_no_row_is_read(tmp_path: Path) -> None:
     for side, extra in (("left", "price"), ("right", "amount")):
         table = pa.table({"id": [1], "at": pa.array([5], pa.int64()), extra: [2.5]})
