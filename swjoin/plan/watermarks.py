@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swjoin.core.batch import LEFT, RIGHT
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US
 from swjoin.plan.aggregates import Aggregate
-from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, Views
+from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import IntervalJoin, Node, Source
 from swjoin.plan.lookups import Lookup
@@ -77,7 +77,9 @@ def watermark_out(node: Node | MultiwayJoin, inputs: Sequence[int]) -> int:
         return _shifted(inputs[0], 1 + node.ts_after_us)
     if isinstance(node, AlignedWindows) and node.output_time == "start":  # an open window ends at the watermark, or later
         return _shifted(inputs[0], -node.size_us)
-    if not isinstance(node, IntervalJoin):  # the last row of a window of tuples that is not full is yet to come
+    if isinstance(node, TupleWindows) and node.partial:  # a window that is not full comes out at the end, with this time
+        return inputs[0] if inputs[0] == END_OF_TIME_US else min(inputs[0], LAST_TIME_US)
+    if not isinstance(node, IntervalJoin):  # the last row of a window of tuples that is full is yet to come
         return min(inputs)
     of_any_age = node.semantics.unbounded and node.semantics.as_of is None
     if node.semantics.bounds.count_windows or of_any_age:  # a partner may be

@@ -219,6 +219,8 @@ def test_windows_of_tuples_promise_what_their_input_does(partial: bool) -> None:
         assert watermark_out(node, [watermark_us]) == watermark_us
         assert needed_below(node, [watermark_us])[0] in (BEGIN_OF_TIME_US, watermark_us)
     assert needed_below(node, [5]) == (BEGIN_OF_TIME_US, END_OF_TIME_US)
+    whole_us = WHOLE.origin_us + WHOLE.size_us  # as rows of the window of all times may have it
+    assert watermark_out(node, [whole_us]) == (LAST_TIME_US if partial else whole_us)
     assert WHOLE.origin_us <= LAST_TIME_US < WHOLE.origin_us + WHOLE.size_us
 
 
