@@ -7,7 +7,8 @@ Stays out: births and deaths in order (`state.life_kernel`), columns of rows (`c
 
 A row that is kept has its birth as its time, and its death as its key. What comes out by a watermark is computed anew of the
 rows that are kept, of groups alone in which something happens: it does not depend on what was computed before, so a
-partition-group moves, and is restored, with its rows alone.
+partition-group moves, and is restored, with its rows alone. Counts and sums of integers, of changes and births, go on from
+those at the last watermark, which the rows that are kept tell where they are not known.
 
 Where boundaries come out, and a row of a group never dies, those beyond the last birth or death of the group wait for the next
 one; the row that died last is kept, as it says where they begin.
@@ -15,21 +16,38 @@ one; the row that died last is kept, as it says where they begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, Bool, ResultRows, TupleBatch
+from swjoin.core.data_messages import StateChunk
 from swjoin.core.errors import RunFailed
 from swjoin.core.group_keys import GroupKeys
-from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US, GroupId
 from swjoin.core.life_columns import LifeCall, LifeColumns, LifeTotals
+from swjoin.operators.join_operator import MoveId
 from swjoin.operators.kept_rows import KeptRows, RowsOperator
-from swjoin.operators.keyed_operator import Limits
-from swjoin.state.life_kernel import BOUNDARIES, Instants, LiveRows, Span, Sweep, Values, first_of_values, group_numbers
+from swjoin.operators.keyed_operator import LeavingState, Limits
+from swjoin.state.life_kernel import (
+    BOUNDARIES,
+    Instants,
+    LiveRows,
+    Span,
+    Sweep,
+    Totals,
+    Values,
+    first_of_values,
+    group_numbers,
+    happening,
+    no_totals,
+    rows_of_span,
+)
 
 _CODE_BYTES = 9  # of a row's group
+_PLAIN = (Accumulation.COUNT, Accumulation.INTEGERS)  # what is computed needs no values of rows that were born before
 
 
 class Rule(NamedTuple):
@@ -41,42 +59,110 @@ class Rule(NamedTuple):
     longest_us: int = 0
 
 
+class _Part(NamedTuple):
+    """Rows, and for each its partition-group, and the code of its group, or null: int64, int64 and bool (n,)."""
+
+    rows: TupleBatch
+    groups: I64
+    codes: I64
+    nulls: Bool
+
+    def take(self, index: I64) -> _Part:
+        return _Part(self.rows.take(index), self.groups[index], self.codes[index], self.nulls[index])
+
+    @staticmethod
+    def concat(parts: Sequence[_Part]) -> _Part:
+        if not parts:
+            nothing = np.empty(0, np.int64)
+            return _Part(TupleBatch.empty(), nothing, nothing, np.empty(0, np.bool_))
+        if len(parts) == 1:
+            return parts[0]
+        rows, *others = zip(*parts, strict=True)
+        groups, codes, nulls = map(np.concatenate, others)
+        return _Part(TupleBatch.concat(rows), groups, codes, nulls)
+
+
 class _Living(KeptRows):
-    """Rows, and the groups in which they are. codes: int64 (n,), nulls: bool (n,), of this instance."""
+    """Rows, and the groups in which they are, in parts: as they came, the larger ones first."""
 
     def __init__(self, columns: LifeColumns, keys: GroupKeys) -> None:
         super().__init__()
         self._columns, self._keys = columns, keys
-        self._codes: list[I64] = []
-        self._nulls: list[Bool] = []
+        self.parts: list[_Part] = []
 
     @property
-    def codes(self) -> I64:
-        if len(self._codes) != 1:
-            self._codes = [np.concatenate(self._codes or [np.empty(0, np.int64)])]
-        return self._codes[0]
+    def whole(self) -> _Part:
+        self._merge(0)
+        return self.parts[0] if self.parts else _Part.concat([])
 
     @property
-    def nulls(self) -> Bool:
-        if len(self._nulls) != 1:
-            self._nulls = [np.concatenate(self._nulls or [np.empty(0, np.bool_)])]
-        return self._nulls[0]
+    def rows(self) -> TupleBatch:
+        return self.whole.rows
+
+    @property
+    def groups(self) -> I64:
+        return self.whole.groups
 
     def add(self, rows: TupleBatch, groups: I64) -> None:
-        self._add(rows, groups, *self._columns.encoded(self._keys, rows))
+        if len(rows):
+            self._add(_Part(rows, groups, *self._columns.encoded(self._keys, rows)))
 
     def keep(self, index: I64) -> None:
         """The rows at these positions alone."""
-        rows, groups, codes, nulls = self.rows, self.groups, self.codes, self.nulls
-        self._rows, self._groups, self._codes, self._nulls, self._count, self.nbytes = [], [], [], [], 0, 0
-        self._add(rows.take(index), groups[index], codes[index], nulls[index])
+        self._replace([self.whole.take(index)])
 
-    def _add(self, rows: TupleBatch, groups: I64, codes: I64, nulls: Bool) -> None:
-        if len(rows):
-            super().add(rows, groups)
-            self._codes.append(codes)
-            self._nulls.append(nulls)
-            self.nbytes += _CODE_BYTES * len(rows)
+    def go_on(self, from_us: int, until_us: int) -> tuple[_Part, int]:
+        """The rows that are born or die from one time on and before another one, and when something happens next. What is dead
+        by then goes from parts of which it is the greater part."""
+        found, left, next_us, shrinks = [], [], END_OF_TIME_US, False
+        for part in self.parts:
+            born, dead = part.rows.ts, part.rows.key
+            index = np.empty(len(born), np.int64)
+            count, gone, of_part_us = rows_of_span(born, dead, from_us, until_us, index)
+            if count:
+                found.append(part.take(index[:count].copy()))
+            next_us = min(next_us, of_part_us)
+            many = 2 * gone > len(born)
+            left.append(part.take(np.flatnonzero(dead >= until_us)) if many else part)
+            shrinks = shrinks or many
+        if shrinks:
+            self._replace(left)
+        return _Part.concat(found), next_us
+
+    def shed(self, watermark_us: int) -> None:
+        """Without the rows that are dead before this time."""
+        alive = self.whole.rows.key >= watermark_us
+        if not alive.all():
+            self.keep(np.flatnonzero(alive))
+
+    def _add(self, part: _Part) -> None:
+        self.parts.append(part)
+        self._count += len(part.rows)
+        self.nbytes += part.rows.nbytes + part.groups.nbytes + _CODE_BYTES * len(part.rows)
+        first, size = len(self.parts) - 1, len(part.rows)
+        while first and len(self.parts[first - 1].rows) < 2 * size:
+            first -= 1
+            size += len(self.parts[first].rows)
+        self._merge(first)
+
+    def _replace(self, parts: Sequence[_Part]) -> None:
+        self.parts, self._count, self.nbytes = [], 0, 0
+        for part in parts:
+            if len(part.rows):
+                self._add(part)
+
+    def _merge(self, first: int) -> None:
+        """Parts from this one on become one."""
+        if len(self.parts) - first > 1:
+            self.parts[first:] = [_Part.concat(self.parts[first:])]
+
+
+class _Groups(NamedTuple):
+    """Groups in which rows are alive: codes and nulls, int64 and bool (n,), and what is computed of them."""
+
+    codes: I64
+    nulls: Bool
+    totals: Totals
 
 
 class LiveGroups(RowsOperator):
@@ -90,6 +176,9 @@ class LiveGroups(RowsOperator):
         self._rule, self._columns = rule, columns
         self._kept = _Living(columns, keys)
         self._keys = keys
+        plain = all(call.accumulation in _PLAIN and not call.distinct for call in columns.calls)
+        self._goes_on = plain and rule.mode != BOUNDARIES  # from the totals at the last watermark
+        self._groups_alive: _Groups | None = None  # by the last watermark; None: unknown
 
     # ------------------------------------------------------------ rows that come
 
@@ -99,6 +188,8 @@ class LiveGroups(RowsOperator):
             self._check_lives(rows, lives.ts, lives.key, where or "a restored row")
             alive = np.flatnonzero(lives.ts < lives.key)
             super()._accumulate(lives.take(alive), groups[alive], where)
+            if not where:  # rows from before the last watermark
+                self._groups_alive = None
 
     def _check_lives(self, rows: TupleBatch, born: I64, dead: I64, where: str) -> None:
         """RunFailed for births and deaths that a row may not have."""
@@ -123,13 +214,18 @@ class LiveGroups(RowsOperator):
 
     def _closed(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
         """Rows of instants before this time."""
-        if self._due(watermark_us):
+        if self._due(watermark_us) and self._goes_on:
+            yield from self._rows_going_on(watermark_us)
+        elif self._due(watermark_us):
             yield from self._rows_until(watermark_us)
             self._drop(watermark_us)
         self._final_us = max(self._final_us, watermark_us)
 
     def _pass(self, watermark_us: int) -> None:
-        if self._due(watermark_us):
+        if self._due(watermark_us) and self._goes_on:
+            _, self._least_us = self._kept.go_on(self._final_us, watermark_us)
+            self._groups_alive = None
+        elif self._due(watermark_us):
             self._drop(watermark_us)
         self._final_us = max(self._final_us, watermark_us)
 
@@ -142,28 +238,92 @@ class LiveGroups(RowsOperator):
         return self._least_us < watermark_us or watermark_us == END_OF_TIME_US
 
     def _rows_until(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
-        """Of instants from the last watermark on."""
-        rows, rule = self._kept.rows, self._rule
-        born, dead = rows.ts, rows.key
-        touched = _happens(born, self._final_us, watermark_us) | _happens(dead, self._final_us, watermark_us)
+        """Of instants from the last watermark on, of all rows of the groups in which something happens."""
+        kept, rule = self._kept.whole, self._rule
+        born, dead = kept.rows.ts, kept.rows.key
+        touched = np.zeros(len(born), np.bool_)
+        for times in (born, dead):
+            touched[happening(times, self._final_us, watermark_us)] = True
         if rule.mode == BOUNDARIES:
             touched = (born < watermark_us) & (dead > self._final_us)
-        numbers, count = group_numbers(self._kept.codes, self._kept.nulls, touched)
+        numbers, count = group_numbers(kept.codes, kept.nulls, touched)
         if not count:
             return
         of = np.flatnonzero((numbers >= 0) & (born < watermark_us))
-        some = rows.take(of)
+        some = kept.take(of)
         lives = LiveRows(numbers[of], born[of], dead[of])
         edges = None
         if rule.mode == BOUNDARIES:
             edges = _open_from(lives, count, self._final_us), _open_from(lives, count, watermark_us)
-        values = [self._values(call, lives, some) for call in self._columns.calls]
+        yield from self._swept(some, self._sweep(some.rows, lives, watermark_us, count, edges), lives.group, count)
+
+    def _rows_going_on(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
+        """Of instants from the last watermark on, of the rows to which something happens and the totals before."""
+        known = self._known_groups()
+        some, self._least_us = self._kept.go_on(self._final_us, watermark_us)
+        if watermark_us == END_OF_TIME_US:  # rows that never die are not kept, either
+            self._groups_alive = None
+        if not len(some.rows):
+            return
+        count, numbers, before = len(known.codes), np.empty(0, np.int64), known.totals
+        codes, nulls = np.concatenate([known.codes, some.codes]), np.concatenate([known.nulls, some.nulls])
+        numbers, found = group_numbers(codes, nulls, np.arange(len(codes)) >= count)
+        of_known = np.flatnonzero(numbers[:count] >= 0)
+        totals = no_totals(len(self._columns.calls), found)
+        for mine, theirs in zip(totals, before, strict=True):
+            mine[..., numbers[of_known]] = theirs[..., of_known]
+        lives = LiveRows(numbers[count:], some.rows.ts, some.rows.key)
+        sweep = self._sweep(some.rows, lives, watermark_us, found, totals=totals)
+        yield from self._swept(some, sweep, lives.group, found)
+        first = np.empty(found, np.int64)
+        first[lives.group] = np.arange(len(some.rows))
+        if watermark_us == END_OF_TIME_US:
+            return
+        same, alive = np.flatnonzero(numbers[:count] < 0), np.flatnonzero(totals.alive)
+        self._groups_alive = _Groups(
+            np.concatenate([known.codes[same], some.codes[first[alive]]]),
+            np.concatenate([known.nulls[same], some.nulls[first[alive]]]),
+            Totals(*(np.concatenate([a[..., same], b[..., alive]], axis=-1) for a, b in zip(before, totals, strict=True))),
+        )
+
+    def _known_groups(self) -> _Groups:
+        """The groups in which rows are alive by the last watermark."""
+        if self._groups_alive is None:
+            kept = self._kept.whole
+            some = kept.take(np.flatnonzero((kept.rows.ts < self._final_us) & (kept.rows.key >= self._final_us)))
+            numbers, count = group_numbers(some.codes, some.nulls, np.ones(len(some.rows), np.bool_))
+            totals = no_totals(len(self._columns.calls), count)
+            lives = LiveRows(numbers, some.rows.ts, some.rows.key)
+            values = [self._values(call, lives, some.rows) for call in self._columns.calls] if count else []
+            span = Span(self._rule.mode, 0, BEGIN_OF_TIME_US, self._final_us)
+            for _ in Sweep(span, lives, values, count, None, totals).instants(max(1, len(some.rows))):
+                pass  # what is out already
+            first = np.empty(count, np.int64)
+            first[numbers] = np.arange(len(some.rows))
+            self._groups_alive = _Groups(some.codes[first], some.nulls[first], totals)
+        return self._groups_alive
+
+    def _sweep(
+        self,
+        rows: TupleBatch,
+        lives: LiveRows,
+        until_us: int,
+        count: int,
+        edges: tuple[I64, I64] | None = None,
+        totals: Totals | None = None,
+    ) -> Sweep:
+        values = [self._values(call, lives, rows) for call in self._columns.calls]
+        span = Span(self._rule.mode, self._rule.every_us, self._final_us, until_us)
+        return Sweep(span, lives, values, count, edges, totals)
+
+    def _swept(self, some: _Part, sweep: Sweep, numbers: I64, count: int) -> Iterator[tuple[ResultRows, I64]]:
+        """The rows of instants, in pieces. numbers: of the groups of some rows, so many."""
         first = np.empty(count, np.int64)
-        first[lives.group] = of  # any row of each group
-        span = Span(rule.mode, rule.every_us, self._final_us, watermark_us)
-        row_bytes = 16 + 8 * len(values) + some.nbytes // len(some)
-        for piece in Sweep(span, lives, values, count, edges).instants(max(1, self._limits.result_bytes // row_bytes)):
-            yield self._rows_of(piece, first)
+        first[numbers] = np.arange(len(some.rows))  # any row of each group
+        row_bytes = 16 + 8 * len(self._columns.calls) + some.rows.nbytes // max(1, len(some.rows))
+        for piece in sweep.instants(max(1, self._limits.result_bytes // row_bytes)):
+            at = first[piece.group]
+            yield self._rows_of(piece, some.codes[at], some.nulls[at]), some.groups[at]
 
     def _values(self, call: LifeCall, lives: LiveRows, rows: TupleBatch) -> Values:
         words, valid = self._columns.words(call, rows)
@@ -172,12 +332,9 @@ class LiveGroups(RowsOperator):
         known = np.ones(len(rows), np.bool_) if valid is None else valid
         return Values(call.accumulation, words, known, known)
 
-    def _rows_of(self, found: Instants, first: I64) -> tuple[ResultRows, I64]:
-        """first: position of a row of each group."""
-        at = first[found.group]
+    def _rows_of(self, found: Instants, codes: I64, nulls: Bool) -> ResultRows:
         totals = [LifeTotals(*parts) for parts in zip(found.counts, found.low, found.high, strict=True)]
-        codes, nulls = self._kept.codes[at], self._kept.nulls[at]
-        return self._columns.rows(self._keys, codes, nulls, found.instant, totals), self._kept.groups[at]
+        return self._columns.rows(self._keys, codes, nulls, found.instant, totals)
 
     # ------------------------------------------------------------ what is kept
 
@@ -197,7 +354,7 @@ class LiveGroups(RowsOperator):
         needed: Bool = dead >= watermark_us
         for_ever = (dead >= LAST_TIME_US) & (born < watermark_us)
         if self._rule.mode == BOUNDARIES and for_ever.any() and not needed.all():
-            numbers, count = group_numbers(self._kept.codes, self._kept.nulls, for_ever)
+            numbers, count = group_numbers(self._kept.whole.codes, self._kept.whole.nulls, for_ever)
             of = np.flatnonzero(numbers >= 0)
             last_us = _last(LiveRows(numbers[of], born[of], dead[of]), count, watermark_us)
             last: I64 = np.full(count, -1, np.int64)
@@ -211,25 +368,56 @@ class LiveGroups(RowsOperator):
         found: I64 = np.where(born >= from_us, born, np.where(dead >= from_us, dead, END_OF_TIME_US))
         return np.where(found >= LAST_TIME_US, END_OF_TIME_US, found)
 
+    def _check_memory(self) -> None:
+        if self._goes_on and self.window_bytes() > self._limits.window_bytes:
+            self._kept.shed(self._final_us)
+        super()._check_memory()
+
+    # ------------------------------------------------------------ moves
+
+    def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingState:
+        """A partition-group leaves with its rows. Between two deliveries only."""
+        self._shed_all()
+        self._groups_alive = None
+        return super().export_group(move_id, pending, chunk_bytes)
+
+    def take_chunk(self, chunk: StateChunk) -> None:
+        self._groups_alive = None
+        super().take_chunk(chunk)
+
+    def group_ids(self) -> list[GroupId]:
+        self._shed_all()
+        return super().group_ids()
+
+    def _shed_all(self) -> None:
+        if self._goes_on:
+            self._kept.shed(self._final_us)
+
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant. Of a partition-group that arrives, not all rows may be here."""
         if len(self._kept):
-            rows = self._kept.rows
-            codes, nulls = self._columns.encoded(self._keys, rows)
-            same = (codes == self._kept.codes) & (nulls == self._kept.nulls)
-            assert same.all(), f"{self._name}: rows in other groups"
-            assert self.arriving or self._needed(self._final_us).all(), f"{self._name}: rows that are needed no longer"
-            least_us = int(self._next(rows.ts, rows.key, self._final_us).min())
+            alive = [np.count_nonzero(part.rows.key >= self._final_us) for part in self._kept.parts]
+            kept = self._kept.whole
+            codes, nulls = self._columns.encoded(self._keys, kept.rows)
+            assert ((codes == kept.codes) & (nulls == kept.nulls)).all(), f"{self._name}: rows in other groups"
+            needed = 2 * sum(alive) >= len(kept.rows) if self._goes_on else self._needed(self._final_us).all()
+            assert self.arriving or needed, f"{self._name}: rows that are needed no longer"
+            least_us = int(self._next(kept.rows.ts, kept.rows.key, self._final_us).min())
             assert least_us >= self._least_us, f"{self._name}: something happens at {least_us} us, before {self._least_us} us"
+        if self._groups_alive is not None:
+            known, self._groups_alive = self._groups_alive, None
+            assert _by_group(known) == _by_group(self._known_groups()), f"{self._name}: totals that the rows do not have"
+
+
+def _by_group(known: _Groups) -> dict[tuple[int, bool], tuple[list[Any], ...]]:
+    """What is computed of each group."""
+    keys = zip(known.codes.tolist(), known.nulls.tolist(), strict=True)
+    return dict(zip(keys, zip(*(np.moveaxis(part, -1, 0).tolist() for part in known.totals), strict=True), strict=True))
 
 
 def _multiple(us: int, every_us: int) -> int:
     """The first multiple that is not before."""
     return -(-us // every_us) * every_us
-
-
-def _happens(times: I64, from_us: int, until_us: int) -> Bool:
-    return (times >= from_us) & (times < until_us)
 
 
 def _latest(born: I64, dead: I64, before_us: int) -> I64:

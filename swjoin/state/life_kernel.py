@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from swjoin.core.aggregate_functions import Accumulation
 from swjoin.core.batch import I64, Bool
 from swjoin.core.hashing import GOLDEN, mix64_scalar
-from swjoin.core.ids import LAST_TIME_US
+from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US
 from swjoin.core.kernel_cache import kernel
 from swjoin.state.exact_sums import Slots, add_values, clear_slots, new_slots, read_values
 
@@ -103,6 +103,21 @@ class _Now(NamedTuple):
     value: F64
 
 
+class Totals(NamedTuple):
+    """Of the rows of groups that are alive: alive, how many, int64 (groups,); by call counts and both words of sums of
+    integers, int64 (calls, groups)."""
+
+    alive: I64
+    counts: I64
+    low: I64
+    high: I64
+
+
+def no_totals(calls: int, groups: int) -> Totals:
+    """Of groups in which nothing is alive."""
+    return Totals(np.zeros(groups, np.int64), *np.zeros((3, calls, groups), np.int64))
+
+
 class Instants(NamedTuple):
     """Groups at instants. group: numbers. instant: microseconds. int64 (n,). counts, low, high: int64 (calls, n), as
     `core.life_columns.LifeTotals` has them."""
@@ -179,6 +194,11 @@ def _sort_groups(times: I64, first: I64, most: int, out: I64) -> bool:
     return True
 
 
+def happening(times: I64, from_us: int, until_us: int = LAST_TIME_US) -> I64:
+    """The positions of times from one on and before another one."""
+    return np.flatnonzero((times >= from_us) & (times < until_us))
+
+
 def _events_of(rows: I64, times: I64, group: I64, count: int) -> tuple[I64, I64]:
     """These positions by group and time, and where each group begins. times, group: of all rows."""
     first = np.zeros(count + 1, np.int64)
@@ -188,6 +208,24 @@ def _events_of(rows: I64, times: I64, group: I64, count: int) -> tuple[I64, I64]
     if not _sort_groups(times, first, _MOVES * len(rows), out):  # rows of a group mostly come in order
         _by_group(rows[np.argsort(times[rows])], group, first[:-1].copy(), out)
     return out, first
+
+
+@kernel
+def rows_of_span(born: I64, dead: I64, from_us: int, until_us: int, out: I64) -> tuple[int, int, int]:
+    """Fill out with the positions of rows that are born or die in a span; those at LAST_TIME_US never die. Returns how many
+    there are, how many rows are dead before its end, and the next birth or death, END_OF_TIME_US if there is none."""
+    count, gone, next_us, deaths_until = 0, 0, END_OF_TIME_US, min(until_us, LAST_TIME_US)
+    for i in range(born.shape[0]):
+        birth, death = born[i], dead[i]
+        if (birth >= from_us and birth < until_us) or (death >= from_us and death < deaths_until):
+            out[count] = i
+            count += 1
+        gone += death < until_us
+        if birth >= until_us:
+            next_us = min(next_us, birth)
+        elif death >= until_us and death < LAST_TIME_US:
+            next_us = min(next_us, death)
+    return count, gone, next_us
 
 
 @kernel
@@ -262,18 +300,23 @@ def _remove_dead(keys: I64, deaths: I64, sizes: I64, h: int, now_us: int) -> Non
 
 
 @kernel
-def _go_on(span: Span, events: _Events, calls: _Calls, sums: Slots, now: _Now, out: Instants) -> int:
-    """Fill `out` with the next instants. Returns how many there are: fewer than have room at the end only."""
+def _go_on(span: Span, events: _Events, calls: _Calls, sums: Slots, totals: Totals, now: _Now, out: Instants) -> int:
+    """Fill `out` with the next instants. Returns how many there are: fewer than have room at the end only. totals: of groups
+    before their events; afterwards those behind them."""
     births, deaths, first_birth, first_death, born, dead, starts, ends = events
     mode, every_us, from_us, until_us = span
     kind, heap, words, gains, losses = calls
     cursor, counts, low, high, keys, least_deaths, sizes, slot, word, value = now
+    total_alive, total_counts, total_low, total_high = totals
     out_group, out_instant, out_counts, out_low, out_high = out
     call_count, room, n = kind.shape[0], out_group.shape[0], 0
     g, birth, death, alive, boundary, free, is_open = cursor
     while g < ends.shape[0]:
         if is_open == 0:
             is_open, birth, death, boundary = 1, first_birth[g], first_death[g], starts[g]
+            alive = total_alive[g]
+            for c in range(call_count):
+                counts[c], low[c], high[c] = total_counts[c, g], np.uint64(total_low[c, g]), total_high[c, g]
         last_birth, last_death = first_birth[g + 1], first_death[g + 1]
         while True:
             at_us = until_us  # of the next birth or death
@@ -342,8 +385,11 @@ def _go_on(span: Span, events: _Events, calls: _Calls, sums: Slots, now: _Now, o
                 cursor[:] = (g, birth, death, alive, boundary, free, is_open)
                 return n
         free = clear_slots(sums, slot, free)
-        counts[:], low[:], high[:], sizes[:] = 0, 0, 0, 0
-        alive, is_open = 0, 0
+        total_alive[g] = alive
+        for c in range(call_count):
+            total_counts[c, g], total_low[c, g], total_high[c, g] = counts[c], np.int64(low[c]), high[c]
+        sizes[:] = 0
+        is_open = 0
         g += 1
     cursor[_GROUP] = g
     return n
@@ -351,14 +397,23 @@ def _go_on(span: Span, events: _Events, calls: _Calls, sums: Slots, now: _Now, o
 
 class Sweep:
     """The instants of a span of n rows. values: of each call. ends: int64 (groups,), of boundaries: below which of each group
-    come out; starts: and from which on. None: those of the span."""
+    come out; starts: and from which on. None: those of the span. totals: of groups, which become those at the end of the span;
+    then rows have births and deaths in it alone, and calls are counts and sums of integers. None: nothing is alive before."""
 
     def __init__(
-        self, span: Span, lives: LiveRows, values: Sequence[Values], group_count: int, edges: tuple[I64, I64] | None = None
+        self,
+        span: Span,
+        lives: LiveRows,
+        values: Sequence[Values],
+        group_count: int,
+        edges: tuple[I64, I64] | None = None,
+        totals: Totals | None = None,
     ) -> None:
         group, born, dead = lives
-        births, first_birth = _events_of(np.arange(len(born)), born, group, group_count)
-        deaths, first_death = _events_of(np.flatnonzero(dead < LAST_TIME_US), dead, group, group_count)
+        from_us = span.from_us if totals is not None else BEGIN_OF_TIME_US
+        births, first_birth = _events_of(happening(born, from_us), born, group, group_count)
+        deaths, first_death = _events_of(happening(dead, from_us), dead, group, group_count)
+        self._totals = no_totals(len(values), group_count) if totals is None else totals
         whole = np.full(group_count, span.from_us), np.full(group_count, span.until_us)
         starts, ends = whole if edges is None else edges
         if span.mode == BOUNDARIES:
@@ -397,6 +452,6 @@ class Sweep:
         while found == most:
             numbers = np.empty((3, count, most), np.int64)
             out = Instants(np.empty(most, np.int64), np.empty(most, np.int64), *numbers)
-            found = _go_on(self._span, self._events, self._calls, self._sums, self._now, out)
+            found = _go_on(self._span, self._events, self._calls, self._sums, self._totals, self._now, out)
             if found:
                 yield Instants(out.group[:found], out.instant[:found], *(part[:, :found] for part in out[2:]))

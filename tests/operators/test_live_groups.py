@@ -22,6 +22,7 @@ from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US, Epoc
 from swjoin.core.life_columns import LifeColumns
 from swjoin.operators import live_groups as operator
 from swjoin.operators.join_operator import MoveId
+from swjoin.operators.kept_rows import RowsOperator
 from swjoin.operators.keyed_operator import Limits
 from swjoin.operators.live_groups import LiveGroups, Rule
 from swjoin.plan import live_groups as plan
@@ -51,6 +52,7 @@ CALLS = (
     AggregateCall("most_v", "max", "v"),
     AggregateCall("most_x", "max", "x"),
 )
+PLAIN = tuple(call for call in CALLS if call.name in ("n", "of_v", "sum_v"))  # go on from the totals before
 LIVES = {"for ever": 0, "finite": 20}
 INTEGERS = [None, 0, 1, 1, 2, -5, (1 << 62) + 1, -(1 << 63), (1 << 63) - 1]
 DOUBLES = [None, 0.0, -0.0, 1.5, 1.5, -2.0, 1e300, -1e300, 1e-300, 0.1, math.inf, -math.inf, math.nan]
@@ -70,7 +72,8 @@ def cases(draw: Callable[..., Any], wide: bool = False) -> Case:
     mode = draw(st.sampled_from(sorted(MODES)))
     longest_us = draw(st.sampled_from(sorted(LIVES.values())))
     key = draw(st.sampled_from([(), ("k",), ("t",), ("k", "t")]))
-    calls = () if mode == "births" else tuple(draw(st.lists(st.sampled_from(CALLS), unique=True)))
+    calls_of_case = draw(st.sampled_from([CALLS, PLAIN]))
+    calls = () if mode == "births" else tuple(draw(st.lists(st.sampled_from(calls_of_case), unique=True)))
     node = plan.LiveGroups("g", "a", key, "born", "dead", calls, "as_of", EVERY, mode, longest_us)
     unit = EVERY if mode == "boundaries" else 1
     rows = []
@@ -333,6 +336,27 @@ def test_many_rows_alive_in_one_group_and_many_groups(in_order: bool) -> None:
     for at in random.integers(0, len(instants), 50).tolist():
         alive = v[(ts <= instants[at]) & (instants[at] < names["dead"])]
         assert found[at][1:] == (len(alive), int(alive.sum()) if len(alive) else None, int(alive.min()) if len(alive) else None)
+
+
+@pytest.mark.parametrize("planted", ["", "take_chunk", "export_group"])
+def test_totals_go_with_a_partition_group(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """planted: what does not forget the totals at the last watermark."""
+    node = plan.LiveGroups("g", "a", ("k",), "born", "dead", PLAIN[:1], "as_of", EVERY, "changes", 0)
+    rows = [Row(i, 0, (i, "", None, None, 0, 20)) for i in range(4)]
+
+    def moved() -> None:
+        first, second = Instance(node), Instance(node)
+        found = [*first.deliver(rows[:2], 10), *second.deliver(rows[2:], 10)]
+        second.take_from(first, group_of(node, rows[0]))
+        found += [*first.deliver([], END_OF_TIME_US), *second.deliver([], END_OF_TIME_US)]
+        same_rows(decoded(found), expected(Case(node, rows, [])))
+
+    if not planted:
+        moved()
+        return
+    monkeypatch.setattr(LiveGroups, planted, getattr(RowsOperator, planted))
+    with pytest.raises(AssertionError, match="totals that the rows do not have"):
+        moved()
 
 
 # ---------------------------------------------------------------- planted bugs

@@ -138,9 +138,15 @@ def _front_drops_an_equal_value(monkeypatch: Monkey) -> None:
 
 
 def _forgotten_while_alive(monkeypatch: Monkey) -> None:
-    """A row is dropped when its birth is out, so its group is born again."""
-    needed = LiveGroups._needed
-    monkeypatch.setattr(LiveGroups, "_needed", lambda self, us: needed(self, us) & (self._kept.rows.ts >= us))
+    """A row is dropped when its birth is out, so its group never dies."""
+    go_on = operator._Living.go_on
+
+    def hasty(self: operator._Living, from_us: int, until_us: int) -> Any:
+        found = go_on(self, from_us, until_us)
+        self.keep(np.flatnonzero(self.rows.ts >= until_us))
+        return found
+
+    monkeypatch.setattr(operator._Living, "go_on", hasty)
 
 
 def _left_behind(monkeypatch: Monkey) -> None:
