@@ -17,7 +17,7 @@ one; the row that died last is kept, as it says where they begin.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,18 +31,17 @@ from swjoin.core.life_columns import LifeCall, LifeColumns, LifeTotals
 from swjoin.operators.join_operator import MoveId
 from swjoin.operators.kept_rows import KeptRows, RowsOperator
 from swjoin.operators.keyed_operator import LeavingState, Limits
+from swjoin.state.group_totals import GroupTotals
 from swjoin.state.life_kernel import (
     BOUNDARIES,
     Instants,
     LiveRows,
     Span,
     Sweep,
-    Totals,
     Values,
     first_of_values,
     group_numbers,
     happening,
-    no_totals,
     rows_of_span,
 )
 
@@ -114,7 +113,7 @@ class _Living(KeptRows):
     def go_on(self, from_us: int, until_us: int) -> tuple[_Part, int]:
         """The rows that are born or die from one time on and before another one, and when something happens next. What is dead
         by then goes from parts of which it is the greater part."""
-        found, left, next_us, shrinks = [], [], END_OF_TIME_US, False
+        found, left, next_us, shrinks = [], [], END_OF_TIME_US, until_us == END_OF_TIME_US
         for part in self.parts:
             born, dead = part.rows.ts, part.rows.key
             index = np.empty(len(born), np.int64)
@@ -123,6 +122,8 @@ class _Living(KeptRows):
                 found.append(part.take(index[:count].copy()))
             next_us = min(next_us, of_part_us)
             many = 2 * gone > len(born)
+            if until_us == END_OF_TIME_US:  # nothing is needed any more, even if it never dies
+                continue
             left.append(part.take(np.flatnonzero(dead >= until_us)) if many else part)
             shrinks = shrinks or many
         if shrinks:
@@ -157,14 +158,6 @@ class _Living(KeptRows):
             self.parts[first:] = [_Part.concat(self.parts[first:])]
 
 
-class _Groups(NamedTuple):
-    """Groups in which rows are alive: codes and nulls, int64 and bool (n,), and what is computed of them."""
-
-    codes: I64
-    nulls: Bool
-    totals: Totals
-
-
 class LiveGroups(RowsOperator):
     """keys: the encoder of this instance. name: owner, for messages."""
 
@@ -178,7 +171,7 @@ class LiveGroups(RowsOperator):
         self._keys = keys
         plain = all(call.accumulation in _PLAIN and not call.distinct for call in columns.calls)
         self._goes_on = plain and rule.mode != BOUNDARIES  # from the totals at the last watermark
-        self._groups_alive: _Groups | None = None  # by the last watermark; None: unknown
+        self._totals: GroupTotals | None = None  # at the last watermark; None: unknown
 
     # ------------------------------------------------------------ rows that come
 
@@ -189,7 +182,7 @@ class LiveGroups(RowsOperator):
             alive = np.flatnonzero(lives.ts < lives.key)
             super()._accumulate(lives.take(alive), groups[alive], where)
             if not where:  # rows from before the last watermark
-                self._groups_alive = None
+                self._totals = None
 
     def _check_lives(self, rows: TupleBatch, born: I64, dead: I64, where: str) -> None:
         """RunFailed for births and deaths that a row may not have."""
@@ -224,7 +217,7 @@ class LiveGroups(RowsOperator):
     def _pass(self, watermark_us: int) -> None:
         if self._due(watermark_us) and self._goes_on:
             _, self._least_us = self._kept.go_on(self._final_us, watermark_us)
-            self._groups_alive = None
+            self._totals = None
         elif self._due(watermark_us):
             self._drop(watermark_us)
         self._final_us = max(self._final_us, watermark_us)
@@ -255,66 +248,42 @@ class LiveGroups(RowsOperator):
         edges = None
         if rule.mode == BOUNDARIES:
             edges = _open_from(lives, count, self._final_us), _open_from(lives, count, watermark_us)
-        yield from self._swept(some, self._sweep(some.rows, lives, watermark_us, count, edges), lives.group, count)
+        span = Span(rule.mode, rule.every_us, self._final_us, watermark_us)
+        sweep = Sweep(span, lives, self._values_of(some.rows, lives), count, edges)
+        yield from self._swept(some, sweep, lives.group, count)
 
     def _rows_going_on(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
         """Of instants from the last watermark on, of the rows to which something happens and the totals before."""
-        known = self._known_groups()
-        some, self._least_us = self._kept.go_on(self._final_us, watermark_us)
-        if watermark_us == END_OF_TIME_US:  # rows that never die are not kept, either
-            self._groups_alive = None
-        if not len(some.rows):
-            return
-        count, numbers, before = len(known.codes), np.empty(0, np.int64), known.totals
-        codes, nulls = np.concatenate([known.codes, some.codes]), np.concatenate([known.nulls, some.nulls])
-        numbers, found = group_numbers(codes, nulls, np.arange(len(codes)) >= count)
-        of_known = np.flatnonzero(numbers[:count] >= 0)
-        totals = no_totals(len(self._columns.calls), found)
-        for mine, theirs in zip(totals, before, strict=True):
-            mine[..., numbers[of_known]] = theirs[..., of_known]
-        lives = LiveRows(numbers[count:], some.rows.ts, some.rows.key)
-        sweep = self._sweep(some.rows, lives, watermark_us, found, totals=totals)
-        yield from self._swept(some, sweep, lives.group, found)
-        first = np.empty(found, np.int64)
-        first[lives.group] = np.arange(len(some.rows))
-        if watermark_us == END_OF_TIME_US:
-            return
-        same, alive = np.flatnonzero(numbers[:count] < 0), np.flatnonzero(totals.alive)
-        self._groups_alive = _Groups(
-            np.concatenate([known.codes[same], some.codes[first[alive]]]),
-            np.concatenate([known.nulls[same], some.nulls[first[alive]]]),
-            Totals(*(np.concatenate([a[..., same], b[..., alive]], axis=-1) for a, b in zip(before, totals, strict=True))),
-        )
+        known, from_us = self._known_totals(), self._final_us
+        some, self._least_us = self._kept.go_on(from_us, watermark_us)
+        self._final_us, self._totals = watermark_us, None  # until all pieces are out
+        if len(some.rows):
+            numbers, slots = known.numbered(some.codes, some.nulls)
+            lives, totals = LiveRows(numbers, some.rows.ts, some.rows.key), known.take(slots)
+            span = Span(self._rule.mode, 0, from_us, watermark_us)
+            sweep = Sweep(span, lives, self._values_of(some.rows, lives), len(slots), None, (totals, from_us))
+            yield from self._swept(some, sweep, numbers, len(slots))
+            known.put(slots, totals)
+        if watermark_us < END_OF_TIME_US:  # when rows that never die are not kept, either
+            self._totals = known
 
-    def _known_groups(self) -> _Groups:
-        """The groups in which rows are alive by the last watermark."""
-        if self._groups_alive is None:
-            kept = self._kept.whole
+    def _known_totals(self) -> GroupTotals:
+        """Of the rows that are alive by the last watermark."""
+        if self._totals is None:
+            self._totals, kept = GroupTotals(len(self._columns.calls)), self._kept.whole
             some = kept.take(np.flatnonzero((kept.rows.ts < self._final_us) & (kept.rows.key >= self._final_us)))
-            numbers, count = group_numbers(some.codes, some.nulls, np.ones(len(some.rows), np.bool_))
-            totals = no_totals(len(self._columns.calls), count)
-            lives = LiveRows(numbers, some.rows.ts, some.rows.key)
-            values = [self._values(call, lives, some.rows) for call in self._columns.calls] if count else []
-            span = Span(self._rule.mode, 0, BEGIN_OF_TIME_US, self._final_us)
-            for _ in Sweep(span, lives, values, count, None, totals).instants(max(1, len(some.rows))):
-                pass  # what is out already
-            first = np.empty(count, np.int64)
-            first[numbers] = np.arange(len(some.rows))
-            self._groups_alive = _Groups(some.codes[first], some.nulls[first], totals)
-        return self._groups_alive
+            numbers, slots = self._totals.numbered(some.codes, some.nulls)
+            lives, totals = LiveRows(numbers, some.rows.ts, some.rows.key), self._totals.take(slots)
+            span = Span(self._rule.mode, 0, self._final_us, self._final_us)
+            values = self._values_of(some.rows, lives)
+            for _ in Sweep(span, lives, values, len(slots), None, (totals, BEGIN_OF_TIME_US)).instants(1):
+                raise AssertionError("an instant that is out already")
+            self._totals.put(slots, totals)
+        return self._totals
 
-    def _sweep(
-        self,
-        rows: TupleBatch,
-        lives: LiveRows,
-        until_us: int,
-        count: int,
-        edges: tuple[I64, I64] | None = None,
-        totals: Totals | None = None,
-    ) -> Sweep:
-        values = [self._values(call, lives, rows) for call in self._columns.calls]
-        span = Span(self._rule.mode, self._rule.every_us, self._final_us, until_us)
-        return Sweep(span, lives, values, count, edges, totals)
+    def _values_of(self, rows: TupleBatch, lives: LiveRows) -> list[Values]:
+        """By call."""
+        return [self._values(call, lives, rows) for call in self._columns.calls] if len(rows) else []
 
     def _swept(self, some: _Part, sweep: Sweep, numbers: I64, count: int) -> Iterator[tuple[ResultRows, I64]]:
         """The rows of instants, in pieces. numbers: of the groups of some rows, so many."""
@@ -370,19 +339,23 @@ class LiveGroups(RowsOperator):
 
     def _check_memory(self) -> None:
         if self._goes_on and self.window_bytes() > self._limits.window_bytes:
+            self._totals = None
             self._kept.shed(self._final_us)
         super()._check_memory()
+
+    def window_bytes(self) -> int:
+        return self._kept.nbytes + (0 if self._totals is None else self._totals.nbytes)
 
     # ------------------------------------------------------------ moves
 
     def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingState:
         """A partition-group leaves with its rows. Between two deliveries only."""
         self._shed_all()
-        self._groups_alive = None
+        self._totals = None
         return super().export_group(move_id, pending, chunk_bytes)
 
     def take_chunk(self, chunk: StateChunk) -> None:
-        self._groups_alive = None
+        self._totals = None
         super().take_chunk(chunk)
 
     def group_ids(self) -> list[GroupId]:
@@ -404,15 +377,9 @@ class LiveGroups(RowsOperator):
             assert self.arriving or needed, f"{self._name}: rows that are needed no longer"
             least_us = int(self._next(kept.rows.ts, kept.rows.key, self._final_us).min())
             assert least_us >= self._least_us, f"{self._name}: something happens at {least_us} us, before {self._least_us} us"
-        if self._groups_alive is not None:
-            known, self._groups_alive = self._groups_alive, None
-            assert _by_group(known) == _by_group(self._known_groups()), f"{self._name}: totals that the rows do not have"
-
-
-def _by_group(known: _Groups) -> dict[tuple[int, bool], tuple[list[Any], ...]]:
-    """What is computed of each group."""
-    keys = zip(known.codes.tolist(), known.nulls.tolist(), strict=True)
-    return dict(zip(keys, zip(*(np.moveaxis(part, -1, 0).tolist() for part in known.totals), strict=True), strict=True))
+        if self._totals is not None:
+            known, self._totals = self._totals.by_group(), None
+            assert known == self._known_totals().by_group(), f"{self._name}: totals that the rows do not have"
 
 
 def _multiple(us: int, every_us: int) -> int:

@@ -397,8 +397,9 @@ def _go_on(span: Span, events: _Events, calls: _Calls, sums: Slots, totals: Tota
 
 class Sweep:
     """The instants of a span of n rows. values: of each call. ends: int64 (groups,), of boundaries: below which of each group
-    come out; starts: and from which on. None: those of the span. totals: of groups, which become those at the end of the span;
-    then rows have births and deaths in it alone, and calls are counts and sums of integers. None: nothing is alive before."""
+    come out; starts: and from which on. None: those of the span. totals: of groups at a time, which become those at the end of
+    the span, and this time, from which on births and deaths count; calls are counts and sums of integers then. None: nothing is
+    alive before the first birth."""
 
     def __init__(
         self,
@@ -407,13 +408,12 @@ class Sweep:
         values: Sequence[Values],
         group_count: int,
         edges: tuple[I64, I64] | None = None,
-        totals: Totals | None = None,
+        totals: tuple[Totals, int] | None = None,
     ) -> None:
         group, born, dead = lives
-        from_us = span.from_us if totals is not None else BEGIN_OF_TIME_US
+        self._totals, from_us = totals or (no_totals(len(values), group_count), BEGIN_OF_TIME_US)
         births, first_birth = _events_of(happening(born, from_us), born, group, group_count)
         deaths, first_death = _events_of(happening(dead, from_us), dead, group, group_count)
-        self._totals = no_totals(len(values), group_count) if totals is None else totals
         whole = np.full(group_count, span.from_us), np.full(group_count, span.until_us)
         starts, ends = whole if edges is None else edges
         if span.mode == BOUNDARIES:

@@ -83,7 +83,7 @@ def cases(draw: Callable[..., Any], wide: bool = False) -> Case:
         born = -(-(ts + draw(st.sampled_from([0, 0, 0, 1, 5]))) // unit) * unit
         dead = born + unit * draw(st.integers(-1, 6 if unit == 1 else 3))
         if not longest_us and draw(st.integers(0, 4)) == 0:
-            dead = LAST_TIME_US + draw(st.integers(0, 1))
+            dead = draw(st.sampled_from([LAST_TIME_US, LAST_TIME_US + 1, END_OF_TIME_US, (1 << 63) - 1]))
         values = draw(st.sampled_from([None, 0, 1])), draw(st.sampled_from([None, "", "a"]))
         words = draw(st.sampled_from(integers)), draw(st.sampled_from(DOUBLES))
         rows.append(Row(i, ts, (*values, *words, born, dead)))
