@@ -350,8 +350,9 @@ class LiveGroups(RowsOperator):
 
     def export_group(self, move_id: MoveId, pending: tuple[TupleBatch, TupleBatch], chunk_bytes: int) -> LeavingState:
         """A partition-group leaves with its rows. Between two deliveries only."""
-        self._shed_all()
         self._totals = None
+        if self._goes_on:
+            self._kept.shed(self._final_us)
         return super().export_group(move_id, pending, chunk_bytes)
 
     def take_chunk(self, chunk: StateChunk) -> None:
@@ -359,12 +360,17 @@ class LiveGroups(RowsOperator):
         super().take_chunk(chunk)
 
     def group_ids(self) -> list[GroupId]:
-        self._shed_all()
-        return super().group_ids()
+        return [GroupId(group) for group in np.flatnonzero(self.tuples_by_group(0)).tolist()]
 
-    def _shed_all(self) -> None:
-        if self._goes_on:
-            self._kept.shed(self._final_us)
+    def tuples_by_group(self, partition_count: int) -> I64:
+        """Without rows that are dead and still kept."""
+        counts = np.zeros(partition_count, np.int64)
+        for part in self._kept.parts:
+            groups = part.groups[part.rows.key >= self._final_us] if self._goes_on else part.groups
+            found = np.bincount(groups, minlength=len(counts))
+            found[: len(counts)] += counts
+            counts = found
+        return counts
 
     def validate(self) -> None:
         """Raise AssertionError on a broken invariant. Of a partition-group that arrives, not all rows may be here."""
