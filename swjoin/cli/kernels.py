@@ -167,7 +167,8 @@ def _rdf(folder: Path) -> list[list[str]]:
     block = "STREAM <x:a> [RANGE 1s] { ?s <x:p> ?v } STREAM <x:b> [RANGE 1s] { ?s <x:q> ?o }"
     aggregates = "(COUNT(?o) AS ?n) (SUM(?v) AS ?t) (AVG(?v * 0.5) AS ?m) (MAX(?v) AS ?x)"
     streams = ["--stream", f"x:a={folder}/triples.txt", "--stream", f"x:b={folder}/triples.csv"]
-    queries = f"SELECT ?s ?v {{ {block} }}", f"SELECT ?s {aggregates} {{ {block} }} GROUP BY ?s"
+    queries = [f"SELECT ?s ?v {{ {block} }}", f"SELECT DISTINCT ?s {{ {block} }}"]
+    queries += [f"SELECT ?s {aggregates} {{ {block} }} GROUP BY ?s"]
     for i in range(2):
         (folder / f"rdf{i}.rq").write_text(f"SELECT ?v {{ STREAM <x:a> [RANGE 1s] {{ <x:s{i}> <x:p> ?v }} }}")
     many = ["rdf", *(f"{folder}/rdf{i}.rq" for i in range(2)), *streams[:2], "-o", "count"]
