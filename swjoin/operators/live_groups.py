@@ -7,8 +7,8 @@ Stays out: births and deaths in order (`state.life_kernel`), columns of rows (`c
 
 A row that is kept has its birth as its time, and its death as its key. What comes out by a watermark is computed anew of the
 rows that are kept, of groups alone in which something happens: it does not depend on what was computed before, so a
-partition-group moves, and is restored, with its rows alone. Counts and sums of integers, of changes and births, go on from
-those at the last watermark, which the rows that are kept tell where they are not known.
+partition-group moves, and is restored, with its rows alone. At changes and births, counts and sums of integers go on from
+those at the last watermark, which are computed of the rows that are kept after a move or a restore.
 
 Where boundaries come out, and a row of a group never dies, those beyond the last birth or death of the group wait for the next
 one; the row that died last is kept, as it says where they begin.
@@ -121,11 +121,10 @@ class _Living(KeptRows):
             if count:
                 found.append(part.take(index[:count].copy()))
             next_us = min(next_us, of_part_us)
-            many = 2 * gone > len(born)
-            if until_us == END_OF_TIME_US:  # nothing is needed any more, even if it never dies
-                continue
-            left.append(part.take(np.flatnonzero(dead >= until_us)) if many else part)
-            shrinks = shrinks or many
+            if until_us < END_OF_TIME_US:  # when nothing is needed any more, even if it never dies
+                many = 2 * gone > len(born)
+                left.append(part.take(np.flatnonzero(dead >= until_us)) if many else part)
+                shrinks = shrinks or many
         if shrinks:
             self._replace(left)
         return _Part.concat(found), next_us
@@ -253,7 +252,7 @@ class LiveGroups(RowsOperator):
         yield from self._swept(some, sweep, lives.group, count)
 
     def _rows_going_on(self, watermark_us: int) -> Iterator[tuple[ResultRows, I64]]:
-        """Of instants from the last watermark on, of the rows to which something happens and the totals before."""
+        """Of instants from the last watermark on, of the rows that are born or die and the totals before."""
         known, from_us = self._known_totals(), self._final_us
         some, self._least_us = self._kept.go_on(from_us, watermark_us)
         self._final_us, self._totals = watermark_us, None  # until all pieces are out

@@ -83,9 +83,8 @@ class Answer:
         columns = [decoded(column).cast(pa.string()) for column in terms]
         if self.planned.template is not None:
             return self._constructed(columns, born, members)
-        hashes = row_hashes(
-            pa.RecordBatch.from_arrays([*terms, born], self.names)
-        )  # computed numbers are dictionaries, whose values are hashed once
+        # Of computed numbers, which are dictionaries, each value is hashed once.
+        hashes = row_hashes(pa.RecordBatch.from_arrays([*terms, born], self.names))
         return Decoded(pa.RecordBatch.from_arrays([*columns, born], schema=self.schema), members, hashes)
 
     def members_of(self, rows: pa.RecordBatch) -> I64:
