@@ -38,7 +38,6 @@ from swjoin.connectors.files.inputs import (
     refusing,
     text_of,
 )
-from swjoin.connectors.files.rdf_format import rdf_schema
 from swjoin.connectors.files.verification import (
     SHOWN,
     QueriesVerified,
@@ -219,8 +218,8 @@ def _file_rows(db: Any, file: File, columns: Sequence[str], folder: Path) -> str
         return _read_csv(file, columns, folder)
     if kind == "JSON lines":
         return _read_json(file, columns, folder)
-    if kind == "RDF":
-        schema = rdf_schema()
+    if kind in ("RDF", "RDF lines"):
+        schema = read_schema(file)
         shown = pa.schema([schema.field(column) for column in columns])
         db.register("rdf_rows", _numbered(read_batches(file, schema, list(columns), BATCH_ROWS), shown))
         return "SELECT * FROM rdf_rows"

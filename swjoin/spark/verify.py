@@ -64,7 +64,7 @@ def _read(spark: SparkSession, path: Paths) -> DataFrame:
             raise UserError(f"{file}: Spark does not read this compression here; swjoin verify does by DuckDB")
         elif ".csv" in name or ".tsv" in name:
             frame = _csv(spark).option("inferSchema", True).option("sep", delimiter_of(file)).csv(location)
-        elif (kind := file_format(file)) in ("JSON lines", "RDF"):
+        elif (kind := file_format(file)) in ("JSON lines", "RDF", "RDF lines"):
             raise UserError(f"{file}: Spark does not read {kind} here; swjoin verify does by DuckDB")
         elif name.endswith(".orc"):
             frame = spark.read.orc(location)

@@ -252,10 +252,6 @@ def test_several_results_have_no_standard_output(swjoin: Any, folder: Path) -> N
 def test_the_configuration_of_the_page(swjoin: Any, folder: Path) -> None:
     """Its rows are those of the page's example."""
     (text,) = (text for kind, text in BLOCKS if kind == "yaml")
-    for name in ("posts", "likes"):
-        lines = [line.split(" ") for line in (folder / f"{name}.txt").read_text().splitlines()]
-        columns = [list(column) for column in zip(*lines, strict=True)][:4]
-        csv.write_csv(pa.table([[int(ts) for ts in columns[0]], *columns[1:]], ["ts", "s", "p", "o"]), folder / f"{name}.csv")
     (folder / "run.yaml").write_text(text)
     done = swjoin("run", "run.yaml", "--out", "run")
     assert done.code == 0, done.err
@@ -265,6 +261,6 @@ def test_the_configuration_of_the_page(swjoin: Any, folder: Path) -> None:
     assert sorted(found.to_pylist(), key=str) == rows_of(folder / "wanted.csv")
     assert swjoin("verify", "run").code == 0
     explained = swjoin("explain", "run.yaml")
-    assert "posts.csv ─" in explained.out
+    assert "posts.txt ─" in explained.out
     assert "The RDF stream <http://example.org/likes>." in " ".join(explained.out.split())
     assert "The RDF graph <http://example.org/people>, a static table" in " ".join(explained.out.split())

@@ -5,8 +5,8 @@ What: `read_schema`, `common_schema`, `read_batches`, `completed`, `open_ipc`, `
 Why: files are untrusted. Every error of a library becomes one line that names the file, and what a library does not check is
 checked here, before the rows reach kernels without checks.
 Stays out: finding files (`connectors.files.inputs`); text (`connectors.files.csv_format`, `connectors.files.json_format`,
-`connectors.files.rdf_format`); parts of files (`connectors.files.fragments`);
-keys, times, payload, reading ahead (`connectors.files.source`).
+`connectors.files.rdf_format`, `connectors.files.rdf_lines`); parts of files (`connectors.files.fragments`); keys, times,
+payload, reading ahead (`connectors.files.source`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from swjoin.connectors.files.inputs import (
 )
 from swjoin.connectors.files.json_format import json_batches, json_schema
 from swjoin.connectors.files.rdf_format import rdf_batches, rdf_schema
+from swjoin.connectors.files.rdf_lines import lines_batches, lines_schema
 from swjoin.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def _schema_of(path: File) -> tuple[pa.Schema, bool]:
         return json_schema(path)
     if kind == "RDF":
         return rdf_schema(), True
+    if kind == "RDF lines":
+        return lines_schema(), True
     if kind == "ORC":
         return orc.ORCFile(open_input(path)).schema, True
     with open_ipc(path) as reader:
@@ -171,6 +174,8 @@ def _batches(path: File, schema: pa.Schema, columns: list[str], rows: int, skip:
         yield from json_batches(path, schema, columns)
     elif kind == "RDF":
         yield from rdf_batches(path, columns, rows)
+    elif kind == "RDF lines":
+        yield from lines_batches(path, columns)
     elif kind == "ORC":
         file = orc.ORCFile(open_input(path))
         for stripe in range(file.nstripes):

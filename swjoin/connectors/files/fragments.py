@@ -25,6 +25,7 @@ _WHOLE = {
     "CSV": "CSV files do not say how many rows they have",
     "JSON lines": "JSON lines files do not say how many rows they have",
     "RDF": "RDF files do not say how many triples they have",
+    "RDF lines": "files of lines do not say how many triples they have",
     "ORC": "rows and times of the stripes of ORC files are unknown",  # pyarrow has them of whole files only
 }
 _BITS = {"INT32": 32, "INT64": 64}

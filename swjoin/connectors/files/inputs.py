@@ -40,6 +40,7 @@ _SUFFIXES = {
     **{f"{text}{packed}": "CSV" for text in (".csv", ".tsv") for packed in ("", *_PACKED)},
     **{f"{text}{packed}": "JSON lines" for text in (".jsonl", ".ndjson", ".json") for packed in ("", *_PACKED)},
     **{f"{text}{packed}": "RDF" for text in (".nt", ".nq", ".ttl", ".trig") for packed in ("", *_PACKED)},
+    **{f".txt{packed}": "RDF lines" for packed in ("", *_PACKED)},
     ".orc": "ORC",
     ".arrow": "Arrow IPC",
     ".feather": "Arrow IPC",
@@ -382,7 +383,9 @@ def _data_files(listing: Listing, matches: list[tuple[str, bool]], base: str, te
         entries |= listing(path) if is_directory else {path: True}
     seen = {path: PurePosixPath(path).relative_to(base).parts for path in entries}
     seen = {path: parts for path, parts in seen.items() if not any(part[0] in "._" for part in parts)}
-    files = [path for path in seen if entries[path] and file_format(PurePosixPath(path)) is not None]
+    formats = {path: file_format(PurePosixPath(path)) for path in seen if entries[path]}
+    text_alone = set(formats.values()) <= {None, "RDF lines"}  # beside other files, .txt files are notes
+    files = [path for path, kind in formats.items() if kind is not None and (text_alone or kind != "RDF lines")]
     if not files:
         remedy = f"({', '.join(_SUFFIXES)})"
         raise UserError(f"{text[:_LONGEST]}: {'holds' if matches == [(base, True)] else 'matches'} no data files {remedy}")

@@ -27,6 +27,7 @@ import numpy as np
 
 from swjoin.connectors.files.inputs import open_stream, split_paths
 from swjoin.connectors.files.rdf_format import TERMS, is_anonymous
+from swjoin.connectors.files.rdf_lines import whole_lines
 from swjoin.core.arrow_views import booleans_of, integers_of
 from swjoin.core.batch import I64, Bool
 from swjoin.core.errors import UserError, how_to_install, one_line, setting
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 MalformedPolicy: TypeAlias = Literal["error", "drop", "side"]
 _STREAM_FORMS = (".parquet", ".csv", ".txt")
 _STATIC_FORMS = (*_STREAM_FORMS, ".nt", ".nq", ".ttl", ".trig")
-_CHUNK_BYTES = 2 << 20  # of lines that are parsed at once
 _CSV_BYTES = 4 << 20  # also the longest row
 _TURTLE_ROWS = 1 << 14
 _SAMPLE_ROWS = 1 << 12
@@ -202,23 +202,6 @@ def _of_lines(
 
 def _placed(path: str, found: list[Malformed]) -> list[MalformedTriple]:
     return [MalformedTriple(path, f"line {one.line}", one.reason, one.text) for one in found]
-
-
-def whole_lines(file: Any, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[memoryview]:
-    """The bytes of a file, cut behind ends of lines; each view is valid until the next."""
-    held = bytearray(2 * chunk_bytes)
-    filled = 0
-    while count := file.readinto(memoryview(held)[filled:]):
-        filled += count
-        end = held.rfind(b"\n", 0, filled) + 1 or held.rfind(b"\r", 0, filled - 1) + 1  # a line feed may follow the last byte
-        if end:
-            yield memoryview(held)[:end]
-            held[: filled - end] = held[end:filled]
-            filled -= end
-        if 2 * filled > len(held):
-            held = held + bytes(len(held))
-    if filled:
-        yield memoryview(held)[:filled]
 
 
 # ---------------------------------------------------------------- columns

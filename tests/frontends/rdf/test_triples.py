@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from swjoin.connectors.files.rdf_lines import whole_lines
 from swjoin.core.errors import UserError
 from swjoin.frontends.rdf.dictionary import XSD, TermDictionary
-from swjoin.frontends.rdf.triples import MalformedTriples, TripleBatch, read_triples, whole_lines
+from swjoin.frontends.rdf.triples import MalformedTriples, TripleBatch, read_triples
 from tests.conftest import ROOT
 from tests.support.limits import PROCESS_S
 
