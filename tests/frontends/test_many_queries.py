@@ -568,3 +568,17 @@ def test_rows_of_a_query_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPat
 
 def _files(folder: Path) -> dict[str, Path]:
     return {name: folder / f"{name}.parquet" for name in "ab"}
+
+
+def test_spellings_that_differ_in_case_are_not_one() -> None:
+    """Equal conditions of several queries are read once; texts in two cases, and numbers of two types, are not equal."""
+    rows = pa.table({"t": [1, 2, 3], "s": ["x", "X", "y"], "n": [1, 2, 3]})
+    conditions = {
+        "small": "s = 'x'", "large": "s = 'X'", "quoted": "\"S\" = 'x'", "text": "CAST(n AS VARCHAR) = '1'", "number": "n = 1",
+        "double": "n = 1.0", "again": "s = 'X'",
+    }  # fmt: skip
+    found = library.sql(
+        {name: f"SELECT n FROM a WHERE {text}" for name, text in conditions.items()}, a=rows, time="t", time_unit="s"
+    )
+    wanted = {"small": [1], "large": [2], "quoted": [1], "text": [1], "number": [1], "double": [1], "again": [2]}
+    assert {name: table["n"].to_pylist() for name, table in found.items()} == wanted

@@ -1,6 +1,6 @@
 """The conditions of a join: keys, the bounds of its times, what is tested on one side, and the rest.
 
-What: `Names`, the names of fields in expressions; `conjuncts`; `Conditions`, `joined`.
+What: `Names`, the names of fields in expressions, and `names_of`; `conjuncts`; `Conditions`, `joined`.
 Why: SQL has one condition, an interval join has an equality that finds the instance, bounds that say how long a row is
 kept, and a residual predicate.
 Stays out: relations (`frontends.sql.relations`), other clauses (`frontends.sql.planner`).
@@ -9,10 +9,10 @@ Stays out: relations (`frontends.sql.relations`), other clauses (`frontends.sql.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ from swjoin.routing.named import SPREAD, kind_of
 
 _FLIPPED = FLIPPED | {exp.EQ: exp.EQ}
 _SIDES = ("left", "right")
+_MOST_NAMES, _MOST_TEXTS = 256, 4_096  # that are kept
 _ONE_KEY = "CAST(0 AS BIGINT)"  # of rows that meet whatever their values
 
 
@@ -54,6 +55,23 @@ def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
         yield condition
 
 
+def _content(part: object) -> Hashable:
+    """What two nodes have in common if they say the same in the same spelling."""
+    if isinstance(part, exp.Expr):
+        return type(part), *((name, _content(value)) for name, value in part.args.items())
+    return tuple(_content(value) for value in part) if isinstance(part, list) else (type(part), part)
+
+
+def names_of(fields: Iterable[Field]) -> Names:
+    """One for the same fields, of however many queries: these have many conditions in common."""
+    return _names_of(tuple(fields))
+
+
+@lru_cache(_MOST_NAMES)
+def _names_of(fields: tuple[Field, ...]) -> Names:
+    return Names(fields)
+
+
 class Names:
     """The columns that an expression over these fields may name."""
 
@@ -64,6 +82,7 @@ class Names:
         kinds = {(f.column, f.type, f.unit_us) for f in self._ordered}  # one of each side may have the same name
         count = Counter(column for column, *_ in kinds)
         self._columns = {f: f.column if count[f.column] == 1 else f"{f.column} {i}" for i, f in enumerate(self._ordered)}
+        self._texts = dict[Hashable, tuple[str, Expr]]()  # of expressions, by content
 
     def field(self, column: exp.Column) -> Field:
         """UserError for an unknown or an ambiguous name."""
@@ -85,6 +104,15 @@ class Names:
 
     def text(self, node: exp.Expr) -> tuple[str, Expr]:
         """An expression as the plan's text, and its meaning. UserError if it has none."""
+        content = _content(node)
+        found = self._texts.get(content)
+        if found is None:
+            if len(self._texts) >= _MOST_TEXTS:
+                self._texts.clear()
+            found = self._texts[content] = self._text(node)
+        return found
+
+    def _text(self, node: exp.Expr) -> tuple[str, Expr]:
         for f in self.read_by(node):
             if self._columns[f] not in self._read:
                 shown = one_line(node.sql("duckdb"), 100)
@@ -195,8 +223,8 @@ class Conditions:
         self.how = "left" if how == "right" else how
         self.fields = (*left.fields, *(() if how in ("semi", "anti") else right.fields))
         self.sides = (right, left) if how == "right" else (left, right)
-        self.names = (Names(self.sides[0].fields), Names(self.sides[1].fields))
-        self.both = Names((*left.fields, *right.fields))
+        self.names = (names_of(self.sides[0].fields), names_of(self.sides[1].fields))
+        self.both = names_of((*left.fields, *right.fields))
         self._left_table = left
         self.keys: list[tuple[exp.Expr, exp.Expr]] = []
         self.differences: list[_Difference] = []
@@ -437,7 +465,7 @@ def joined(conditions: Conditions, routing: str = "auto") -> Relation:
         ) from None
     near = None if cells is None else cells.keys
     relation: Relation = Joined(fields, made[LEFT], made[RIGHT], how, bounds, where, near, match)  # type: ignore[arg-type]
-    names = Names(relation.fields)
+    names = names_of(relation.fields)
     return filtered(relation, [names.text(node)[0] for node in after])
 
 

@@ -21,7 +21,7 @@ from sqlglot import exp
 from swjoin.core.aggregate_functions import FUNCTIONS, PICKS, accumulation_of, result_type
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.time_windows import TimeWindows
-from swjoin.frontends.sql.conditions import Names
+from swjoin.frontends.sql.conditions import names_of
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, quoted
 from swjoin.frontends.sql.windows import (
     AS_OF,
@@ -160,7 +160,7 @@ class Grouping:
     def __init__(self, node: exp.Select, of: Relation, windowed: Windowed | None, table: str) -> None:
         self._of, self._windowed, self._table = of, windowed, table
         self._edges = () if windowed is None else windowed.edges
-        self._names = Names((*of.fields, *self._edges))
+        self._names = names_of((*of.fields, *self._edges))
         self._items: list[exp.Expr] = [item.this if isinstance(item, exp.Alias) else item for item in node.expressions]
         self._aliases = [item.alias if isinstance(item, exp.Alias) else "" for item in node.expressions]
         self._keys: list[Key] = []
@@ -358,7 +358,7 @@ class Grouping:
             return node if column is None else exp.column(column, quoted=True)
 
         out = item.copy().transform(changed)
-        names, mine = Names(self.relation.fields), {f.column for f in self.relation.fields if not f.table}
+        names, mine = names_of(self.relation.fields), {f.column for f in self.relation.fields if not f.table}
         for column in out.find_all(exp.Column):
             if column.name not in mine and not names.knows(column):
                 shown = column.sql("duckdb")

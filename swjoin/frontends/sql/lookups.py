@@ -19,7 +19,7 @@ from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.columns import type_named
 from swjoin.core.errors import Spelled, UserError, one_line
 from swjoin.expressions.tree import can_fail
-from swjoin.frontends.sql.conditions import Conditions, Names
+from swjoin.frontends.sql.conditions import Conditions, Names, names_of
 from swjoin.frontends.sql.relations import Field, Nodes, Relation, TableRelation, United, column_of, filtered, quoted
 from swjoin.plan.logical import Project
 from swjoin.plan.lookups import Lookup, LookupHow
@@ -98,7 +98,7 @@ def looked_up(conditions: Conditions) -> Relation:
     """The join with a static table. UserError for one that keeps rows of the table."""
     stream = RIGHT if is_static(conditions.sides[LEFT]) and not is_static(conditions.sides[RIGHT]) else LEFT
     how = _how(conditions, stream)
-    names = Names([replace(f, column=column_of(f)) for f in conditions.both.fields.values()])
+    names = names_of(replace(f, column=column_of(f)) for f in conditions.both.fields.values())
     keys, where = list(conditions.keys), []
     for node in conditions.rest:
         if (key := _key(conditions, node)) is not None:

@@ -26,7 +26,7 @@ from swjoin.core.time_windows import TimeWindows
 from swjoin.expressions.binder import parsed
 from swjoin.expressions.tree import can_fail
 from swjoin.expressions.types import common, read_as
-from swjoin.frontends.sql.conditions import Conditions, Names, conjuncts, instant_text, instant_type, joined
+from swjoin.frontends.sql.conditions import Conditions, conjuncts, instant_text, instant_type, joined, names_of
 from swjoin.frontends.sql.functions import NAME, Function, map_call, mapped
 from swjoin.frontends.sql.grouping import Grouping, checked_where, is_grouped
 from swjoin.frontends.sql.lookups import has_static, is_static, looked_up, refuse_static
@@ -293,7 +293,7 @@ class _Planner:
             relation = self._from(node, named, where)
             refuse_static(relation, "ROW_NUMBER()")
         else:
-            below = Names(windowed.of.fields)
+            below = names_of(windowed.of.fields)
             edges = [c for c in where if not below.knows(c)]
             relation = _filtered(windowed.of, [c for c in where if below.knows(c)])
         rows = numbered(call, relation, windowed)
@@ -319,7 +319,7 @@ class _Planner:
             refuse_static(relation, "groups")
             grouping = Grouping(node, relation, None, "")
         else:
-            below = Names(windowed.of.fields)
+            below = names_of(windowed.of.fields)
             edges = [c for c in where if not below.knows(c)]
             relation = _filtered(windowed.of, [c for c in where if below.knows(c)])
             grouping = Grouping(node, relation, windowed, windowed.table)
@@ -361,7 +361,7 @@ class _Planner:
             relation = self._aliased(self.query(source, named), table)
         refuse_static(relation, call.name)
         of = Aliased(relation, table)
-        time = Names(of.fields).field(call.time)
+        time = names_of(of.fields).field(call.time)
         if time.column not in of.times:
             known = ", ".join(f.name for f in of.fields if f.column in of.times) or "none"
             raise UserError(f"{call.name}: {time.name} is no time of its rows", remedy=f"columns that are: {known}")
@@ -390,7 +390,7 @@ class _Planner:
                 raise UserError(f"{table}.*: no table {table}", remedy=_near(str(table), {f.table for f in fields}))
             yield from ((replace(f, table="", column=f.name), quoted(f.column)) for f in found)
             return
-        names = Names(fields)
+        names = names_of(fields)
         value = item
         if isinstance(item, exp.Alias):
             _only(item, "this", "alias")
@@ -422,7 +422,7 @@ class _Planner:
             if sum(table.casefold() == other.casefold() for other in tables) > 1:
                 raise UserError(f"two tables are named {table}", remedy="give one an alias: FROM t AS other")
         shown = [r for r, how in zip(rights, hows, strict=True) if how not in ("semi", "anti")]
-        known = Names([f for r in (relation, *shown) for f in r.fields])
+        known = names_of(f for r in (relation, *shown) for f in r.fields)
         for condition in where:
             known.read_by(condition)  # its names are known, and not ambiguous
         if not joins:
@@ -523,7 +523,7 @@ def _keep_rows(hows: Sequence[str]) -> bool:
 
 def _filtered(relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
     """The rows that satisfy all of these conditions; those that can fail are last."""
-    names, found = Names(relation.fields), []
+    names, found = names_of(relation.fields), []
     for condition in conditions:
         text, expr = names.text(condition)
         if not pa.types.is_boolean(expr.type) and not pa.types.is_null(expr.type):
@@ -534,7 +534,7 @@ def _filtered(relation: Relation, conditions: Sequence[exp.Expr]) -> Relation:
 
 def _limited(relation: Relation, where: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
     """With the conditions on numbers of rows that say how many are kept; the other conditions."""
-    names, rest = Names(relation.fields), []
+    names, rest = names_of(relation.fields), []
     for condition in where:
         bound = limit_of(condition)
         found = None
@@ -555,7 +555,7 @@ def _tested(relation: Relation, where: list[exp.Expr], later: Sequence[str]) -> 
     """The relation's rows that satisfy the conditions which can be tested here, and the other conditions."""
     if not later or not _keep_rows(later):
         return relation, where
-    names = Names(relation.fields)
+    names = names_of(relation.fields)
     mine = [c for c in where if names.knows(c) and not can_fail(names.text(c)[1])]
     return _filtered(relation, mine), [c for c in where if c not in mine]
 

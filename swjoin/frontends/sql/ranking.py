@@ -17,7 +17,7 @@ from sqlglot import exp
 from swjoin.core.errors import UserError, one_line
 from swjoin.core.kept_columns import OrderKey
 from swjoin.core.time_windows import TimeWindows
-from swjoin.frontends.sql.conditions import Names, conjuncts
+from swjoin.frontends.sql.conditions import conjuncts, names_of
 from swjoin.frontends.sql.relations import Aliased, Field, Filtered, Nodes, Relation, Selected, quoted
 from swjoin.frontends.sql.windows import END, START, Windowed, window_type
 from swjoin.plan.aggregates import NAIVE, WindowTime
@@ -165,7 +165,7 @@ def ordered_by(items: Sequence[exp.Expr]) -> Iterator[tuple[exp.Expr, bool, bool
 def numbered(call: NumberCall, relation: Relation, windowed: Windowed | None) -> Numbered:
     """The rows that a SELECT numbers. relation: without the columns of windows. UserError without a window."""
     edges = () if windowed is None else windowed.edges
-    names, keys, instants, has_window = Names((*relation.fields, *edges)), [], [], False
+    names, keys, instants, has_window = names_of((*relation.fields, *edges)), [], [], False
     for item in call.node.args.get("partition_by") or []:
         column = item.unnest()
         f = names.field(column) if isinstance(column, exp.Column) else None
