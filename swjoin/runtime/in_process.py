@@ -331,6 +331,8 @@ class _LocalLoop:
         except BaseException:
             self._close_logs()
             raise
+        if manifest is not None:
+            clock.restart(manifest.plain["clock_us"])  # it has stood until here, as on ranks
         return manifest
 
     def outcome(self, opening_s: float, start_rss_bytes: int) -> RunOutcome:

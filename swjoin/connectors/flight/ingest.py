@@ -54,6 +54,7 @@ _LOG = logging.getLogger(__name__)
 _LATE_BYTES = 4 << 20
 _PREFIX = re.compile(r"^Flight (error: |returned [\w ]+ error, with message: )")
 _ACK_S = 0.1
+_MOMENT_S = 0.5  # for calls that do not end when queries change, while all streams stand
 _AWAY = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightCancelledError, OSError)
 _SILENT_S = 1.0  # a stream that is idle for so long may block the other one
 _MOST_SHOWN = 5
@@ -400,7 +401,7 @@ class FlightIngest:
         """changes: the run goes on in a moment with other queries, and producers come again."""
         self._closed = "changes" if changes else "ended"
         self.late.close(queries_change() if changes else None)
-        self.endpoint.close()
+        self.endpoint.close(*([_MOMENT_S] if changes else []))
         self._peers.close()
 
 

@@ -13,6 +13,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -26,7 +27,8 @@ from swjoin.core.errors import SwjoinError, UserError, one_line
 
 _SHORTEST_TOKEN = 16
 _FILES = 8192  # open files, where the system allows it: every idle connection is one
-_SHUTDOWN_S = 2.0
+_PATIENCE_S = 2.0  # with calls that do not end
+_POLL_S = 0.01
 _STARTING_S = 120.0  # kernels may have to be compiled
 _LONGEST_LINE = 500
 LONGEST_REQUEST = 1 << 20  # bytes of a ticket, a command, an action, or what comes with a batch
@@ -171,7 +173,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         wanted = configured if port is None else port
         if port is not None and not config.loopback:
             host = "0.0.0.0"  # another host does not have the configured address
-        tls = config.certificate is not None
+        tls, self._host = config.certificate is not None, host
         self._check_free(config, host, wanted)
         certificates = None
         if config.certificate is not None and config.private_key is not None:
@@ -202,13 +204,9 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     @staticmethod
     def _check_free(config: ServeConfig, host: str, port: int) -> None:
         """UserError when the port is taken; gRPC would share it with a server that allows that."""
-        if port == 0:
-            return
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+            if port != 0:
+                _probe(host, port)
         except OSError as error:
             raise _bind_error(config, error) from None
 
@@ -314,26 +312,46 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 
     # ------------------------------------------------------------ the end
 
-    def close(self) -> bool:
-        """End all calls. False when a client keeps a call open; then the process must exit by `leave`."""
+    def close(self, patience_s: float = _PATIENCE_S) -> bool:
+        """End all calls. False when a client keeps one open for so long; its port can be used by another then, too."""
         thread = threading.Thread(target=self._shut_down, daemon=True, name="endpoint-close")
         thread.start()
-        thread.join(_SHUTDOWN_S)
-        if thread.is_alive():
-            _STUCK.append(self)
-        return not thread.is_alive()
+        thread.join(patience_s)
+        if not thread.is_alive():
+            return True
+        _closing.append((self, thread))
+        until_s = time.monotonic() + _PATIENCE_S
+        while not _is_free(self._host, self.port) and time.monotonic() < until_s:
+            thread.join(_POLL_S)
+        return False
 
     def _shut_down(self) -> None:
         with suppress(Exception):
             self.shutdown()
 
 
-_STUCK: list[Endpoint] = []  # the interpreter would wait for their clients at exit
+def _probe(host: str, port: int) -> None:
+    """OSError when another socket listens there."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        _probe(host, port)
+    except OSError:
+        return False
+    return True
+
+
+_closing: list[tuple[Endpoint, threading.Thread]] = []  # the interpreter would wait for their clients at exit
 
 
 def any_stuck() -> bool:
-    """Whether an endpoint of this process could not be closed."""
-    return bool(_STUCK)
+    """Whether an endpoint of this process has a client that keeps a call open."""
+    return any(thread.is_alive() for _, thread in _closing)
 
 
 def _known(names: Any) -> str:
