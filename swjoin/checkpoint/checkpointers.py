@@ -100,9 +100,11 @@ def input_files(job: Job) -> list[list[Any]]:
     return [[str(path), file_size(path), edges_checksum(path)] for path in paths]
 
 
-def owners_of(manifest: Manifest | None, config: RunConfig, plan: LogicalPlan, width: int) -> list[list[int]]:
+def owners_of(
+    manifest: Manifest | None, config: RunConfig, plan: LogicalPlan, width: int, hosts: Sequence[int] = ()
+) -> list[list[int]]:
     """Owners of the partition-groups of every stage of a plan when a run goes on with so many slave ranks; none without a
-    checkpoint. RunFailed when it is corrupt."""
+    checkpoint. hosts: numbers of these ranks' hosts, if they are known. RunFailed when it is corrupt."""
     if manifest is None:
         return []
     strategy = config.cluster.strategy
@@ -118,7 +120,7 @@ def owners_of(manifest: Manifest | None, config: RunConfig, plan: LogicalPlan, w
             owners.append(controller.map.owner.tolist())
             others |= plain["slaves"] != of.counts[stage]
         if others:
-            teams = teams_of(stages, of, config.cluster.partition_count)
+            teams = teams_of(stages, of, config.cluster.partition_count, hosts)
             for stage, placed in placed_again(state.get("traffic", {}), teams, config, of.counts).items():
                 owners[stage] = placed.tolist()
     return owners

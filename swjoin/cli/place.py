@@ -52,7 +52,7 @@ def run_place(args: argparse.Namespace) -> int:
         _LOG.info("pymetis is missing, placed without METIS; %s", how_to_install("placement"))
     with _c_output_dropped():
         machine_of = place(basis, machines, PlacementConfig(args.policy, args.objective, args.imbalance))
-    found, reached = cost(graph, machine_of, machines), cost(basis, machine_of, machines).fullest_ratio
+    found, reached = cost(decisive(graph), machine_of, machines), cost(basis, machine_of, machines).fullest_ratio
     if reached > args.imbalance * (1 + 1e-12) and args.policy == "network":
         _LOG.warning("the bound %g cannot be kept, %.4g is reached: %s", args.imbalance, reached, _why(basis, machines, args))
     if found.memory_ratio > 1 and args.policy == "network":

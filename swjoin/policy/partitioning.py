@@ -26,8 +26,8 @@ from swjoin.policy.task_graph import F64
 
 MOST_EXACT = 14  # vertices that are partitioned exactly
 SEEDS = 8
-_MOST_NODES = 20_000_000  # of an exact search
-_MOST_PACKED, _FEW_NODES = 64, 50_000  # vertices and nodes of a search for what may be there
+_MOST_STEPS_EXACT = 4_000_000_000  # of an exact search, some seconds
+_MOST_PACKED, _FEW_STEPS = 64, 100_000_000  # vertices and steps of a search for what may be there
 _MOST_CELLS = 1 << 20  # vertices x machines of a search with tabus
 _MOST_STEPS = 4_000  # of such a search
 _SEEDED = 2_000  # vertices and ends of edges of a graph that all seeds are for; twice as many have a quarter of the seeds
@@ -300,11 +300,11 @@ def least_full(parts: Parts, shares: F64) -> I64:
     order = parts.free[np.argsort(-size[parts.free], kind="stable")]
     machine_of: I64 = _pack(parts.work, parts.state, parts.fixed, shares, parts.memory, order)
     no_edges = Csr(np.zeros(parts.graph.size + 1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    nodes = _MOST_NODES if len(order) <= MOST_EXACT else _FEW_NODES
+    most = _MOST_STEPS_EXACT if len(order) <= MOST_EXACT else _FEW_STEPS
     sizes = parts.work, parts.state, parts.fixed
     if (parts.held(machine_of) > parts.memory).any() and len(order) <= _MOST_PACKED:
         all_work = np.full_like(parts.room, parts.work.sum())
-        _search(*no_edges, *sizes, all_work, parts.memory, parts.alike, order, machine_of, 1, nodes)
+        _search(*no_edges, *sizes, all_work, parts.memory, parts.alike, order, machine_of, 1, most)
     _even(*sizes, shares, parts.memory, machine_of)
     while len(order) <= _MOST_PACKED:
         load = np.bincount(machine_of, parts.work, len(shares)).astype(np.int64)
@@ -317,7 +317,7 @@ def least_full(parts: Parts, shares: F64) -> I64:
         less = np.maximum(less, parts.room)
         found = machine_of.copy()
         where = less, parts.memory, parts.alike
-        if (less < 0).any() or not _search(*no_edges, *sizes, *where, order, found, 1, nodes):
+        if (less < 0).any() or not _search(*no_edges, *sizes, *where, order, found, 1, most):
             break
         machine_of = found
     return machine_of
@@ -331,7 +331,7 @@ def _exact(parts: Parts, known: I64) -> I64:
     found = known.copy()
     best = cut if over == excess == 0 else np.iinfo(np.int64).max
     where = parts.room, parts.memory, parts.alike
-    _search(*parts.graph, parts.work, parts.state, parts.fixed, *where, order, found, best, _MOST_NODES)
+    _search(*parts.graph, parts.work, parts.state, parts.fixed, *where, order, found, best, _MOST_STEPS_EXACT)
     return found
 
 
@@ -782,11 +782,11 @@ def _search(
     order: I64,
     found: I64,
     best: int,
-    most_nodes: int,
+    most_steps: int,
 ) -> bool:
     """Branch and bound: a partition within room and memory with a cut below `best`, the least, into `found`. Returns whether
     there is one. order: int64 (f,), the free vertices as they are tried. Machines that are alike and empty are tried once.
-    Ends after so many nodes with the least until then."""
+    Ends after so many steps, machines that are looked at, with the least until then."""
     n, count, depth_count = len(work), len(room), len(order)
     bound, total = np.zeros((n, count), np.int64), np.zeros(n, np.int64)
     load, held, members = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -813,12 +813,12 @@ def _search(
         rest += work[v]
     if rest > spare:
         return False
-    improved, depth, nodes = False, 0, 0
+    improved, depth, steps = False, 0, 0
     tried = np.full(depth_count + 1, -1, np.int64)
     if depth_count == 0 and cut < best:
         found[:] = machine_of
         return True
-    while depth >= 0 and nodes < most_nodes and depth < depth_count:
+    while depth >= 0 and steps < most_steps and depth < depth_count:
         v, m = order[depth], tried[depth]
         if m >= 0:  # undo
             machine_of[v] = -1
@@ -834,6 +834,7 @@ def _search(
         for j in range(depth + 1, depth_count):
             u = order[j]
             lost += total[u] - bound[u].max()
+        steps += (depth_count - depth) * count
         chosen = -1
         for to in range(m + 1, count):
             if load[to] + work[v] > room[to] or (state[v] and held[to] + state[v] > memory[to]):
@@ -842,6 +843,7 @@ def _search(
                 continue
             repeated = False
             if members[to] == 0:
+                steps += to
                 for before in range(to):
                     repeated |= members[before] == 0 and alike[before] == alike[to]
             if not repeated:
@@ -851,7 +853,6 @@ def _search(
             tried[depth] = -1
             depth -= 1
             continue
-        nodes += 1
         cut += total[v] - bound[v, chosen]
         tried[depth] = chosen
         machine_of[v] = chosen

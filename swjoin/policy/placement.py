@@ -1,7 +1,7 @@
 """Placement: the machine of every task of a graph, and the owner of every partition-group at the start of a run.
 
-What: `place`; `suggest`, moves that are worth their state; `decisive`, what a placement is decided by; `round_robin`, of
-partition-groups, as in the paper. Pure.
+What: `place`; `suggest`, moves that are worth their state, and `is_worth`, whether some of these are; `decisive`, what a
+placement is decided by; `round_robin`, of partition-groups, as in the paper. Pure.
 Why: placement is a decision of a policy; what owns the tasks enacts it.
 Stays out: partitioning (`policy.partitioning`), what a placement costs (`policy.task_graph`), counting and enacting
 (`cluster.master.network_placement`).
@@ -19,7 +19,7 @@ import numpy as np
 from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.policy.partitioning import THOROUGH, Csr, Effort, Parts, attached, best_partition, least_full, scaled
-from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
+from swjoin.policy.task_graph import Cost, Machines, Objective, TaskGraph, cost
 
 _ROUNDS = 8  # of merges at no loss
 FILLED = 0.5  # of the limit of an instance's windows, up to which a placement may fill it
@@ -50,8 +50,8 @@ def place(
     if settings.policy == "round_robin":
         return _by_id(graph, machines)
     by = _by_hosts if machines.several_hosts else _by_traffic
-    if not graph.weights(settings.objective).any():
-        settings = replace(settings, objective="bytes" if settings.objective == "tuples" else "tuples")
+    counted: tuple[Objective, ...] = (settings.objective, "bytes", "tuples", "deliveries")
+    settings = replace(settings, objective=next((of for of in counted if graph.weights(of).any()), settings.objective))
     return by(*_in_units(decisive(graph), machines), settings, (seed, effort), now)
 
 
@@ -96,6 +96,18 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
         if even and _pays(of, then, state, settings):
             found, of = moved, then
     return found
+
+
+def is_worth(graph: TaskGraph, machines: Machines, settings: PlacementConfig, now: I64, then: I64, *, busy: bool) -> bool:
+    """Whether the moves from `now` to `then`, a part of those that `suggest` gives, are still worth their state."""
+    graph = decisive(graph)
+    before, after = (cost(graph, each, machines) for each in (now, then))
+    full, held = before.fullest_ratio, before.memory_ratio
+    if after.fullest_ratio > max(_tolerated(settings), full) or after.memory_ratio > max(1.0, held):
+        return False
+    relieved = busy and full > max(_OVERFULL, settings.imbalance) and after.fullest_ratio < full
+    relieved |= held > 1 and after.memory_ratio < _RELIEF * held
+    return relieved or _pays(before, after, _moved_bytes(graph, np.flatnonzero(now != then)), settings)
 
 
 def _moved(now: I64, target: I64, tasks: I64) -> I64:
@@ -206,17 +218,48 @@ def _by_hosts(
         inner = replace(settings, imbalance=min(room, 1e9))
         of_host = Machines(machines.speed[mine], memory_bytes=None if memory is None else memory[mine])
         found[tasks] = mine[_by_traffic(part, of_host, inner, search, here)]
-    candidates = [found]
-    if cost(graph, found, machines).memory_ratio > 1:  # what a host has in all may not be where a task needs it
-        candidates.append(_by_traffic(graph, machines, settings, search, now))
+    candidates = [found, _by_id(graph, machines)]
+    of = cost(graph, found, machines)
+    if of.memory_ratio > 1 or of.fullest_ratio > _tolerated(settings):  # what a host has in all may not be where it is needed
+        flat = _by_traffic(graph, machines, settings, search, now)
+        candidates += [flat, _on_hosts(graph, flat, machines, settings, search)]
     candidates = candidates if now is None else [now, *candidates]
     return min(candidates, key=lambda machine_of: _rank(graph, machine_of, machines, settings))
+
+
+def _on_hosts(
+    graph: TaskGraph, machine_of: I64, machines: Machines, settings: PlacementConfig, search: tuple[int, Effort]
+) -> I64:
+    """The same parts at other machines, by what goes between hosts; as they are, where machines differ."""
+    assert machines.host is not None, "machines without hosts"
+    if machines.kinds.any():
+        return machine_of
+    _, host_of = np.unique(machines.host, return_inverse=True)
+    room, count, free = np.bincount(host_of), len(host_of), np.full(len(host_of), -1, np.int64)
+    holds = np.isin(np.arange(count), graph.pinned)  # a part with pinned tasks is at their machine
+    ends, ones = (machine_of[graph.source], machine_of[graph.target]), np.ones(count, np.int64)
+    pinned = np.where(holds, host_of, free)
+    counts = graph.tuples, graph.nbytes, graph.deliveries
+    parts = TaskGraph(tuple(range(count)), ones, np.zeros_like(ones), pinned, *ends, *counts)
+    at = _by_traffic(parts, Machines(room.astype(np.float64)), replace(settings, imbalance=1.0), search, None)
+    if (np.bincount(at, minlength=len(room)) != room).any():
+        return machine_of
+    name = np.where(holds, np.arange(count), free)
+    for host in range(len(room)):
+        name[(at == host) & ~holds] = np.flatnonzero((host_of == host) & ~holds)
+    return name[machine_of]
 
 
 def _rank(graph: TaskGraph, machine_of: I64, machines: Machines, settings: PlacementConfig) -> tuple[float, float, int, int]:
     """Smaller is better: state beyond the memory, work beyond the bound, what goes between hosts, and between machines."""
     of = cost(graph, machine_of, machines)
-    return max(of.memory_ratio, 1.0), max(of.fullest_ratio, settings.imbalance), *of.crossing(settings.objective)
+    full = of.fullest_ratio if of.fullest_ratio > _tolerated(settings) else settings.imbalance
+    return max(of.memory_ratio, 1.0), full, *of.crossing(settings.objective)
+
+
+def _tolerated(settings: PlacementConfig) -> float:
+    """The bound, and what rounding may add to a machine that is just as full."""
+    return settings.imbalance * (1 + 1e-12)
 
 
 class _Reduced(NamedTuple):
@@ -243,9 +286,9 @@ class _Reduced(NamedTuple):
         taken = np.isin(used, self.fixed)
         alike[taken] = len(machines.speed) + np.arange(int(taken.sum()))
         fixed = np.where(self.fixed >= 0, np.searchsorted(used, self.fixed), -1)
-        shares = machines.shares[used]
-        asked = Fraction(str(imbalance)) * int(self.work.sum()) / len(machines.speed)
-        room = np.array([int(asked * Fraction(share)) for share in shares.tolist()], np.int64)
+        shares, speeds = machines.shares[used], [Fraction(speed) for speed in machines.speed.tolist()]
+        asked = Fraction(str(imbalance)) * int(self.work.sum()) / sum(speeds)  # of a machine of speed 1
+        room = np.array([int(asked * speeds[machine]) for machine in used.tolist()], np.int64)
         parts = Parts(self.graph, self.work, self.state, fixed, room, memory, alike)
         even = least_full(parts, shares)
         load = np.bincount(even, self.work, len(used)).astype(np.int64)

@@ -885,7 +885,7 @@ def instances_from(
     if not owners and manifest is None:
         owners = earlier_owners(instances.at(config, width))
     elif not owners:
-        owners = owners_of(manifest, config, instances.logical, width)
+        owners = owners_of(manifest, config, instances.logical, width, instances.hosts)
     return instances.at(config, width, first_epoch_of(manifest), owners)
 
 

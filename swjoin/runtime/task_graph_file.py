@@ -142,9 +142,9 @@ def machines_of(path: Path, plain: Any, count: int) -> Machines:
         memory.append(_MOST_COUNT if limit is None else limit)
         speeds.append(float(speed))
         hosts.append(("host", str(host)) if "host" in machine else ("machine", str(i)))
-    names = sorted(set(hosts))
+    numbers = {host: number for number, host in enumerate(sorted(set(hosts)))}
     limits = np.array(memory, np.int64) if min(memory) < _MOST_COUNT else None
-    return Machines(np.array(speeds), np.array([names.index(host) for host in hosts], np.int64), limits)
+    return Machines(np.array(speeds), np.array([numbers[host] for host in hosts], np.int64), limits)
 
 
 def whole(amounts: list[int | float]) -> I64:

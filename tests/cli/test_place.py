@@ -201,6 +201,15 @@ def test_texts_loops_and_unknown_keys(swjoin: Any, tmp_path: Path) -> None:
     assert ids == {"a": 0, "b": 1, "ä": 0}
 
 
+def test_tuples_that_stand_for_work_are_shown(swjoin: Any, tmp_path: Path) -> None:
+    """What a task receives, also from itself."""
+    graph = file(tmp_path, {"tasks": tasks(0, 1, 2, work=0), "edges": [[0, 0, 60, 60], [1, 2, 20, 20], [2, 1, 20, 20]]})
+    for words in ((), ("--policy", "round_robin")):
+        found = answer(swjoin, graph, "-k", 2, *words)
+        assert found["fullest_ratio"] == found["bound"]["reached"] == (1.2 if not words else 1.6)
+    assert "0            1        1.200" in swjoin("place", graph, "-k", 2).out
+
+
 def test_history_decides_alone_and_the_graph_has_the_figures(swjoin: Any, tmp_path: Path) -> None:
     """In the graph 1-2 and 3-4 belong together, in the sum of both histories 1-3 and 2-4; 9 is not there any more."""
     graph = {"tasks": tasks(1, 2, 3, 4), "edges": [[1, 2, 100, 6400], [3, 4, 100, 6400]]}

@@ -508,6 +508,61 @@ def test_machines_that_have_a_host_each_are_as_without_hosts() -> None:
         assert (place(graph, Machines(np.ones(4), host), NETWORK) == expected).all()
 
 
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000))
+def test_on_hosts_the_bound_is_kept_where_it_can_be(seed: int) -> None:
+    """As without hosts; and within the same bound no more goes between hosts than by round robin."""
+    rng = np.random.default_rng(seed)
+    machines, count = _on_hosts((2, 2)), int(rng.integers(4, 14))
+    edges = [(*rng.integers(0, count, 2).tolist(), int(rng.integers(1, 50))) for _ in range(2 * count)]
+    pinned = {int(rng.integers(0, count)): int(rng.integers(0, 4))} if seed % 2 else {}
+    graph = task_graph(rng.integers(1, 12, count).tolist(), edges, pinned=pinned)
+    machine_of = place(graph, machines, NETWORK)
+    assert (machine_of[graph.pinned >= 0] == graph.pinned[graph.pinned >= 0]).all()
+    found, flat = cost(graph, machine_of, machines), cost(graph, place(graph, Machines.alike(4), NETWORK), machines)
+    assert max(found.fullest_ratio, 1.03) <= max(flat.fullest_ratio, 1.03) + 1e-9
+    by_id = cost(graph, place(graph, machines, BY_ID), machines)
+    if by_id.fullest_ratio <= max(found.fullest_ratio, 1.03):
+        assert (found.host_bytes, found.network_bytes) <= (by_id.host_bytes, by_id.network_bytes)
+
+
+def test_even_parts_are_put_on_hosts_by_what_they_exchange() -> None:
+    """Three heavy tasks and three light ones on two hosts of two machines: even parts are not those of hosts first."""
+    machines = _on_hosts((2, 2))
+    edges = [(0, 1, 1), (1, 2, 100), (2, 3, 1), (3, 0, 100)]
+    graph = task_graph([5, 5, 5, 5], edges)
+    machine_of = place(graph, machines, NETWORK)
+    assert len(set(machine_of.tolist())) == 4
+    assert cost(graph, machine_of, machines).host_tuples == 2
+
+
+@pytest.mark.parametrize(("speeds", "work", "imbalance"), [([2, 1], [9, 3], 1.5), ([1, 3, 5], [5, 5, 5], 1.8)])
+def test_a_machine_that_is_exactly_at_the_bound(speeds: list[int], work: list[int], imbalance: float) -> None:
+    """Shares such as 4/3 are no binary fractions."""
+    graph = task_graph(work, [(i, i + 1, 19) for i in range(len(work) - 1)])
+    machines = Machines(np.array(speeds, np.float64))
+    found = cost(graph, place(graph, machines, PlacementConfig(imbalance=imbalance)), machines)
+    assert (found.network_tuples, found.fullest_ratio) == (0, pytest.approx(imbalance))
+
+
+def test_messages_decide_where_nothing_else_is_counted() -> None:
+    graph = replace(task_graph([1, 1, 1, 1], [(0, 1, 0), (0, 2, 0), (2, 3, 0)]), deliveries=np.array([5, 1, 5]))
+    assert placed(graph, 2)[1].network_deliveries == 1
+
+
+def test_an_exact_search_over_many_machines_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts the machines that it looks at; what it has then is no worse than what was known."""
+    rng = np.random.default_rng(1)
+    count, free = 60, 14
+    edges = [(*rng.integers(0, count + free, 2).tolist(), int(rng.integers(1, 99))) for _ in range(300)]
+    graph = task_graph([10] * (count + free), edges, pinned={i: i for i in range(count)})
+    monkeypatch.setattr(partitioning, "_MOST_STEPS_EXACT", 1_000_000)
+    machine_of, found = placed(graph, count)
+    by_id = cost(graph, place(graph, Machines.alike(count), BY_ID), Machines.alike(count))
+    assert found.fullest_ratio <= by_id.fullest_ratio
+    assert len(set(machine_of[count:].tolist())) == free
+
+
 # ---------------------------------------------------------------- moves
 
 

@@ -461,8 +461,62 @@ def test_moves_into_full_instances_are_left_out(monkeypatch: Monkey) -> None:
     placement._open[0].state_bytes[:] = [[3_000, 0, 2_000, 0, 1_000, 0]] * 2
     to_one = np.ones(12, np.int64)
     monkeypatch.setattr(network_placement, "suggest", lambda *_, **__: to_one)
+    monkeypatch.setattr(network_placement, "is_worth", lambda *_, **__: True)
     moves = _suggested(placement, controllers)
     assert [(stage, int(s.group)) for stage, s in moves] == [(0, 2), (0, 4), (1, 2), (1, 4)]
+
+
+def test_an_exchange_of_which_one_half_is_left_out_fills_nothing() -> None:
+    """The other half is left out, too: what does not go stays where it is. Rows of 1, 2 and 3 stages."""
+    mega = 1 << 20
+    for first, second in ((550, 500), (560, 460), (540, 480)):
+        state = np.array([first, second, 120, 570, 530, 0, 0, 0, 0]) * mega
+        now, then = np.array([[0, 1, 1, 1, 0, 1, 1, 0, 1], [1, 0, 1, 1, 0, 1, 1, 0, 0]])
+        placement = NetworkPlacement(Teams.of({0: (0, 1), 1: (1, 2)}, [range(2)] * 3, 3), PlacementConfig(), 0, 1_000 * mega, 1)
+        kept = placement._within_memory(state, now, then, 2)
+        for stage in (slice(0, 3), slice(3, 6), slice(6, 9)):
+            held, before = (np.bincount(of[stage], state[stage], 2) for of in (kept, now))
+            assert (held <= np.maximum(500 * mega, before)).all()
+        assert kept[8] == 0, "a move without state fills nothing"
+
+
+def test_what_is_left_of_moves_is_made_if_it_pays(monkeypatch: Monkey) -> None:
+    """One of the moves alone would leave a rank with more than the bound."""
+    placement, controllers = _placement()
+    _report(placement, 1 << 20)
+    kept, first = NetworkPlacement._within_memory, np.arange(12) == 1
+
+    def of_one_move(self: NetworkPlacement, state: Any, now: Any, then: Any, count: int) -> Any:
+        return np.where(first, kept(self, state, now, then, count), now)
+
+    monkeypatch.setattr(NetworkPlacement, "_within_memory", of_one_move)
+    assert _suggested(placement, controllers) == []
+    monkeypatch.undo()
+    _report(placement, 1 << 20)
+    assert _suggested(placement, controllers) != []
+
+
+def test_a_run_that_goes_on_with_other_ranks_knows_their_hosts() -> None:
+    """Partition-groups that exchange most are on one host, two ranks each, and not only on ranks."""
+    groups, config = 8, shape_config(cluster={"partition_count": 8}, reorganization={"policy": "network"})
+    ends = {4: (0, 1)}
+    before = NetworkPlacement(Teams.of(ends, [range(2)] * 2, groups), PlacementConfig(), 1, 1 << 30, 1)
+    of = np.arange(groups)
+    other = (of + 4) % groups  # a pair of chains, which are too heavy for one rank
+    heavy = np.stack([np.full(groups, 4), of, of, np.full(groups, 50), np.full(groups, 1 << 20)], axis=1)
+    light = np.stack([np.full(groups, 4), of, other, np.full(groups, 20), np.full(groups, 1 << 18)], axis=1)
+    sent = np.concatenate([heavy, light])
+    for slave in range(2):
+        mine = of[of % 2 == slave]
+        loads = GroupLoads(0, mine, np.full(len(mine), 100), np.full(len(mine), 5), sent[sent[:, 1] % 2 == slave])
+        before.reported(0, slave, loads)
+        before.reported(1, slave, replace(loads, sent=np.zeros((0, 5), np.int64)))
+    assert before.close_slices([2, 2], 1)
+    plain = json.loads(json.dumps(before.plain_state()))
+    hosts = np.array([0, 0, 1, 1])
+    owners = placed_again(plain, Teams.of(ends, [range(4)] * 2, groups, hosts.tolist()), config, (4, 4))
+    at = [hosts[owners[stage]] for stage in (0, 1)]
+    assert (at[0][sent[:, 1]] == at[1][sent[:, 2]]).all()
 
 
 def test_a_slice_is_complete_when_all_slaves_have_reported_it() -> None:
@@ -658,7 +712,7 @@ def test_the_join_of_two_streams_is_one_stage(swjoin: Any, inputs: Path, tmp_pat
         assert "the join of two streams is one stage" in done.err[0]
 
 
-def test_a_plan_of_one_stage_has_nothing_to_place() -> None:
+def test_a_plan_of_one_move_has_nothing_to_place() -> None:
     plan = LogicalPlan((source("a"), source("b"), join("j", "a", "b"), Result("out", "j")))
     config = shape_config(reorganization={"policy": "network", "epoch_us": 80})
     with pytest.raises(UserError, match="take policy balanced"):

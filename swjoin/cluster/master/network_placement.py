@@ -22,7 +22,7 @@ from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.core.data_messages import GroupLoads, nothing_sent
 from swjoin.core.ids import GroupId, SlaveId
-from swjoin.policy.placement import BEFORE_A_RUN, FILLED, IN_A_RUN, place, suggest
+from swjoin.policy.placement import BEFORE_A_RUN, FILLED, IN_A_RUN, is_worth, place, suggest
 from swjoin.policy.reorganization import BUSY, Suggestion
 from swjoin.policy.task_graph import F64, Machines, TaskGraph, cost
 
@@ -198,7 +198,9 @@ class NetworkPlacement:
         if not graph.tuples.any():
             return []
         then = suggest(graph, machines, self._settings, self._seed, now, busy=busy)
-        then = self._within_memory(graph.state_bytes, now, then, len(machines.speed))
+        kept = self._within_memory(graph.state_bytes, now, then, len(machines.speed))
+        if (kept != then).any():
+            then = kept if is_worth(graph, machines, self._settings, now, kept, busy=busy) else now
         self._note(stages, now, then, graph, machines)
         moves = []
         for at in np.flatnonzero(now != then).tolist():
@@ -213,19 +215,19 @@ class NetworkPlacement:
         return np.full(count, int(min(self._most_bytes * len(stages), 1 << 60)), np.int64)
 
     def _within_memory(self, state_bytes: I64, now: I64, then: I64, count: int) -> I64:
-        """Without the moves that would fill an instance too much, and more than it is: those with most state first. count:
-        machines of the team."""
+        """Without the moves that would fill an instance too much, and more than it is: those with most state first. A move that
+        is not made leaves its state where it is, so the others are looked at again. count: machines of the team."""
         groups, found = self._teams.groups, then.copy()
         for first in range(0, len(now), groups):
             span = slice(first, first + groups)
             before = np.bincount(now[span], state_bytes[span], count)
-            for machine in range(count):
-                coming = first + np.flatnonzero((found[span] == machine) & (now[span] != machine))
-                for task in coming[np.argsort(-state_bytes[coming], kind="stable")].tolist():
-                    held = int(state_bytes[span][found[span] == machine].sum())
-                    if held <= max(self._most_bytes, before[machine]):
-                        break
-                    found[task] = now[task]
+            while True:
+                over = np.bincount(found[span], state_bytes[span], count) > np.maximum(self._most_bytes, before)
+                coming = first + np.flatnonzero(over[found[span]] & (now[span] != found[span]))
+                if not len(coming):
+                    break
+                most = coming[state_bytes[coming].argmax()]
+                found[most] = now[most]
         return found
 
     def _average(self, slices: Sequence[_Slice]) -> _Slice:
@@ -298,7 +300,7 @@ class NetworkPlacement:
                 stages, self._average(list(self._slices)), np.full(len(stages) * self._teams.groups, -1, np.int64)
             )
             count = counts[stages[0]]
-            machines = Machines(np.ones(count), memory_bytes=self._memory(stages, count))
+            machines = Machines(np.ones(count), self._teams.host_of(stages), self._memory(stages, count))
             machine_of = place(graph, machines, self._settings, self._seed, effort=BEFORE_A_RUN)
             found |= dict(zip(stages, machine_of.reshape(len(stages), -1), strict=True))
         return found
