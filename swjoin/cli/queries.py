@@ -8,6 +8,7 @@ Stays out: how a run takes a change (`runtime.query_changes`), texts of queries 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from swjoin.cli.query import content_of
 from swjoin.cli.summary import table_lines
 from swjoin.core.errors import UserError
 from swjoin.core.units import named_path
+from swjoin.plan.changes import AFTER_ALL_US
 from swjoin.plan.sharing import check_query_name
 from swjoin.runtime.query_requests import queries_of, request_change
 
@@ -33,7 +35,14 @@ def run_queries(args: argparse.Namespace) -> int:
         raise UserError(f"queries {args.dir} {args.action}: no query; give {what}")
     if args.action == "drop":
         time_us = request_change(run_dir, {}, args.queries, args.timeout)
-        print(f"{', '.join(args.queries)}: rows with times before {_time(time_us)}")
+        ends: dict[str, int | None] = {}
+        with contextlib.suppress(UserError):  # the run has ended since, and has written nothing yet
+            ends = {name: end for name, _, end in queries_of(run_dir)}
+        whole = [name for name in args.queries if ends.get(name) == AFTER_ALL_US]
+        if cut := [name for name in args.queries if name not in whole]:
+            print(f"{', '.join(cut)}: rows with times before {_time(time_us)}")
+        if whole:
+            print(f"{', '.join(whole)}: all rows; windows over an input that has ended are out already")
         return 0
     texts, sparql = dict[str, str](), set[str]()
     for path in args.queries:
@@ -62,8 +71,8 @@ def _list(run_dir: Path, *, as_json: bool) -> None:
 
 def _time(time_us: int) -> str:
     """As a time of day where it can be one."""
-    if time_us == FIRST_US:
-        return "the first row"
+    if time_us in (FIRST_US, AFTER_ALL_US):
+        return "the first row" if time_us == FIRST_US else "the end"
     try:
         return datetime.fromtimestamp(time_us / 1e6, UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
     except (OverflowError, ValueError, OSError):

@@ -76,6 +76,12 @@ class Job:
         return replace(self, plan=saved.get("plan"))
 
     @property
+    def takes_changes(self) -> bool:
+        """Whether queries can be added while it runs, and dropped: it has queries with names, and checkpoints."""
+        kept = self.checkpoints is not None and self.run_dir is not None
+        return kept and bool(self.queries) and not self.config.measure.prefill_us
+
+    @property
     def checkpoints(self) -> Path | None:
         """Folder of the run's checkpoints; None when it makes none."""
         checkpoint = self.config.checkpoint

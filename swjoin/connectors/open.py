@@ -8,6 +8,7 @@ Stays out: reading (`connectors.live_source`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,11 +70,16 @@ def open_live_input(
     expected: Sequence[tuple[str, str]],
     columns: Sequence[str],
     keep: Path | None,
+    *,
+    whole: bool = False,
 ) -> FlightSource | KafkaSource | WatchSource:
     """A live input of a plan. expected: names and types, as text, of its columns. columns: names of those that travel. keep: as
-    of `open_live_sources`. UserError names the input."""
+    of `open_live_sources`. whole: rows are kept with all columns, as other queries may read them. UserError names the input."""
     schema = settle_input(stream, _schema_of(stream, name), False, name, expected)
-    return _open(name, config, stream, schema, describe_input(stream, schema, name, columns), None, keep)
+    view = describe_input(stream, schema, name, columns)
+    if whole and stream.flight is not None:
+        view = replace(view, columns=schema.names)
+    return _open(name, config, stream, schema, view, None, keep)
 
 
 def live_columns(stream: StreamConfig, name: str) -> tuple[tuple[str, str], ...]:

@@ -42,7 +42,7 @@ from swjoin.runtime.kernel_preload import load_gateway_kernels, load_plan_kernel
 from swjoin.runtime.open import sized
 from swjoin.runtime.plausibility import add_warnings
 from swjoin.runtime.progress import Wanted
-from swjoin.runtime.query_changes import QueryChanges, takes_changes
+from swjoin.runtime.query_changes import QueryChanges
 from swjoin.runtime.run_report import CompleteReport, RunOutcome, build_report, check_ledger, proof_of, publish
 from swjoin.runtime.signals import stop_signals
 from swjoin.runtime.slave_host import SlaveHost
@@ -87,7 +87,7 @@ def _run_local(job: Job, progress: Wanted, slave_count: int, complete_report: Co
     """Run a job, in as many rounds as its queries change, and once more."""
     started = time.monotonic()
     with contextlib.ExitStack() as opened, stop_signals(job) as stop_wanted:
-        changes = opened.enter_context(QueryChanges(job, slave_count)) if takes_changes(job) else None
+        changes = opened.enter_context(QueryChanges(job, slave_count)) if job.takes_changes else None
         while True:
             report, ports = _run_round(job, progress, slave_count, complete_report, (stop_wanted.is_set, changes), started)
             if report is not None:

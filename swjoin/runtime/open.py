@@ -106,7 +106,8 @@ def _open_input(job: Job, node: logical.Source, config: StreamConfig, columns: S
     if config.live:
         from swjoin.connectors.open import open_live_input
 
-        return open_live_input(job.config, config, node.name, node.columns, columns, job.checkpoints)
+        kept = job.checkpoints
+        return open_live_input(job.config, config, node.name, node.columns, columns, kept, whole=job.takes_changes)
     if config.generate is not None:
         from swjoin.connectors.generator.input import GeneratedInput
 

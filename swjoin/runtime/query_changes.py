@@ -1,7 +1,7 @@
 """Queries added to a run, and dropped from it, while it goes on.
 
 What: `QueryChanges` takes requests from the folder `queries` of a run, and makes the job with which the run goes on after a
-checkpoint; `takes_changes(job)`.
+checkpoint.
 Why: a change is a stop with a checkpoint and a resumption within the same processes, which every runtime has: the queries that
 go on notice a pause, and nothing else.
 Whether a change can be made is found in a thread of its own: planning thousands of queries takes seconds.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, time_of_change
 from swjoin.checkpoint.store import CheckpointStore
@@ -28,7 +28,7 @@ from swjoin.config.job import Job
 from swjoin.config.run import to_plain
 from swjoin.core.data_messages import RunEvent
 from swjoin.core.errors import SwjoinError, UserError, one_line
-from swjoin.core.storage import write_whole
+from swjoin.core.storage import locked, write_whole
 from swjoin.plan.changes import with_queries, without_queries
 from swjoin.plan.logical import LogicalPlan
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
@@ -38,6 +38,7 @@ from swjoin.runtime.open import instances_of, plan_output, sized
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.2
 _FORGOTTEN_S = 60.0  # an answer that nobody has taken for so long
+_LOCK = ".lock"
 OPEN: Final = "open.json"  # in the folder `queries` while the run takes requests
 REQUEST: Final = ".request.json"
 ANSWER: Final = ".answer.json"
@@ -74,11 +75,6 @@ class _Request:
         return with_queries(without_queries(plan, self.dropped, time_us, ended_sources), self.added, time_us)
 
 
-def takes_changes(job: Job) -> bool:
-    """Whether queries can be added to a job, and dropped: it has queries with names, and checkpoints."""
-    return bool(job.queries) and job.checkpoints is not None and job.run_dir is not None and not job.config.measure.prefill_us
-
-
 class QueryChanges:
     """The requests to a run, on the rank of its master. Use as a context manager: at its end requests are refused."""
 
@@ -96,10 +92,14 @@ class QueryChanges:
         self._next_poll_s = 0.0
         self._ended = False
         self._events: list[tuple[str, str, int]] = []
+        self._made: dict[Path, int] = {}  # requests in the newest checkpoint that may not be answered yet, and their times
+        self._locked: TextIO | None = None
         self._pause_began_s = time.monotonic()
 
     def __enter__(self) -> QueryChanges:
         self._folder.mkdir(parents=True, exist_ok=True)
+        refusal = f"{self._folder}: another process takes requests there; is the run still going on?"
+        self._locked = locked(self._folder / _LOCK, refusal)  # before anything of a run that goes on is touched
         self._finish()
         self._show()
         return self
@@ -110,12 +110,16 @@ class QueryChanges:
         with contextlib.suppress(OSError):
             (self._folder / OPEN).unlink(missing_ok=True)
             for path in self._waiting():
-                self._answer(path, {"error": "the run has ended"})
+                made = self._made.get(path)
+                self._answer(path, {"error": "the run has ended"} if made is None else {"time_us": made})
             for path in self._folder.glob(f"*{ANSWER}"):
                 if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
                     path.unlink(missing_ok=True)
+            (self._folder / _LOCK).unlink(missing_ok=True)
             if not any(self._folder.iterdir()):
                 self._folder.rmdir()
+        if self._locked is not None:
+            self._locked.close()
 
     def _finish(self) -> None:
         """Answer the requests that a process had taken which died before it answered."""
@@ -222,6 +226,7 @@ class QueryChanges:
         job = self._with_accepted(time_us, ended_sources(manifest, before))
         made = {request.path.name: {"time_us": time_us, "events": request.events} for request in self._accepted}
         change_plan(manifest, before, self._instances(job, self.width), job.plan or {}, made)
+        self._made = {request.path: time_us for request in self._accepted}
         observe = job.config.observe if ports.dashboard is None else replace(job.config.observe, port=ports.dashboard)
         config = replace(job.config, observe=observe)
         self.job = job = replace(job, resumes=True, config=config, flight_port=ports.flight)

@@ -16,12 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from swjoin.config.loader import config_from_plain
+from swjoin.config.loader import config_from_plain, stream_from_plain
 from swjoin.connectors.flight import spool as flight_spool
 from swjoin.connectors.flight.shared_spool import SharedSpool
 from swjoin.connectors.flight.source import FlightSource
 from swjoin.connectors.flight.spool import Spool
-from swjoin.connectors.open import open_live_sources
+from swjoin.connectors.open import open_live_input, open_live_sources
 from swjoin.core.batch import LEFT
 from swjoin.core.errors import RunFailed, UserError
 from tests.support.limits import PROCESS_S
@@ -370,3 +370,26 @@ def test_without_checkpoints_nothing_is_written(tmp_path: Path, monkeypatch: pyt
     assert source.settled("a")
     assert source.accepted == {"a": 1}
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("reads", [["k"], ["v", "k"], []])
+def test_accepted_rows_have_columns_that_another_query_reads_later(reads: list[str], tmp_path: Path) -> None:
+    """A query is added: rows that were accepted before, and are read again, have the column that none had read."""
+    stream = stream_from_plain({"flight": {}, "schema": "k: int64, v: int64, ts: timestamp[us]", "time": "ts"}, "inputs.a")
+    columns = (("k", "int64"), ("v", "int64"), ("ts", "timestamp[us]"))
+    rows = pa.table({"k": [1, 2], "v": [10, 20], "ts": pa.array([0, 1000], pa.timestamp("us"))}).to_batches()[0]
+    for wanted, count in ((reads, 0), (["k", "v"], 2)):
+        source = open_live_input(config_from_plain(CONFIG), stream, "a", columns, wanted, tmp_path, whole=True)
+        assert isinstance(source, FlightSource)
+        source.seek(0)
+        if not count:
+            source.connect("one", anonymous=False)
+            chosen = source.chosen(rows)
+            source.merge.push("one", chosen, *source.times_of(chosen), row=0)
+            source.merge.end("one")
+            source.merge.finish()
+        found = source.read()
+        read = {} if found.columns is None else found.columns.batch.to_pydict()
+        assert read == {name: rows.column(name).to_pylist() for name in wanted}
+        assert len(found) == 2
+        source.close()

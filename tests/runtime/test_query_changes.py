@@ -25,6 +25,7 @@ import pytest
 import swjoin
 from swjoin.checkpoint import changed_plan
 from swjoin.checkpoint.store import CheckpointStore, checksum
+from swjoin.cli import queries
 from swjoin.cli.events import read_events, timeline
 from swjoin.cli.run import resumed_job
 from swjoin.core.batch import TupleBatch
@@ -355,14 +356,33 @@ def test_a_request_that_was_taken_is_answered_by_the_resumed_run(streams: Stream
         write_whole(name, json.dumps(plain).encode())
         with pytest.raises(OSError, match="gone"):
             run.end()
-    name.with_name("1.answer.json").unlink()  # that the run has ended
+    answered = json.loads(name.with_name("1.answer.json").read_bytes())
+    name.with_name("1.answer.json").unlink()  # as if the process had been killed before
     write_whole(name, json.dumps(plain).encode())
     streams.write()
     streams.end()
     run_local(resumed_job(run.dir), False, 3)
     from_us = json.loads(name.with_name("1.answer.json").read_bytes())["time_us"]
+    assert answered == {"time_us": from_us}
     assert rows_of(run.dir, "also") == lone(streams, ALSO_BIG, from_us)
     assert [event.text for event in read_events(run.dir) if event.kind.startswith("query_")] == ["also", "near"]
+
+
+def test_a_second_start_leaves_the_requests_of_a_run_alone(streams: Streams) -> None:
+    """It is refused before it answers one, or says that the run takes none."""
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    shown = run.dir / "queries" / "open.json"
+    before = shown.read_bytes()
+    for job in (resumed_job(run.dir), run._job):
+        with pytest.raises(UserError, match="queries: another process takes requests there; is the run still going on"):
+            run_local(job, False, 3)
+        assert shown.read_bytes() == before
+    request_change(run.dir, {"also": ALSO_BIG}, (), PROCESS_S)
+    streams.end()
+    assert run.end()["complete"]
+    assert not shown.parent.exists()
 
 
 def test_the_run_goes_on_while_a_change_is_planned(streams: Streams) -> None:
@@ -471,6 +491,20 @@ def test_the_command_adds_drops_and_lists(streams: Streams, swjoin: Any) -> None
     streams.end()
     run.end()
     assert swjoin("queries", run.dir).out.splitlines() == lines
+
+
+def test_a_dropped_query_that_keeps_all_its_rows_is_named(swjoin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its windows over an input that has ended have come out."""
+    found = [("near", None, changes.AFTER_ALL_US), ("big", changed_plan.FIRST_US, 5), ("also", None, None)]
+    monkeypatch.setattr(queries, "request_change", lambda *_: 5)
+    monkeypatch.setattr(queries, "queries_of", lambda _: found)
+    lines = swjoin("queries", tmp_path, "drop", "near", "big").out.splitlines()
+    assert lines == [
+        "big: rows with times before 1970-01-01 00:00:00.000005",
+        "near: all rows; windows over an input that has ended are out already",
+    ]
+    shown = [line.split(maxsplit=1) for line in swjoin("queries", tmp_path).out.splitlines()]
+    assert shown[1:3] == [["near", "the end"], ["big", "the first row  1970-01-01 00:00:00.000005"]]
 
 
 REFUSED: dict[str, tuple[dict[str, str], list[str], str]] = {

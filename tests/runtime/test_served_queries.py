@@ -196,7 +196,7 @@ def test_the_port_of_a_run_that_has_changed_is_not_saved(streams: Streams) -> No
 
 def pushed_job(address: str) -> Job:
     """Of a query over two streams of producers, in the folder `run`."""
-    sources = {name: {"flight": {}, "schema": "k: int64, ts: timestamp[us]", "time": "ts"} for name in "ab"}
+    sources = {name: {"flight": {}, "schema": "k: int64, ts: timestamp[us], v: int64", "time": "ts"} for name in "ab"}
     sql = "SELECT a.k FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' MILLISECOND"
     plain = {
         "queries": [{"name": "near", "sql": sql}],
@@ -211,7 +211,8 @@ def pushed_job(address: str) -> Job:
 
 
 def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer with a name loses no row, and has none twice."""
+    """A producer with a name loses no row, and has none twice. Rows that had been accepted and not read before the change have
+    the column that only the new query reads."""
     monkeypatch.chdir(tmp_path)
     address = free_address()
     job = pushed_job(address)
@@ -226,7 +227,7 @@ def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: p
     thread = in_thread(guarded, lambda: run_local(job, False, 2))
     rows, pushed = 4000, {"a": 0, "b": 0}
     ts = pa.array(np.arange(rows) * 1000, pa.timestamp("us"))
-    table = pa.table({"k": np.arange(rows) % 50, "ts": ts})
+    table = pa.table({"k": np.arange(rows) % 50, "ts": ts, "v": np.arange(rows) % 50})
     while not Path("run/queries/open.json").exists():
         time.sleep(0.02)
     errors: list[str] = []
@@ -259,7 +260,7 @@ def test_producers_and_other_consumers_come_again(tmp_path: Path, monkeypatch: p
     while min(pushed.values()) < rows // 4:
         assert not failures
         time.sleep(0.02)
-    from_us = request_change(Path("run"), {"few": "SELECT k FROM a WHERE k < 3"}, (), PROCESS_S)
+    from_us = request_change(Path("run"), {"few": "SELECT k FROM a WHERE v < 3"}, (), PROCESS_S)
     for each in (*threads, thread):
         each.join(PROCESS_S)
         assert not each.is_alive()

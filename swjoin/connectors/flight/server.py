@@ -319,7 +319,10 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         thread.join(patience_s)
         if not thread.is_alive():
             return True
+        _closing[:] = [pair for pair in _closing if pair[1].is_alive()]
         _closing.append((self, thread))
+        for handlers in (self.gets, self.puts, self.acts):  # and what these have of the run
+            handlers.clear()
         until_s = time.monotonic() + _PATIENCE_S
         while not _is_free(self._host, self.port) and time.monotonic() < until_s:
             thread.join(_POLL_S)

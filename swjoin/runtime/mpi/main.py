@@ -42,7 +42,7 @@ from swjoin.runtime.mpi.worker_rank import WorkerRank
 from swjoin.runtime.new_folder import forget_worthless
 from swjoin.runtime.open import sized
 from swjoin.runtime.progress import Wanted
-from swjoin.runtime.query_changes import QueryChanges, takes_changes
+from swjoin.runtime.query_changes import QueryChanges
 from swjoin.runtime.run_report import CompleteReport
 from swjoin.runtime.signals import stop_signals
 
@@ -141,7 +141,7 @@ class _Rounds:
     def __init__(
         self, job: Job, label: list[str], progress: Wanted, complete_report: CompleteReport | None, comm: MPI.Comm
     ) -> None:
-        self._job, self._label, self._takes = job, label, takes_changes(job)
+        self._job, self._label, self._takes = job, label, job.takes_changes
         self.changes: QueryChanges | None = None
         if self._takes and comm.rank == ROOT:
             self.changes = QueryChanges(job, RankMap.of(job.config, comm.size).slave_ranks)
