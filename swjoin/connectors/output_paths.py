@@ -195,7 +195,7 @@ def check_outputs(job: Job) -> None:
         refuse_other_file(late)
     if job.run_dir is not None and not started:
         refuse_files(job.run_dir, run_files)
-    if job.queries and job.config.sink.in_files:
+    if job.queries and job.config.sink.in_files and not job.resumes:  # later its own folders are all that it writes into
         _refuse_others(job, words)
     for folder in job.result_folders if job.config.sink.in_files else ():
         refuse_results(folder, staged=job.checkpoints is not None, resumes=job.resumes)

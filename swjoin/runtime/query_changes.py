@@ -24,6 +24,7 @@ from typing import Any, Final, TextIO
 from swjoin.checkpoint.changed_plan import change_plan, check_change, ended_sources, time_of_change
 from swjoin.checkpoint.store import CheckpointStore
 from swjoin.cluster.instances import Instances
+from swjoin.config.connectors import KafkaSinkConfig
 from swjoin.config.job import Job
 from swjoin.config.run import to_plain
 from swjoin.core.data_messages import RunEvent
@@ -73,6 +74,16 @@ class _Request:
     def changed(self, plan: LogicalPlan, time_us: int, ended_sources: Collection[str]) -> LogicalPlan:
         """The run's plan with this change at a time. UserError when it cannot be made."""
         return with_queries(without_queries(plan, self.dropped, time_us, ended_sources), self.added, time_us)
+
+
+def _check_topics(kafka: KafkaSinkConfig | None, request: _Request) -> None:
+    """UserError without the topic of an added query, which would end the run that goes on with it."""
+    if kafka is not None and request.added:
+        from swjoin.connectors.kafka.sink import KafkaBroker
+
+        broker = KafkaBroker(kafka)
+        for name in request.added:
+            broker.partitions_of(kafka.topic_of(name))
 
 
 class QueryChanges:
@@ -176,6 +187,7 @@ class QueryChanges:
             try:
                 request = _Request.read(path)
                 job = self._changed(job, width, request)
+                _check_topics(job.config.sink.kafka, request)
             except SwjoinError as error:
                 self._answer(path, {"error": error.text("keys")})
                 continue

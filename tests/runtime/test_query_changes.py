@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import threading
 import time
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +30,7 @@ from swjoin.checkpoint.store import CheckpointStore, checksum
 from swjoin.cli import queries
 from swjoin.cli.events import read_events, timeline
 from swjoin.cli.run import resumed_job
+from swjoin.config.connectors import KafkaSinkConfig
 from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.core.storage import write_whole
@@ -40,7 +43,7 @@ from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.plan.sharing import shared
 from swjoin.plan.stages import Stage, cut
 from swjoin.runtime.in_process import run_local
-from swjoin.runtime.query_changes import QueryChanges
+from swjoin.runtime.query_changes import QueryChanges, _check_topics, _Request
 from swjoin.runtime.query_requests import queries_of, request_change
 from swjoin.runtime.simulator.result import SimulationError
 from tests.support.commands import command
@@ -383,6 +386,42 @@ def test_a_second_start_leaves_the_requests_of_a_run_alone(streams: Streams) -> 
     streams.end()
     assert run.end()["complete"]
     assert not shown.parent.exists()
+
+
+def test_a_topic_that_is_missing_refuses_the_query(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the run that would go on with it."""
+
+    class Broker:
+        def __init__(self, config: KafkaSinkConfig) -> None:
+            assert config.servers == "here:9092"
+
+        def partitions_of(self, topic: str) -> list[int]:
+            if topic != "rows.near":
+                raise UserError(f"sink kafka: there is no topic {topic}")
+            return [0]
+
+    sink = types.ModuleType("sink")
+    sink.KafkaBroker = Broker  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "swjoin.connectors.kafka.sink", sink)
+    kafka = KafkaSinkConfig("here:9092", "rows.{query}")
+    tables = {name: Table((("ts", "timestamp[us]"), ("k", "int64"), ("v", "int64"), ("x", "string")), "ts") for name in "ab"}
+    plan = plan_query(ALSO_BIG, tables).plan
+    for added in ({}, {"near": plan}):
+        _check_topics(kafka, _Request(Path("1"), added, ("big",)))
+    with pytest.raises(UserError, match=r"there is no topic rows\.also"):
+        _check_topics(kafka, _Request(Path("1"), {"near": plan, "also": plan}, ()))
+
+
+def test_other_files_beside_results_end_no_run_that_changes(streams: Streams) -> None:
+    """What a file manager leaves in the folder of queries' folders is found at the start of a run alone."""
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    (run.dir / "results" / ".DS_Store").write_text("mine")
+    request_change(run.dir, {"also": ALSO_BIG}, (), PROCESS_S)
+    streams.end()
+    assert run.end()["complete"]
+    assert (run.dir / "results" / ".DS_Store").read_text() == "mine"
 
 
 def test_the_run_goes_on_while_a_change_is_planned(streams: Streams) -> None:
