@@ -30,12 +30,14 @@ def in_site(path: str) -> str:
 
 
 def target_of(link: str, path: str) -> str | None:
-    """The file that a link of the page at `path` in the repository leads to; of a directory its README, or its first page."""
+    """The file that a link of the page at `path` in the repository leads to; of a directory its README, or its first page, or
+    where it has none its first file."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
     if target.startswith(".."):
         return None
     if (ROOT / target).is_dir():
-        inside = sorted((ROOT / target).glob("*.md"), key=lambda page: (page.name != "README.md", page.name))
+        files = [file for file in (ROOT / target).iterdir() if file.is_file()]
+        inside = sorted(files, key=lambda file: (file.name != "README.md", file.suffix != ".md", file.name))
         return inside[0].relative_to(ROOT).as_posix() if inside else None
     return target if (ROOT / target).is_file() else None
 

@@ -52,6 +52,14 @@ def pages(nav: Any) -> Iterator[str]:
             yield from pages(item)
 
 
+def test_links_lead_to_files_of_the_site() -> None:
+    """Also those to directories, without which `--strict` ends the build; where MkDocs is not installed, too."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT).as_posix()
+        lost = [link for link in outside.LINK.findall(page.read_text()) if outside.target_of(link, name) is None]
+        assert lost == [], name
+
+
 def test_the_navigation_has_every_page_once() -> None:
     listed = list(pages(CONFIG["nav"]))
     assert len(listed) == len(set(listed))
