@@ -39,6 +39,7 @@ class OutputColumns:
     """left, right: codecs of both streams. ids: whether the id and time columns come first."""
 
     of_pairs: ClassVar = True
+    going_on: ClassVar = 1  # queries
     order: ClassVar[tuple[OrderKey, ...]] = ()
     left: StreamCodec
     right: StreamCodec
@@ -152,6 +153,7 @@ class RowColumns:
     a file."""
 
     of_pairs: ClassVar = False
+    going_on: ClassVar = 1  # queries
     key_names: ClassVar[tuple[str, ...]] = ()
     types: tuple[tuple[str, pa.DataType], ...]
     ids: bool
@@ -198,11 +200,17 @@ class RowColumns:
 @dataclass(frozen=True)
 class QueryColumns:
     """Columns of the rows of several queries, by their names. families: numbers of those that share rows, from the narrowest
-    windows to the widest (`plan.families`)."""
+    windows to the widest (`plan.families`). dropped: names of those that have rows up to a time alone."""
 
     of_pairs: ClassVar = False
     queries: tuple[tuple[str, RowColumns], ...]
     families: tuple[tuple[int, ...], ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def going_on(self) -> int:
+        """How many have not been dropped."""
+        return len(self.queries) - len(self.dropped)
 
     def check_text(self) -> None:
         """UserError when a column cannot be written as text."""
@@ -219,7 +227,7 @@ class QueryColumns:
 
     def to_bytes(self) -> bytes:
         queries = [[name, columns.to_bytes().decode()] for name, columns in self.queries]
-        return json.dumps({"queries": queries, "families": self.families}).encode()
+        return json.dumps({"queries": queries, "families": self.families, "dropped": self.dropped}).encode()
 
 
 ResultColumns: TypeAlias = OutputColumns | RowColumns
@@ -236,7 +244,7 @@ def columns_from_bytes(data: bytes) -> AnyColumns:
         columns = _of_one(json.loads(text))
         assert isinstance(columns, RowColumns), "queries have rows"
         found.append((name, columns))
-    return QueryColumns(tuple(found), tuple(map(tuple, plain["families"])))
+    return QueryColumns(tuple(found), tuple(map(tuple, plain["families"])), tuple(plain["dropped"]))
 
 
 def _of_one(plain: dict[str, Any]) -> ResultColumns:

@@ -208,7 +208,7 @@ def open_sinks(kind: str, target: Path, plan: AnyColumns, **more: Any) -> Sink:
         topic.broker.partitions_of(each.name)
     try:
         if kind != "count":
-            _allow_files(len(plan.queries))
+            _allow_files(plan.going_on)
         for name, columns in plan.queries:
             opened[name] = cast("RowSink", open_sink(kind, target / name, columns, **more | {"topic": topics.get(name)}))
     except BaseException:

@@ -75,12 +75,12 @@ class ServedResults:
         self._in_files = folder is not None
         streams = streams_of(plan)
         if number == 0:
-            self._serve(job, streams, endpoint)
+            self._serve(job, streams, endpoint, plan.going_on)
         self._writers = self._open_writers(streams)
         self.sink: Sink | None = self._tee(streams, inner, folder) if self._writers else None
 
-    def _serve(self, job: Job, streams: dict[str, ResultColumns], endpoint: Endpoint | None) -> None:
-        """Offer results and metrics at the master's endpoint, or at one of this rank's own."""
+    def _serve(self, job: Job, streams: dict[str, ResultColumns], endpoint: Endpoint | None, going_on: int) -> None:
+        """Offer results and metrics at the master's endpoint, or at one of this rank's own. going_on: as of `open_logs`."""
         from swjoin.connectors.flight.result_stream import open_logs, serve_log
         from swjoin.connectors.flight.server import Endpoint
         from swjoin.connectors.flight.sink_rows import SinkRows
@@ -92,7 +92,9 @@ class ServedResults:
         serve_log(at, "metrics", self.metrics.log)
         if job.config.sink.kind != "count":
             run_dir, resumes = job.run_dir if job.checkpoints is not None else None, job.resumes
-            self.logs = open_logs(streams, self._config, run_dir, in_files=self._in_files, resumes=resumes, sinks=self._sinks)
+            self.logs = open_logs(
+                streams, self._config, run_dir, in_files=self._in_files, resumes=resumes, sinks=self._sinks, going_on=going_on
+            )
             for name, log in self.logs.items():
                 serve_log(at, name, log)
                 if self._own is not None and self._sinks > 1:

@@ -30,6 +30,7 @@ from swjoin.core.columns import plain_type_named
 from swjoin.core.errors import UserError
 from swjoin.core.splits import WHOLE, Split
 from swjoin.plan import logical
+from swjoin.plan.changes import periods
 from swjoin.plan.kept_rows import Keyed
 from swjoin.plan.lookups import Lookup
 from swjoin.plan.map_batches import MapBatches
@@ -208,7 +209,8 @@ def plan_output(instances: Instances) -> AnyColumns:
     results = instances.stages.results
     if results[0].named:
         queries = tuple((result.name, _row_columns(instances, result)) for result in results)
-        return QueryColumns(queries, instances.families_of_queries)
+        dropped = tuple(name for name, (_, until_us) in periods(instances.logical).items() if until_us is not None)
+        return QueryColumns(queries, instances.families_of_queries, dropped)
     if instances.of_rows:
         return _row_columns(instances, results[0])
     stage = instances.result_edges[0].sender

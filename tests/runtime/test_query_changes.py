@@ -31,6 +31,7 @@ from swjoin.cli import queries
 from swjoin.cli.events import read_events, timeline
 from swjoin.cli.run import resumed_job
 from swjoin.config.connectors import KafkaSinkConfig
+from swjoin.connectors import sink as sinks
 from swjoin.core.batch import TupleBatch
 from swjoin.core.errors import RunFailed, SwjoinError, UserError
 from swjoin.core.storage import write_whole
@@ -62,8 +63,8 @@ queries:
   - {{name: near, sql: "{near}"}}
   - {{name: big, sql: "{big}"}}
 inputs:
-  a: {{watch: a, time: ts, schema: 'ts: timestamp[us], k: int64, v: int64, x: string'}}
-  b: {{watch: b, time: ts, schema: 'ts: timestamp[us], k: int64, v: int64, x: string'}}
+  a: {{watch: '{folder}/a', time: ts, schema: 'ts: timestamp[us], k: int64, v: int64, x: string'}}
+  b: {{watch: '{folder}/b', time: ts, schema: 'ts: timestamp[us], k: int64, v: int64, x: string'}}
 time: {{max_out_of_order: 5ms, late: drop}}
 cluster: {{distribution_epoch: 20ms, partition_count: 7{cluster}}}
 checkpoint: {{epochs: 2}}
@@ -120,7 +121,7 @@ class Streams:
 
     def config(self, cluster: str = "") -> Path:
         path = self.folder / "run.yaml"
-        path.write_text(CONFIG.format(near=NEAR, big=BIG, cluster=cluster))
+        path.write_text(CONFIG.format(near=NEAR, big=BIG, cluster=cluster, folder=self.folder))
         return path
 
 
@@ -300,7 +301,9 @@ def _over_files(streams: Streams) -> Path:
     text = streams.config().read_text()
     for name in "ab":
         schema = "schema: 'ts: timestamp[us], k: int64, v: int64, x: string'"
-        text = text.replace(f"watch: {name}, time: ts, {schema}", f"path: '{streams.folder}/{name}/*.parquet', time: ts")
+        text = text.replace(
+            f"watch: '{streams.folder}/{name}', time: ts, {schema}", f"path: '{streams.folder}/{name}/*.parquet', time: ts"
+        )
     path = streams.folder / "files.yaml"
     path.write_text(text + "pace: realtime\n")
     return path
@@ -422,6 +425,23 @@ def test_other_files_beside_results_end_no_run_that_changes(streams: Streams) ->
     streams.end()
     assert run.end()["complete"]
     assert (run.dir / "results" / ".DS_Store").read_text() == "mine"
+
+
+def test_dropped_queries_take_no_share_of_files_and_of_memory_for_results(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there were, those that go on have what a run with them alone has."""
+    wanted: list[int] = []
+    monkeypatch.setattr(sinks, "_allow_files", wanted.append)
+    streams.write()
+    run = Running(streams)
+    run.reached(500_000)
+    request_change(run.dir, {"also": ALSO_BIG}, ("near",), PROCESS_S)
+    request_change(run.dir, {"more": ALSO_BIG}, ("also",), PROCESS_S)
+    streams.end()
+    assert run.end()["complete"]
+    assert wanted == [2, 2, 2]
+    assert queries_of(run.dir)[0][1:] != (None, None)
 
 
 def test_the_run_goes_on_while_a_change_is_planned(streams: Streams) -> None:
@@ -603,7 +623,7 @@ def test_runs_that_take_no_changes(streams: Streams, swjoin: Any, tmp_path: Path
         request_change(tmp_path, {"q": BIG})
     streams.write()
     streams.end()
-    text = streams.config().read_text().replace("checkpoint: {epochs: 2}", "").replace("watch: ", f"watch: {tmp_path}/")
+    text = streams.config().read_text().replace("checkpoint: {epochs: 2}", "")
     (tmp_path / "run.yaml").write_text(text)
     done = swjoin("run", tmp_path / "run.yaml", "--out", tmp_path / "run")
     assert done.code == 0, done.err

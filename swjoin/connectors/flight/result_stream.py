@@ -68,11 +68,13 @@ def open_logs(
     in_files: bool,
     resumes: bool,
     sinks: int,
+    going_on: int = 1,
 ) -> dict[str, ResultLog]:
-    """The logs of results, by stream (`streams_of`), which share the memory for them. run_dir: directory of a run with
-    checkpoints. in_files: it keeps final rows in Parquet files. resumes: the run is resumed; consumers keep their offsets."""
+    """The logs of results, by stream (`streams_of`). run_dir: directory of a run with checkpoints. in_files: it keeps final
+    rows in Parquet files. resumes: the run is resumed; consumers keep their offsets. going_on: queries that have not been
+    dropped, which share the memory for rows."""
     eras = Eras(None if run_dir is None else run_dir / ".eras", fresh=not resumes)
-    limit_bytes, patience_s = config.result_buffer_bytes // len(streams), config.patience_us / 1e6
+    limit_bytes, patience_s = config.result_buffer_bytes // max(1, going_on), config.patience_us / 1e6
     return {
         name: ResultLog(
             plan.schema,
