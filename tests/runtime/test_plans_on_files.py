@@ -708,6 +708,9 @@ def _dies_and_is_resumed(name: str, folder: Path, seed: int, again: int, number:
     else:
         run.process.send_signal(number)
         assert run.end(PROCESS_S) == 0, run.said()
+        if report_of(job)["complete"]:  # on a busy machine the signal may come when all is read
+            _check_all(job, streams.expected(case))
+            return
         assert report_of(job)["resumable"]
     _resumed(job, again, folder)
     report = _check_all(job, streams.expected(case))
