@@ -74,7 +74,8 @@ def open_live_input(
     whole: bool = False,
 ) -> FlightSource | KafkaSource | WatchSource:
     """A live input of a plan. expected: names and types, as text, of its columns. columns: names of those that travel. keep: as
-    of `open_live_sources`. whole: rows are kept with all columns, as other queries may read them. UserError names the input."""
+    of `open_live_sources`. whole: rows come, and are kept, with all columns that are declared, as other queries may read
+    them. UserError names the input."""
     schema = settle_input(stream, _schema_of(stream, name), False, name, expected)
     view = describe_input(stream, schema, name, columns)
     if whole and stream.flight is not None:

@@ -64,7 +64,8 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path], *
             raise UserError(f"{words} {path}: is an input ({files[number]}), which would be overwritten; give another name")
         if number in folders:
             raise UserError(f"{words} {path}: is an input directory; give another one")
-        if above in folders and file_format(path) is not None:
+        kind = file_format(path)
+        if above in folders and kind is not None and (kind != "RDF lines" or any(folders[above].glob("*.txt*"))):
             within = folders[above]
             raise UserError(
                 f"{words} {path}: lies in the input directory {within} and would be read as input; put it elsewhere"

@@ -186,12 +186,13 @@ class QueryChanges:
                 break
             try:
                 request = _Request.read(path)
-                job = self._changed(job, width, request)
+                changed = self._changed(job, width, request)
                 _check_topics(job.config.sink.kafka, request)
             except SwjoinError as error:
                 self._answer(path, {"error": error.text("keys")})
                 continue
             accepted.append(request)
+            job = changed
         return accepted, (job, width)
 
     def _changed(self, job: Job, width: int, request: _Request, time_us: int = 0, ended_sources: Collection[str] = ()) -> Job:

@@ -24,6 +24,7 @@ from swjoin.frontends.rdf.dictionary import TermDictionary
 from swjoin.frontends.rdf.ntriples import TIMES, LineParser
 
 _PIECES = [
+    b"+", b"-",
     b"5", b"-7", b"+9", b"12.5", b"9223372036854775807", b" ", b"\t", b"\n", b"\r", b"\r\n", b".", b"#", b"# a comment",
     b"<http://e/a>", b"<http://e/b>", b"<a>", b"<http://e/a", b"_:b1", b"_:b.2", b"_:", b"_:b.", b'"x"',
     b'"q\\"\\\\"', b'"\\u00e9"',

@@ -582,3 +582,11 @@ def test_spellings_that_differ_in_case_are_not_one() -> None:
     )
     wanted = {"small": [1], "large": [2], "quoted": [1], "text": [1], "number": [1], "double": [1], "again": [2]}
     assert {name: table["n"].to_pylist() for name, table in found.items()} == wanted
+
+
+def test_a_chain_of_many_alternatives_is_planned() -> None:
+    """What is kept of a condition is found without a frame of Python for each."""
+    rows = pa.table({"t": list(range(20)), "n": list(range(20))})
+    chain = " OR ".join(f"n = {number}" for number in range(10, 800))
+    found = library.sql(f"SELECT n FROM a WHERE {chain}", a=rows, time="t", time_unit="s")
+    assert sorted(found["n"].to_pylist()) == list(range(10, 20))

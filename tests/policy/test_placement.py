@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from swjoin.config.sections import PlacementConfig
 from swjoin.core.batch import I64
 from swjoin.policy import partitioning
-from swjoin.policy.placement import decisive, place, round_robin, suggest
+from swjoin.policy.placement import IN_A_RUN, decisive, place, round_robin, suggest
+from swjoin.policy.placement import _on_hosts as put_on_hosts
 from swjoin.policy.task_graph import Cost, Machines, TaskGraph, cost
 from tests.support.task_graphs import least_cut, task_graph
 
@@ -527,13 +528,15 @@ def test_on_hosts_the_bound_is_kept_where_it_can_be(seed: int) -> None:
 
 
 def test_even_parts_are_put_on_hosts_by_what_they_exchange() -> None:
-    """Three heavy tasks and three light ones on two hosts of two machines: even parts are not those of hosts first."""
+    """Parts 0 and 2, and 1 and 3, exchange most; part 3 has a pinned task, so it stays where it is."""
     machines = _on_hosts((2, 2))
-    edges = [(0, 1, 1), (1, 2, 100), (2, 3, 1), (3, 0, 100)]
-    graph = task_graph([5, 5, 5, 5], edges)
-    machine_of = place(graph, machines, NETWORK)
-    assert len(set(machine_of.tolist())) == 4
-    assert cost(graph, machine_of, machines).host_tuples == 2
+    graph = task_graph([5, 5, 5, 5], [(0, 2, 100), (1, 3, 100), (0, 1, 1), (2, 3, 1)], pinned={3: 3})
+    flat = np.arange(4)
+    found = put_on_hosts(decisive(graph), flat, machines, NETWORK, (0, IN_A_RUN))
+    assert sorted(found.tolist()) == [0, 1, 2, 3]
+    assert found[3] == 3
+    assert cost(graph, flat, machines).host_tuples == 200
+    assert cost(graph, found, machines).host_tuples == 2
 
 
 @pytest.mark.parametrize(("speeds", "work", "imbalance"), [([2, 1], [9, 3], 1.5), ([1, 3, 5], [5, 5, 5], 1.8)])

@@ -712,7 +712,7 @@ def test_the_join_of_two_streams_is_one_stage(swjoin: Any, inputs: Path, tmp_pat
         assert "the join of two streams is one stage" in done.err[0]
 
 
-def test_a_plan_of_one_move_has_nothing_to_place() -> None:
+def test_a_plan_of_one_stage_has_nothing_to_place() -> None:
     plan = LogicalPlan((source("a"), source("b"), join("j", "a", "b"), Result("out", "j")))
     config = shape_config(reorganization={"policy": "network", "epoch_us": 80})
     with pytest.raises(UserError, match="take policy balanced"):

@@ -43,6 +43,7 @@ from swjoin.plan.logical import LogicalPlan, Period, Result, Spread
 from swjoin.plan.plain import plan_from_plain, plan_to_plain
 from swjoin.plan.sharing import shared
 from swjoin.plan.stages import Stage, cut
+from swjoin.runtime import query_changes
 from swjoin.runtime.in_process import run_local
 from swjoin.runtime.query_changes import QueryChanges, _check_topics, _Request
 from swjoin.runtime.query_requests import queries_of, request_change
@@ -413,6 +414,25 @@ def test_a_topic_that_is_missing_refuses_the_query(streams: Streams, monkeypatch
         _check_topics(kafka, _Request(Path("1"), added, ("big",)))
     with pytest.raises(UserError, match=r"there is no topic rows\.also"):
         _check_topics(kafka, _Request(Path("1"), {"near": plan, "also": plan}, ()))
+
+
+def test_a_request_that_is_refused_leaves_nothing_in_the_trial(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that was refused for its topic cannot be dropped by the next request of the same poll."""
+
+    def refuse(kafka: object, request: _Request) -> None:
+        if request.added:
+            raise UserError("there is no topic")
+
+    monkeypatch.setattr(query_changes, "_check_topics", refuse)
+    job = replace(job_to_run(streams.config(), [], "test"), target=Path("run/results"), directory=True, run_dir=Path("run"))
+    tables = {name: Table((("ts", "timestamp[us]"), ("k", "int64"), ("v", "int64"), ("x", "string")), "ts") for name in "ab"}
+    requests = {"add": {"also": plan_to_plain(plan_query(ALSO_BIG, tables).plan)}, "drop": []}, {"add": {}, "drop": ["also"]}
+    paths = [Path(f"{number}.request.json") for number in range(2)]
+    for path, plain in zip(paths, requests, strict=True):
+        path.write_text(json.dumps(plain))
+    accepted, (trial, _) = QueryChanges(job, 2)._planned_on_trial(paths, job, 2)
+    assert (accepted, trial) == ([], job)
+    assert [json.loads(Path(f"{number}.answer.json").read_text()).popitem()[0] for number in range(2)] == ["error"] * 2
 
 
 def test_other_files_beside_results_end_no_run_that_changes(streams: Streams) -> None:

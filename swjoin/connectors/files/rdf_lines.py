@@ -32,7 +32,7 @@ _SHOWN = 60  # characters of a line in a message
 _NODE = r'<[^>]*>|_:[^ \t<>"]*[^ \t<>".]'
 _LITERAL = r'"(?:[^"\\]|\\.)*"(?:@[A-Za-z0-9-]+|\^\^<[^>]*>)?'
 _TRIPLE = rf"(?P<s>{_NODE})[ \t]*(?P<p><[^>]*>)[ \t]*(?P<o>{_NODE}|{_LITERAL})[ \t]*\.[ \t]*(?:#.*)?"
-_LINE = rf"^[ \t]*\+?(?P<ts>-?[0-9]+)(?:[ \t]*{_TRIPLE}|[ \t]+(?P<rest>.*)|(?P<joined>[<_].*))$"
+_LINE = rf"^[ \t]*(?P<ts>[+-]?[0-9]+)(?:[ \t]*{_TRIPLE}|[ \t]+(?P<rest>.*)|(?P<joined>[<_].*))$"
 _NO_ROW = r"^[ \t]*(#.*)?$"
 
 
@@ -72,7 +72,7 @@ def _batch(text: bytes, place: str, first: int) -> pa.RecordBatch:
         _refuse(lines, place, first)
     rows = found.drop_null()
     try:
-        times = rows.field("ts").cast(pa.string()).cast(pa.int64())
+        times = pc.utf8_ltrim(rows.field("ts").cast(pa.string()), "+").cast(pa.int64())
     except pa.ArrowInvalid:
         _refuse(lines, place, first)
     is_triple = pc.binary_length(rows.field("s")).cast(pa.bool_())
@@ -85,7 +85,9 @@ def _batch(text: bytes, place: str, first: int) -> pa.RecordBatch:
 def _refuse(lines: pa.Array, place: str, first: int) -> NoReturn:
     """UserError with the first line that has no time, of some."""
     line, number = next((text, number) for number, text in enumerate(lines.to_pylist(), first) if not _is_read(text))
-    problem = f"{place}{number}: {one_line(line.decode(errors='replace'), _SHOWN)!r} does not begin with a time of 64 bits"
+    problem = (
+        f"{place}{number}: {one_line(line.decode(errors='replace'), _SHOWN)!r} does not begin with a time of 64 bits and a term"
+    )
     raise UserError(
         problem, remedy="write `ts s p o .` with ts in microseconds, or name a file of another form by its extension"
     )

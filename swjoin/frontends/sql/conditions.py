@@ -57,6 +57,8 @@ def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
 
 def _content(part: object) -> Hashable:
     """What two nodes have in common if they say the same in the same spelling."""
+    if isinstance(part, exp.Connector):  # a chain of hundreds is as deep
+        return type(part), *(_content(each) for each in part.flatten(unnest=False))
     if isinstance(part, exp.Expr):
         return type(part), *((name, _content(value)) for name, value in part.args.items())
     return tuple(_content(value) for value in part) if isinstance(part, list) else (type(part), part)
