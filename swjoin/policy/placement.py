@@ -78,10 +78,10 @@ def suggest(graph: TaskGraph, machines: Machines, settings: PlacementConfig, see
     before, after = (cost(graph, each, machines) for each in (now, target))
     full, held = before.fullest_ratio, before.memory_ratio
     most, most_held = max(settings.imbalance, full), max(1.0, held)
-    overfull = busy and full > max(_OVERFULL, settings.imbalance) and after.fullest_ratio < full
-    overfull |= held > 1 and after.memory_ratio < _RELIEF * held
     all_of_them = _moved_bytes(graph, np.flatnonzero(now != target))
-    if overfull or (after.memory_ratio <= most_held and _pays(before, after, all_of_them, settings)):
+    if _relieves(before, after, settings, busy=busy) or (
+        after.memory_ratio <= most_held and _pays(before, after, all_of_them, settings)
+    ):
         return target
     chains = []
     for tasks in _chains(graph, now, target):
@@ -105,9 +105,15 @@ def is_worth(graph: TaskGraph, machines: Machines, settings: PlacementConfig, no
     full, held = before.fullest_ratio, before.memory_ratio
     if after.fullest_ratio > max(_tolerated(settings), full) or after.memory_ratio > max(1.0, held):
         return False
-    relieved = busy and full > max(_OVERFULL, settings.imbalance) and after.fullest_ratio < full
-    relieved |= held > 1 and after.memory_ratio < _RELIEF * held
-    return relieved or _pays(before, after, _moved_bytes(graph, np.flatnonzero(now != then)), settings)
+    moved = _moved_bytes(graph, np.flatnonzero(now != then))
+    return _relieves(before, after, settings, busy=busy) or _pays(before, after, moved, settings)
+
+
+def _relieves(before: Cost, after: Cost, settings: PlacementConfig, *, busy: bool) -> bool:
+    """Whether a machine that is overfull, of work or of memory, has less. busy: as of `suggest`."""
+    full, held = before.fullest_ratio, before.memory_ratio
+    of_work = busy and full > max(_OVERFULL, settings.imbalance) and after.fullest_ratio < full
+    return of_work or (held > 1 and after.memory_ratio < _RELIEF * held)
 
 
 def _moved(now: I64, target: I64, tasks: I64) -> I64:

@@ -34,6 +34,7 @@ from swjoin.connectors.flight.producer_places import Peers, ProducerPlaces
 from swjoin.connectors.flight.result_log import ResultLog
 from swjoin.connectors.flight.result_stream import serve_log
 from swjoin.connectors.flight.server import (
+    PATIENCE_S,
     Endpoint,
     FlightStream,
     Metadata,
@@ -401,7 +402,7 @@ class FlightIngest:
         """changes: the run goes on in a moment with other queries, and producers come again."""
         self._closed = "changes" if changes else "ended"
         self.late.close(queries_change() if changes else None)
-        self.endpoint.close(*([_MOMENT_S] if changes else []))
+        self.endpoint.close(_MOMENT_S if changes else PATIENCE_S)
         self._peers.close()
 
 

@@ -68,7 +68,7 @@ def open_logs(
     in_files: bool,
     resumes: bool,
     sinks: int,
-    going_on: int = 1,
+    going_on: int,
 ) -> dict[str, ResultLog]:
     """The logs of results, by stream (`streams_of`). run_dir: directory of a run with checkpoints. in_files: it keeps final
     rows in Parquet files. resumes: the run is resumed; consumers keep their offsets. going_on: queries that have not been

@@ -27,7 +27,7 @@ from swjoin.core.errors import SwjoinError, UserError, one_line
 
 _SHORTEST_TOKEN = 16
 _FILES = 8192  # open files, where the system allows it: every idle connection is one
-_PATIENCE_S = 2.0  # with calls that do not end
+PATIENCE_S = 2.0  # with calls that do not end
 _POLL_S = 0.01
 _STARTING_S = 120.0  # kernels may have to be compiled
 _LONGEST_LINE = 500
@@ -312,7 +312,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 
     # ------------------------------------------------------------ the end
 
-    def close(self, patience_s: float = _PATIENCE_S) -> bool:
+    def close(self, patience_s: float = PATIENCE_S) -> bool:
         """End all calls. False when a client keeps one open for so long; its port can be used by another then, too."""
         thread = threading.Thread(target=self._shut_down, daemon=True, name="endpoint-close")
         thread.start()
@@ -323,7 +323,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
         _closing.append((self, thread))
         for handlers in (self.gets, self.puts, self.acts):  # and what these have of the run
             handlers.clear()
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + PATIENCE_S
         while not _is_free(self._host, self.port) and time.monotonic() < until_s:
             thread.join(_POLL_S)
         return False
