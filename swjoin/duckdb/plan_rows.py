@@ -31,6 +31,7 @@ from swjoin.duckdb.join_rows import IDS, NONE, Selected, rows_of_join
 from swjoin.plan.aggregates import Aggregate, AggregateCall
 from swjoin.plan.bound import columns_read_by, scope_of
 from swjoin.plan.columns import batch_map_of
+from swjoin.plan.counted_joins import CountedJoin
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
@@ -91,6 +92,8 @@ def define_found(db: Any, plan: LogicalPlan, sources: Mapping[str, NodeTable]) -
             columns, rows = _views(plan, node, found[node.input])
         elif isinstance(node, LiveGroups):
             columns, rows = _live_groups(plan, node, found[node.input])
+        elif isinstance(node, CountedJoin):
+            columns, rows = _counted_join(plan, node, found[node.input])
         elif isinstance(node, MapBatches):
             columns, rows = _mapped(db, plan, node, found[node.input], number)
         elif isinstance(node, Lookup):
@@ -359,7 +362,7 @@ def _aggregate(plan: LogicalPlan, node: Aggregate, rows: NodeTable) -> tuple[dic
 
 def _orders_by_ids(node: Node) -> bool:
     picks = isinstance(node, Aggregate) and any(call.function in PICKS or call.place > 1 for call in node.calls)
-    return isinstance(node, Ranked | TupleWindows) or picks
+    return isinstance(node, Ranked | TupleWindows | CountedJoin) or picks
 
 
 def _set_ids(db: Any, plan: LogicalPlan, node: Aggregate | LiveGroups, rows: NodeTable) -> None:
@@ -494,6 +497,39 @@ def _of_living(call: AggregateCall, types: Mapping[str, str], columns: Mapping[s
     )
 
 
+def _counted_join(plan: LogicalPlan, node: CountedJoin, rows: NodeTable) -> tuple[dict[str, str], str]:
+    """The columns of a join whose windows count rows, and a query of its rows."""
+    part, parts, never = rows.columns[node.part], range(len(node.columns)), 1 << 62
+    streams = " ".join(f"WHEN {i} THEN {stream}" for i, stream in enumerate(node.streams))
+    placed = f"SELECT *, row_number() OVER (ORDER BY ts, CASE {part} {streams} END, id, {part}) AS place FROM {rows.table}"
+    tables = [f"placed AS ({placed})"]
+    for i, (count, width) in enumerate(zip(node.counts, node.widths, strict=True)):
+        until = f"coalesce(lead(place, {count}) OVER (ORDER BY place), {never})" if count else str(never)
+        end = never if count else f"ts + {width}"
+        tables.append(f"p{i} AS (SELECT *, {until} AS until, {end} AS end_us FROM placed WHERE {part} = {i})")
+    home: dict[str, int] = {}
+    tests = []
+    for i, mine in enumerate(node.columns):
+        shared = [name for name in mine if name in home]
+        tests += [f"p{home[name]}.{rows.columns[name]} = p{i}.{rows.columns[name]}" for name in shared]
+        home |= {name: i for name in mine if name not in home}
+    places, untils, times, ends = ([f"p{i}.{name}" for i in parts] for name in ("place", "until", "ts", "end_us"))
+    newest, first_end = f"greatest({', '.join(times)})", f"least({', '.join(ends)})"
+    tests += [f"greatest({', '.join(places)}) < least({', '.join(untils)})", f"{newest} <= {first_end}"]
+    names = [name for name in plan.schema(node.input).types if name in rows.columns and name != node.part]
+    values = [f"p{home.get(name, 0)}.{rows.columns[name]}" for name in names] + [_instant(newest, node.time_type), newest]
+    made = {name: f"c{i}" for i, name in enumerate([*names, node.time, node.born])}
+    shown = "".join(f", {value} AS {column}" for value, column in zip(values, made.values(), strict=True))
+    row_id = "p0.id"
+    for i in parts[1:]:
+        row_id = f"pair_digest({row_id}, p{i}.id)"
+    inputs = ", ".join(f"p{i}" for i in parts)
+    return (
+        made,
+        f"WITH {', '.join(tables)} SELECT {row_id} AS id, {newest} AS ts{shown} FROM {inputs} WHERE {' AND '.join(tests)}",
+    )
+
+
 def _repeated(
     plan: LogicalPlan,
     node: TupleWindows | AlignedWindows,
@@ -521,5 +557,6 @@ def _union(plan: LogicalPlan, union: Union, found: Mapping[str, NodeTable]) -> t
     parts = []
     for i, rows in enumerate(inputs):
         values = "".join(f", {rows.columns[name]} AS c{j}" for j, name in enumerate(names))
-        parts.append(f"SELECT union_id({i}, id) AS id, ts{values} FROM {rows.table}")
+        own = "id" if union.keeps_ids else f"union_id({i}, id) AS id"
+        parts.append(f"SELECT {own}, ts{values} FROM {rows.table}")
     return {name: f"c{j}" for j, name in enumerate(names)}, " UNION ALL ".join(parts)

@@ -17,6 +17,7 @@ import numpy as np
 from swjoin.core.aggregate_columns import AggregateColumns
 from swjoin.core.batch import LEFT, RIGHT, TupleBatch
 from swjoin.core.columns import Columns, type_named
+from swjoin.core.counted_columns import CountedColumns
 from swjoin.core.errors import UserError
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
@@ -31,6 +32,7 @@ from swjoin.expressions.parser import parse_where
 from swjoin.expressions.vm import Program
 from swjoin.plan.aggregates import Aggregate, PreAggregate, aggregate_columns_of
 from swjoin.plan.bound import bound, columns_read_by
+from swjoin.plan.counted_joins import CountedJoin, counted_columns_of
 from swjoin.plan.families import Family, Ranking, families_of
 from swjoin.plan.kept_rows import Keyed, kept_columns_of
 from swjoin.plan.live_groups import LiveGroups, live_columns_of
@@ -63,7 +65,9 @@ if TYPE_CHECKING:
     from swjoin.state.pre_aggregation import PreAggregation
 
 _Types = list[tuple[str, Any]]
-_Keyed: TypeAlias = AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | LifeColumns | MultiwayColumns
+_Keyed: TypeAlias = (
+    AggregateColumns | RankColumns | SessionColumns | RepeatedColumns | LifeColumns | CountedColumns | MultiwayColumns
+)
 BoundStep: TypeAlias = Callable[[TupleBatch], TupleBatch]
 StaticTables: TypeAlias = Callable[[str, tuple[str, ...]], tuple[Columns | None, int]]  # columns of a source; number of rows
 
@@ -490,6 +494,8 @@ def _stage_columns(binder: _Binder, stage: Stage, needed: Mapping[str, set[str]]
             found = multiway_columns_of(plan, node, needed[node.name], binder.steps)
         elif isinstance(node, LiveGroups):
             found = live_columns_of(node, types)
+        elif isinstance(node, CountedJoin):
+            found = counted_columns_of(node, types, needed[node.name])
         elif isinstance(node, Keyed):
             found = kept_columns_of(node, types, needed[node.name])
         return StageColumns(stage, (nothing, nothing), ([], []), PairColumns(nothing, nothing, ()), found)

@@ -1,7 +1,7 @@
 """Rows that are kept until they are final, as nodes of logical plans: top-n, sessions, windows of tuples or of data, views.
 
 What: `Ranked`, `Sessions`, `TupleWindows`, `AlignedWindows`, `Views`; `kept_types`, `kept_columns_of`; `Keyed`, these,
-aggregates and `LiveGroups` (`plan.live_groups`): nodes of groups with one input.
+aggregates, `LiveGroups` (`plan.live_groups`) and `CountedJoin` (`plan.counted_joins`): nodes of groups with one input.
 Why: key, order and windows, and the types of what they give, are one description for plans, explanations and instances.
 Stays out: other nodes (`plan.logical`), watermarks (`plan.watermarks`), keeping rows (`operators.ranking`,
 `operators.sessions`, `operators.group_windows`).
@@ -20,6 +20,7 @@ from swjoin.core.kept_columns import OrderKey, RankColumns, RepeatedColumns, Ses
 from swjoin.core.time_windows import TimeWindows
 from swjoin.core.units import format_duration
 from swjoin.plan.aggregates import NAIVE, Aggregate, OneKeyedInput, WindowTime, ts_after
+from swjoin.plan.counted_joins import CountedJoin
 from swjoin.plan.live_groups import LiveGroups
 
 WHOLE: Final = TimeWindows((1 << 61) - 1, (1 << 61) - 1, -(1 << 60))  # one window of all times
@@ -215,7 +216,7 @@ class Views(OneKeyedInput):
 
 Repeated: TypeAlias = TupleWindows | AlignedWindows | Views
 Kept: TypeAlias = Ranked | Sessions | TupleWindows | AlignedWindows | Views
-Keyed: TypeAlias = Aggregate | Ranked | Sessions | TupleWindows | AlignedWindows | Views | LiveGroups
+Keyed: TypeAlias = Aggregate | Ranked | Sessions | TupleWindows | AlignedWindows | Views | LiveGroups | CountedJoin
 
 
 def kept_types(node: Kept, types: Mapping[str, str], time: str | None) -> list[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 What: `Source`, `Filter`, `Project`, `IntervalJoin`, `Within`, `Period`, `Spread`, `Copies`, `Union`, `Result`; `LogicalPlan`,
 of these, of `Aggregate`s (`plan.aggregates`), `Ranked` and `Sessions` (`plan.kept_rows`), `LiveGroups` (`plan.live_groups`),
-`Lookup`s (`plan.lookups`) and `MapBatches` (`plan.map_batches`), which is checked when it is made; the `Schema` of every node.
+`CountedJoin`s (`plan.counted_joins`), `Lookup`s (`plan.lookups`) and `MapBatches` (`plan.map_batches`), which is checked when
+it is made; the `Schema` of every node.
 Why: front ends make plans, and stages, explanations, runtimes and forecasts read them, without depending on each other.
 Stays out: watermarks (`plan.watermarks`), stages (`plan.stages`), meaning and evaluation of expressions (`expressions`).
 
@@ -32,7 +33,8 @@ from swjoin.core.kept_columns import OrderKey
 from swjoin.core.units import format_duration
 from swjoin.plan.aggregates import Aggregate, aggregate_types
 from swjoin.plan.bound import is_column, type_of
-from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views, kept_types
+from swjoin.plan.counted_joins import CountedJoin, counted_types
+from swjoin.plan.kept_rows import Keyed, Ranked, kept_types
 from swjoin.plan.live_groups import LiveGroups, live_types
 from swjoin.plan.lookups import Lookup, lookup_columns
 from swjoin.plan.map_batches import MapBatches, keeps_time, mapped_columns
@@ -146,10 +148,12 @@ class Project(_OneInput):
 
 @dataclass(frozen=True)
 class Union:
-    """The rows of all inputs, which have one schema, as a bag."""
+    """The rows of all inputs, which have one schema, as a bag. keeps_ids: rows have the ids that they had, and no others; what
+    reads them tells the inputs apart."""
 
     name: str
     inputs: tuple[str, ...]
+    keeps_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -285,12 +289,13 @@ def union_row_ids(input_index: int, ids: U64) -> U64:
 
 @dataclass(frozen=True)
 class UnionInput:
-    """The input of a union by which rows come. index: from 0 on."""
+    """The input of a union by which rows come. index: from 0 on. keeps_ids: as of the union."""
 
     index: int
+    keeps_ids: bool = False
 
     def __call__(self, rows: TupleBatch) -> TupleBatch:
-        return replace(rows, id=union_row_ids(self.index, rows.id))
+        return rows if self.keeps_ids else replace(rows, id=union_row_ids(self.index, rows.id))
 
 
 def nodes_below(nodes: Mapping[str, Node], last: str) -> set[str]:
@@ -589,7 +594,7 @@ def _schema(node: Node, inputs: Sequence[Schema]) -> Schema:
         case IntervalJoin():
             _check_join(node, *inputs)
             return _join_schema(node, *inputs)
-        case Aggregate() | Ranked() | Sessions() | TupleWindows() | AlignedWindows() | Views() | LiveGroups():
+        case _ if isinstance(node, Keyed):
             return _keyed_schema(node, inputs[0])
         case Lookup():
             return _lookup_schema(node, *inputs)
@@ -665,6 +670,8 @@ def _keyed_schema(node: Keyed, schema: Schema) -> Schema:
         found = aggregate_types(node, schema.types, schema.time)
     elif isinstance(node, LiveGroups):
         found = live_types(node, schema.types, schema.time)
+    elif isinstance(node, CountedJoin):
+        found = counted_types(node, schema.types, schema.time)
     else:
         found = kept_types(node, schema.types, schema.time)
     columns = tuple(Column(*column) for column in found)

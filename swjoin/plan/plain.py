@@ -17,6 +17,7 @@ from swjoin.config.loader import shown, value_from_plain, word
 from swjoin.config.run import to_plain
 from swjoin.core.errors import UserError
 from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.counted_joins import CountedJoin
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
@@ -49,6 +50,7 @@ _KINDS: dict[str, type[Node]] = {
     "aligned_windows": AlignedWindows,
     "views": Views,
     "live_groups": LiveGroups,
+    "counted_join": CountedJoin,
     "lookup": Lookup,
     "spread": Spread,
     "copies": Copies,

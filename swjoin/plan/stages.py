@@ -24,6 +24,7 @@ from swjoin.core.batch import LEFT, STREAM_NAMES
 from swjoin.core.errors import UserError
 from swjoin.core.units import format_duration
 from swjoin.plan.aggregates import Aggregate, PreAggregate, is_pre_aggregated
+from swjoin.plan.counted_joins import CountedJoin
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
@@ -295,7 +296,7 @@ def _ports(plan: LogicalPlan, node: Node | MultiwayJoin) -> Iterator[_Port]:
             yield port, name, key, ()
     else:
         for i, name in enumerate(_stream_inputs(node)):
-            yield 0, name, (), (UnionInput(i),) if isinstance(node, Union) else ()
+            yield 0, name, (), (UnionInput(i, node.keeps_ids),) if isinstance(node, Union) else ()
 
 
 def ways_to(
@@ -312,7 +313,7 @@ def ways_to(
         return
     for i, below in enumerate(_stream_inputs(node)):
         for sender, steps in ways_to(plan, below, senders):
-            yield sender, (*steps, UnionInput(i) if isinstance(node, Union) else node)
+            yield sender, (*steps, UnionInput(i, node.keeps_ids) if isinstance(node, Union) else node)
 
 
 # ---------------------------------------------------------------- stages that partition alike
@@ -423,6 +424,8 @@ def allocate(work: Mapping[StageId, float], instance_count: int) -> dict[StageId
 
 def describe_stage(stage: Stage) -> str:
     """Its join, keys, time of a row and watermark; its aggregate; or that it gathers rows."""
+    if isinstance(stage.node, CountedJoin):
+        return f"stage {stage.id} {stage.name}: {stage.description}; time of a row: the greatest; watermark: that of its input"
     if isinstance(stage.node, Keyed):
         if isinstance(stage.node, Sessions):
             window, rule = "session", "that of its input"

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from swjoin.core.batch import LEFT, RIGHT
 from swjoin.core.ids import BEGIN_OF_TIME_US, END_OF_TIME_US, LAST_TIME_US
 from swjoin.plan.aggregates import Aggregate
+from swjoin.plan.counted_joins import CountedJoin
 from swjoin.plan.kept_rows import AlignedWindows, Ranked, Repeated, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import IntervalJoin, Node, Source
@@ -90,14 +91,15 @@ def watermark_out(node: Node | MultiwayJoin, inputs: Sequence[int]) -> int:
 def needed_below(node: Node | MultiwayJoin, inputs: Sequence[int]) -> tuple[int, int]:
     """Times below which a stage needs no left and right rows after a crash, given the watermarks of its ports.
 
-    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's, for sessions and lives, which may be of any length, for
-    windows that begin with a group's first row, and for what has results of all rows; END_OF_TIME_US for a stage without state.
+    BEGIN_OF_TIME_US for count windows, whose rule is the gateway's or the operator's, for sessions and lives, which may be of
+    any length, for windows that begin with a group's first row, and for what has results of all rows; END_OF_TIME_US for a
+    stage without state.
     """
     if isinstance(node, MultiwayJoin):
         return _shifted(inputs[0], -node.reach_us), END_OF_TIME_US
     if isinstance(node, LiveGroups) and node.longest_us:
         return _shifted(inputs[0], -node.longest_us), END_OF_TIME_US
-    if isinstance(node, Sessions | Repeated | LiveGroups) or (isinstance(node, Aggregate) and node.running):
+    if isinstance(node, Sessions | Repeated | LiveGroups | CountedJoin) or (isinstance(node, Aggregate) and node.running):
         return inputs[0] if inputs[0] == END_OF_TIME_US else BEGIN_OF_TIME_US, END_OF_TIME_US
     if isinstance(node, Aggregate | Ranked) and BEGIN_OF_TIME_US < inputs[0] < END_OF_TIME_US:
         return max(node.windows.first_after(inputs[0]), BEGIN_OF_TIME_US), END_OF_TIME_US

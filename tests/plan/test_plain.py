@@ -96,7 +96,7 @@ def spoiled(at: int, key: str, value: Any) -> dict[str, Any]:
 
 _KINDS = (
     "source, filter, project, map_batches, interval_join, aggregate, ranked, sessions, tuple_windows, aligned_windows, "
-    "views, live_groups, lookup, spread, copies, within, period, union, result"
+    "views, live_groups, counted_join, lookup, spread, copies, within, period, union, result"
 )
 SPOILED: dict[str, tuple[int, str, Any, str]] = {
     "no kind": (

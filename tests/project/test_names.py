@@ -246,6 +246,6 @@ def test_names_in_documents_exist(path: Path) -> None:
 
 
 def test_wrong_names_in_documents_are_found() -> None:
-    names = names_of_code("a `CountedJoin`, `Delivery.nobody`, `swjoin.foretell`, `runtime.planner`, `Delivery`, `x_y`\n")
+    names = names_of_code("a `JoinOfCounts`, `Delivery.nobody`, `swjoin.foretell`, `runtime.planner`, `Delivery`, `x_y`\n")
     assert [name for name in names if not package_names().resolves(name)] == names
-    assert names == ["CountedJoin", "Delivery.nobody", "swjoin.foretell", "runtime.planner"]
+    assert names == ["JoinOfCounts", "Delivery.nobody", "swjoin.foretell", "runtime.planner"]

@@ -268,7 +268,20 @@ REFUSED = {
         PAIRS.replace("e:rooms", "e:room"),
         r"GRAPH <.*/room>: no static graph of the run has this IRI; .*rooms.*",
     ),
-    "a window of triples": (HOT.replace("NOW", "TRIPLES 3"), r"STREAM <.*> \[TRIPLES 3\] is not supported in a run; .*"),
+    "groups over a window of triples": (
+        HEAD + "SELECT (COUNT(*) AS ?n) WHERE { STREAM e:readings [TRIPLES 3] { ?s e:value ?v } }",
+        r"groups over a window \[TRIPLES 3\]: not supported in a run; .*",
+    ),
+    "different rows over a window of triples": (
+        HEAD + "SELECT DISTINCT ?s WHERE { STREAM e:readings [TRIPLES 3] { ?s e:value ?v } }",
+        r"DISTINCT over a window \[TRIPLES 3\]: not supported in a run; .*",
+    ),
+    "windows of triples and boundaries": (
+        HEAD
+        + """SELECT ?s ?w WHERE { STREAM e:readings [TRIPLES 3] { ?s e:value ?v }
+        STREAM e:readings [RANGE 1m TUMBLING] { ?s e:value ?w } }""",
+        r"windows \[TRIPLES 3\] and \[RANGE 1min SLIDE 1min\] in one query: not supported in a run; .*",
+    ),
     "a blank node that is made": (
         ALARMS.replace("a e:Alarm", "e:of [] "),
         r"CONSTRUCT of blank nodes is not supported in a run; .*",

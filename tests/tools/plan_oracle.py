@@ -12,12 +12,15 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
+from itertools import product
 from typing import Any, NamedTuple
 
 from swjoin.core.ids import END_OF_TIME_US, LAST_TIME_US
 from swjoin.core.join_semantics import JOIN_KINDS
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
+from swjoin.plan.counted_joins import CountedJoin
 from swjoin.plan.kept_rows import AlignedWindows, Keyed, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
@@ -118,8 +121,10 @@ def in_period(node: Period, time_us: int) -> bool:
     return time_us < node.at_us if node.ends else time_us >= node.at_us
 
 
-def union_rows(index: int, rows: Sequence[Row]) -> list[Row]:
+def union_rows(index: int, rows: Sequence[Row], *, keeps_ids: bool = False) -> list[Row]:
     """Rows of the input of this index as they come out of a union."""
+    if keeps_ids:
+        return [Row(row.id, row.ts, row.values) for row in rows]
     return [Row(mix64(index * GOLDEN + row.id), row.ts, row.values) for row in rows]
 
 
@@ -329,6 +334,35 @@ def live_rows(node: LiveGroups, schema: Schema, rows: Sequence[Row]) -> list[Row
     return out
 
 
+def counted_rows(node: CountedJoin, schema: Schema, rows: Sequence[Row]) -> list[Row]:
+    """Rows of a join whose windows count rows: any that agree, of which none has left its window when the last one comes.
+    parents: the times of the first and of the last one."""
+    names = list(schema.types)
+    part_of = names.index(node.part)
+    ordered = sorted(rows, key=lambda row: (row.ts, node.streams[row.values[part_of]], row.id, row.values[part_of]))
+    windows: list[list[Row]] = [[] for _ in node.columns]
+    out = []
+    for row in ordered:
+        mine = row.values[part_of]
+        for part, (count, width) in enumerate(zip(node.counts, node.widths, strict=True)):
+            if part == mine:
+                windows[part] = [*windows[part], row][-count if count else 0 :]
+            if not count:
+                windows[part] = [other for other in windows[part] if other.ts + width >= row.ts]
+        sides = [[row] if part == mine else window for part, window in enumerate(windows)]
+        for found in product(*sides):
+            values: dict[str, list[Any]] = {name: [] for name in names}
+            for columns, each in zip(node.columns, found, strict=True):
+                for name in columns:
+                    values[name].append(each.values[names.index(name)])
+            if all(None not in values[name] and len(set(values[name])) == 1 for name in node.shared):
+                shown = tuple((values[name] or [None])[0] for name in names if name != node.part)
+                first = min(each.ts for each in found)
+                row_id = reduce(pair_id, [each.id for each in found])
+                out.append(Row(row_id, row.ts, (*shown, row.ts, row.ts), (first, row.ts + 1)))
+    return out
+
+
 def _of_living(call: AggregateCall, names: Sequence[str], rows: Sequence[Row]) -> Any:
     """A call of rows, whose doubles may be any: sums are rounded once, 0.0 is -0.0, NaN is less than all for max, and greater
     than all for min."""
@@ -503,6 +537,8 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
                 found[node.name] = view_rows(node, plan.schema(node.input), found[node.input])
             case LiveGroups():
                 found[node.name] = live_rows(node, plan.schema(node.input), found[node.input])
+            case CountedJoin():
+                found[node.name] = counted_rows(node, plan.schema(node.input), found[node.input])
             case Spread():  # any two rows meet
                 found[node.name] = found[node.input]
             case Copies():
@@ -512,7 +548,9 @@ def evaluate(plan: LogicalPlan, sources: Mapping[str, Sequence[Row]], most: int 
             case Within():
                 found[node.name] = near_rows(node, plan, found)
             case Union():
-                found[node.name] = [row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name])]
+                found[node.name] = [
+                    row for i, name in enumerate(node.inputs) for row in union_rows(i, found[name], keeps_ids=node.keeps_ids)
+                ]
             case Result():
                 found[node.name] = found[node.input]
         if most is not None and len(found[node.name]) > most:
@@ -549,6 +587,8 @@ def emitted(
             out[node.name] = out[node.input] & {row.id for row in rows[node.name]}
         elif isinstance(node, Keyed):
             out[node.name] = {row.id for row in rows[node.name] if (row.parents[1] or 0) <= inputs[0]}
+        elif isinstance(node, Union) and node.keeps_ids:
+            out[node.name] = set().union(*(out[name] for name in node.inputs))
         elif isinstance(node, Union):
             out[node.name] = {mix64(i * GOLDEN + row) for i, name in enumerate(node.inputs) for row in out[name]}
         else:

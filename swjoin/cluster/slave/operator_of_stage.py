@@ -10,12 +10,14 @@ from __future__ import annotations
 from swjoin.cluster.slave.stage import StageInstance
 from swjoin.config.run import RunConfig
 from swjoin.core.aggregate_columns import AggregateColumns
+from swjoin.core.counted_columns import CountedColumns
 from swjoin.core.group_keys import GroupKeys
 from swjoin.core.kept_columns import RankColumns, RepeatedColumns, SessionColumns
 from swjoin.core.life_columns import LifeColumns
 from swjoin.core.multiway_columns import MultiwayColumns
 from swjoin.operators.aggregation import Aggregation
 from swjoin.operators.configured_join import join_of_run
+from swjoin.operators.counted_join import CountedJoin, CountedParts
 from swjoin.operators.gathering import Gathering
 from swjoin.operators.group_windows import AlignedWindows, TupleWindows, Views
 from swjoin.operators.join_operator import JoinOperator
@@ -26,7 +28,7 @@ from swjoin.operators.ranking import Ranking
 from swjoin.operators.running_aggregation import RunningAggregation
 from swjoin.operators.sessions import Sessions
 from swjoin.operators.window_join import Matching, WindowJoinOperator
-from swjoin.plan import aggregates, kept_rows, live_groups, multiway
+from swjoin.plan import aggregates, counted_joins, kept_rows, live_groups, multiway
 from swjoin.state.life_kernel import BIRTHS, BOUNDARIES, CHANGES
 
 
@@ -62,6 +64,9 @@ def operator_of(stage: StageInstance, config: RunConfig, name: str, *, rows: boo
     if isinstance(node, live_groups.LiveGroups) and isinstance(columns, LifeColumns):
         mode = {"changes": CHANGES, "boundaries": BOUNDARIES, "births": BIRTHS}[node.mode]
         return LiveGroups(Rule(mode, node.every_us, node.longest_us), columns, keys, limits, name)
+    if isinstance(node, counted_joins.CountedJoin) and isinstance(columns, CountedColumns):
+        names = tuple(tuple(name for name in node.shared if name in mine) for mine in node.columns)
+        return CountedJoin(CountedParts(names, node.streams, node.counts, node.widths), columns, limits, name)
     assert isinstance(node, kept_rows.Sessions), f"{name}: a stage without an operator"
     assert isinstance(columns, SessionColumns), f"{name}: sessions without their columns"
     return Sessions(node.gap_us, columns, keys, limits, name)

@@ -68,6 +68,7 @@ from swjoin.core.metric_columns import COLUMNS
 from swjoin.core.sequence_numbers import preceding_counts, wire_layouts
 from swjoin.expressions.vm import Program
 from swjoin.operators.configured_join import join_of_run
+from swjoin.operators.counted_join import CountedJoin
 from swjoin.operators.join_operator import JoinOperator
 from swjoin.operators.join_step import AnyStep, Work
 from swjoin.operators.window_join import Matching, WindowJoinOperator
@@ -531,7 +532,8 @@ class Slave:
         if work.delivery.checkpoint:
             times_us = [work.delivery.left_time_us, work.delivery.right_time_us]
             plain: dict[str, Any] = {"joined": list(self.joined), "produced": self.produced, "times_us": times_us}
-            plain |= {} if self.stage is None else self.stage.plain_state()
+            kept_since_us = self.join.needed_us() if isinstance(self.join, CountedJoin) else None
+            plain |= {} if self.stage is None else self.stage.plain_state(kept_since_us)
             effects.append(SavePart(self._generation, Snapshot(plain)))
             self._generation += 1
         self._last_joined = work.delivery.last

@@ -345,9 +345,11 @@ class StageInstance:
         work = {"join_cpu_us": self.join_cpu_us, "peak_window_tuples": self.peak_window_tuples}
         return {"stage": int(self.stage.id), "edges": self.ledger.to_plain(), "null_key": null_keys, **work}
 
-    def plain_state(self) -> dict[str, Any]:
-        """The stage's part of a checkpoint, at the end of an epoch."""
-        return {**self.summary(), "needed_us": list(self.needed_us)}
+    def plain_state(self, kept_since_us: int | None) -> dict[str, Any]:
+        """The stage's part of a checkpoint, at the end of an epoch. kept_since_us: the time below which its operator needs no
+        rows; None: the rule of watermarks says it."""
+        needed_us = self.needed_us if kept_since_us is None else (kept_since_us, self.needed_us[RIGHT])
+        return {**self.summary(), "needed_us": list(needed_us)}
 
     @property
     def traffic(self) -> Traffic:

@@ -27,11 +27,12 @@ from swjoin.connectors.files.rdf_format import TERMS
 from swjoin.core.errors import UserError
 from swjoin.core.ids import LAST_TIME_US
 from swjoin.frontends.rdf.algebra import Const, Pattern, RdfQuery, Term, Var, tokens_of
+from swjoin.frontends.rdf.counted_windows import FOR_EVER_US, PART, CountedPart, with_counted
 from swjoin.frontends.rdf.dictionary import TermDictionary, split_term
 from swjoin.frontends.rdf.expressions import NAIVE, Value, Variable, sql_text
 from swjoin.frontends.rdf.families import by_widest
 from swjoin.frontends.rdf.inputs import EXACT, Graphs, Input
-from swjoin.frontends.rdf.planner import Last, Planner, add_constants, narrowed
+from swjoin.frontends.rdf.planner import Last, Planner, Relation, add_constants, narrowed
 from swjoin.frontends.rdf.query_texts import Parsed, Texts, Windows, with_terms, with_windows
 from swjoin.frontends.rdf.term_values import BLANK, IRI
 from swjoin.frontends.sql.functions import Function
@@ -48,7 +49,7 @@ _MODULE = "swjoin.frontends.rdf.batch_functions"
 _TYPES = {"num": "double", "rank": "int64", "kind": "int64", "truth": "bool", "time": "int64", "naive": "int64"}  # others: text
 _TEXT = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")  # as types begin
 _MOST_DIGITS = 20  # of an integer that may be exact, with its sign
-_EVER_US = 1 << 59  # longer than between any two times
+_SQL_TYPES = {"string": "VARCHAR", "double": "DOUBLE", "int64": "BIGINT", "bool": "BOOLEAN"}
 _CLASH = "live terms such as 1 and 1.0"
 
 
@@ -155,7 +156,7 @@ def _widest(parsed: Mapping[str, Parsed]) -> dict[str, Windows]:
     alike: dict[tuple[str, tuple[str, ...]], dict[Windows, list[str]]] = {}
     for name, query in parsed.items():
         patterns = sum(pattern.block is not None for pattern in query.shape.patterns)
-        if any(query.windows) and patterns > (1 if _is_alive(query) else 2):
+        if any(query.windows) and not _counts(query.shape) and patterns > (1 if _is_alive(query) else 2):
             alike.setdefault((repr(query.shape), query.constants), {}).setdefault(query.windows, []).append(name)
     found: dict[str, Windows] = {}
     for named in alike.values():
@@ -163,6 +164,11 @@ def _widest(parsed: Mapping[str, Parsed]) -> dict[str, Windows]:
             for windows in (widest, *others) if others else ():
                 found |= dict.fromkeys(named[windows], widest)
     return found
+
+
+def _counts(query: RdfQuery) -> bool:
+    """Whether some window is one of TRIPLES."""
+    return any(pattern.block is not None and pattern.block.window.kind == "triples" for pattern in query.patterns)
 
 
 def _is_alive(query: Parsed) -> bool:
@@ -181,10 +187,27 @@ def _planned(query: RdfQuery, streams: Mapping[str, RdfStream], *, routed: bool 
     for iri, stream in streams.items():
         _check_columns(iri, stream)
     _check_zones(query, streams)
+    _check_counted(query)
     inputs = [_input(pattern, number, streams) for number, pattern in enumerate(query.patterns)]
     if query.template is not None and any(_is_blank(term) for triple in query.template for term in triple):
         raise UserError("CONSTRUCT of blank nodes is not supported in a run", remedy="make IRIs, or leave them out")
     return _LivePlanner(query, graphs, inputs, routed, streams=streams).planned().plan
+
+
+def _check_counted(query: RdfQuery) -> None:
+    """UserError for what would need to know when mappings of windows of TRIPLES die, before they do."""
+    if not _counts(query):
+        return
+    blocks = [pattern.block for pattern in query.patterns if pattern.block is not None]
+    window = next(block.window.description for block in blocks if block.window.kind == "triples")
+    if query.grouped or query.distinct:
+        what = "groups" if query.grouped else "DISTINCT"
+        problem = f"{what} over a window [{window}]: not supported in a run"
+        raise UserError(problem, remedy="use RANGE, or `swjoin rdf` over files")
+    slides = next((block.window.description for block in blocks if block.window.kind == "slide"), None)
+    if slides is not None and len(blocks) > 1:
+        problem = f"windows [{window}] and [{slides}] in one query: not supported in a run"
+        raise UserError(problem, remedy="use RANGE, NOW or ALL beside TRIPLES, or `swjoin rdf` over files")
 
 
 def _check_inputs_of_run(query: RdfQuery, streams: Mapping[str, RdfStream]) -> None:
@@ -242,11 +265,8 @@ def _input(pattern: Pattern, number: int, streams: Mapping[str, RdfStream]) -> I
         known = ", ".join(f"<{name}>" for name, stream in streams.items() if stream.table.time is not None)
         problem = f"STREAM <{iri}>: no input of the run has this IRI{f'; those of streams are {known}' if known else ''}"
         raise UserError(problem, remedy="write iri: under an input that has a time")
-    if window.kind == "triples":
-        problem = f"STREAM <{iri}> [{window.description}] is not supported in a run"
-        raise UserError(problem, remedy="use RANGE, SLIDE, TUMBLING, NOW or ALL, or `swjoin rdf` over files")
     found.ts = np.empty(0, np.int64)
-    found.reach_us = _EVER_US if window.kind == "all" else window.width_us + window.slide_us
+    found.reach_us = FOR_EVER_US if window.kind == "all" else window.width_us + window.slide_us
     return found
 
 
@@ -276,6 +296,8 @@ class _LivePlanner(Planner):
     streams: Mapping[str, RdfStream] = field(default_factory=dict)
     _functions: dict[str, Function] = field(default_factory=dict)
     _triples: dict[str, str] = field(default_factory=dict)  # by input: the name of its triples in the SQL text
+    _counted: list[CountedPart] = field(default_factory=list)  # what is joined where windows of TRIPLES are
+    _table: tuple[str, Table] | None = None  # their name and columns in the SQL text
 
     def variable(self, name: str, column: str, found: Input) -> Variable:
         """Literals are objects alone."""
@@ -304,7 +326,7 @@ class _LivePlanner(Planner):
 
     def longest_us(self) -> int:
         longest = max(found.reach_us for found in self.inputs)
-        return longest + 1 if longest < _EVER_US else 0
+        return longest + 1 if longest < FOR_EVER_US else 0
 
     @property
     def narrows(self) -> bool:
@@ -312,8 +334,52 @@ class _LivePlanner(Planner):
 
     def plan_of(self, text: str, time: str | None) -> LogicalPlan:
         """The rows' time is always the latest of their triples', before which a query that is dropped has all rows."""
-        tables = {stream.name: stream.table for stream in self.streams.values()}
-        return plan_query(text, tables, self._functions, time="ts").plan
+        tables = self._tables
+        if self._table is None:
+            return plan_query(text, tables, self._functions, time="ts").plan
+        name, table = self._table
+        return with_counted(plan_query(text, tables | {name: table}, self._functions, time="ts").plan, name, self._counted)
+
+    @property
+    def _tables(self) -> dict[str, Table]:
+        return {stream.name: stream.table for stream in self.streams.values()}
+
+    # ------------------------------------------------------------ windows of TRIPLES
+
+    def first_relation(self, parts: list[str]) -> tuple[Relation, list[Input]]:
+        """All streams at once where windows of TRIPLES are joined."""
+        streams = [found for found in self.inputs if not found.static]
+        if len(streams) < 2 or not _counts(self.query):
+            return super().first_relation(parts)
+        mine = [self._columns_of(found) for found in streams]
+        types = {name: kind for columns in mine for name, kind in columns.items()}
+        for number, (found, columns) in enumerate(zip(streams, mine, strict=True)):
+            assert found.pattern.block is not None, "a stream without a window"
+            of = _stream_of(found.pattern, self.streams)
+            before = [_triples_of(of, self._triples[of.name], self._functions)]
+            name = self.relation(found, before)
+            shown = [f'"{c}"' if c in columns else f'CAST(NULL AS {_SQL_TYPES[kind]}) AS "{c}"' for c, kind in types.items()]
+            items = ", ".join([f'CAST({number} AS BIGINT) AS "{PART}"', *shown])
+            text = f"WITH {', '.join(before)} SELECT {items} FROM {name}"
+            plan = plan_query(text, self._tables, self._functions).plan
+            stream, window = self.query.streams.index(found.pattern.block.iri), found.pattern.block.window
+            self._counted.append(CountedPart(plan, tuple(columns), stream, window))
+        name = self._free_name("counted")
+        self._table = name, Table((*types.items(), ("ts", "timestamp[us]"), ("born", "int64")), "ts")
+        variables = {variable for found in streams for variable in found.codes}
+        relation = Relation(name, variables, set(types), 0, plain=True, static=False)
+        return relation, [found for found in self.order if found.static]
+
+    def _columns_of(self, found: Input) -> dict[str, str]:
+        """The columns of an input's mappings, and their types."""
+        types = {}
+        for name in found.codes:
+            column = self.column(name)
+            types[column] = "string"
+            if self.home[name] is found:
+                facets = sorted(self.compiler.needed.get(name, ()))
+                types |= {f"{column}_{facet}": _TYPES.get(facet, "string") for facet in facets}
+        return types
 
     # ------------------------------------------------------------ inputs
 
@@ -334,7 +400,7 @@ class _LivePlanner(Planner):
             slides = f":{window.slide_us}:{window.width_us}" if window.kind == "slide" else ""
             items += ['"ts"', f'"born" AS "born{slides}"', *([f'{LAST_TIME_US} AS "dead"'] if window.kind == "all" else [])]
             types += [("ts", columns[stream.table.time or ""]), ("born", "int64")]
-            types += [("dead", "int64")] if window.kind != "range" else []
+            types += [("dead", "int64")] if window.kind in ("slide", "all") else []
         tests, places = list[str](), dict[str, str]()
         for place, term in sorted(zip(TERMS, pattern.terms, strict=True), key=lambda of: of[0] == "p"):
             if isinstance(term, Const):  # a predicate last: by the first one rows are searched, where there are many queries
@@ -363,12 +429,15 @@ class _LivePlanner(Planner):
         """The triples of an input in one spelling."""
         if stream.name in self._triples:
             return
+        name = self._triples[stream.name] = self._free_name(f"triples{len(self._triples)}")
+        parts.append(_triples_of(stream, name, self._functions))
+
+    def _free_name(self, name: str) -> str:
+        """That no input has."""
         taken = {each.name.casefold() for each in self.streams.values()}
-        name = f"triples{len(self._triples)}"
         while name in taken:
             name += "_"
-        self._triples[stream.name] = name
-        parts.append(_triples_of(stream, name, self._functions))
+        return name
 
     # ------------------------------------------------------------ the answer
 

@@ -73,7 +73,7 @@ class _Join(NamedTuple):
 
 
 @dataclass
-class _Relation:
+class Relation:
     """What is joined so far. name: in the SQL text. variables: that it has. columns: of its rows, beside times and lives.
     reach_us: longest time to a partner. plain: whether bounds of time alone say that lives overlap: those of one input, each
     as long as the other. static: of no stream. life_us: of each row, from its birth on; 0: `dead` says until when. own: of an
@@ -268,13 +268,13 @@ class Planner:
         waiting = [(text, _columns_in(text)) for text in filters]
         needed_later = set(wanted)
         parts = self.first_parts()
-        relation = self._input(self.order[0], parts)
+        relation, rest = self.first_relation(parts)
         relation = self._filtered(relation, waiting, parts)
-        for i, found in enumerate(self.order[1:], 1):
+        for i, found in enumerate(rest, 1):
             right = self._filtered(self._input(found, parts), waiting, parts)
-            later = {self._column(name) for other in self.order[i + 1 :] for name in other.codes}
+            later = {self.column(name) for other in rest[i:] for name in other.codes}
             keep = needed_later | later | {name for _, reads in waiting for name in reads}
-            dies = mortal or any(not other.static for other in self.order[i + 1 :])
+            dies = mortal or any(not other.static for other in rest[i:])
             relation = self._joined(relation, right, keep, _Join(f"j{i}", dies), parts)
             relation = self._filtered(relation, waiting, parts)
         assert not waiting, "a filter of a variable that no pattern binds"
@@ -284,31 +284,36 @@ class Planner:
         names += f', {relation.dead()} AS "dead"' if mortal else ""
         return f"{'WITH ' if parts else ''}{', '.join(parts)} SELECT {names} FROM {relation.name}".strip()
 
-    def _column(self, name: str) -> str:
+    def column(self, name: str) -> str:
+        """Of a variable, in the SQL text."""
         return self.compiler.variables[name].column
 
-    def _input(self, found: Input, parts: list[str]) -> _Relation:
-        columns = {self._column(name) for name in found.codes}
+    def _input(self, found: Input, parts: list[str]) -> Relation:
+        columns = {self.column(name) for name in found.codes}
         for name in found.codes:
             if self.home[name] is found:
-                columns |= {f"{self._column(name)}_{facet}" for facet in self.compiler.needed.get(name, ())}
+                columns |= {f"{self.column(name)}_{facet}" for facet in self.compiler.needed.get(name, ())}
         block = found.pattern.block
         plain = found.places is None and block is not None and block.window.kind in ("range", "all")
         name = self.relation(found, parts)
         own = None if block is None else self.firsts.get(blocks_of(self.query).index(block))
         columns |= set() if own is None else {own}
         is_plain = plain or found.static
-        return _Relation(name, set(found.codes), columns, found.reach_us, is_plain, found.static, found.life_us or 0, own)
+        return Relation(name, set(found.codes), columns, found.reach_us, is_plain, found.static, found.life_us or 0, own)
 
     def first_parts(self) -> list[str]:
         """Of the SQL text, before all others."""
         return []
 
+    def first_relation(self, parts: list[str]) -> tuple[Relation, list[Input]]:
+        """What the other inputs are joined with, and these, in order. parts: of the SQL text before."""
+        return self._input(self.order[0], parts), self.order[1:]
+
     def relation(self, found: Input, parts: list[str]) -> str:
         """The name, in the SQL text, of an input's mappings. parts: of the text before."""
         return found.name
 
-    def _filtered(self, relation: _Relation, waiting: list[tuple[str, set[str]]], parts: list[str]) -> _Relation:
+    def _filtered(self, relation: Relation, waiting: list[tuple[str, set[str]]], parts: list[str]) -> Relation:
         """With the filters whose columns are there."""
         mine = [text for text, reads in waiting if reads <= relation.columns and (reads or not relation.static)]
         if not mine:
@@ -319,8 +324,8 @@ class Planner:
         parts.append(f"{name} AS (SELECT * FROM {relation.name} WHERE {condition})")
         return replace(relation, name=name)
 
-    def _joined(self, left: _Relation, right: _Relation, keep: set[str], join: _Join, parts: list[str]) -> _Relation:
-        shared = sorted(self._column(v) for v in left.variables & right.variables)
+    def _joined(self, left: Relation, right: Relation, keep: set[str], join: _Join, parts: list[str]) -> Relation:
+        shared = sorted(self.column(v) for v in left.variables & right.variables)
         tests = [f'a."{column}" = b."{column}"' for column in shared]
         columns = (left.columns | right.columns) & keep
         firsts = self.firsts.values()
@@ -346,7 +351,7 @@ class Planner:
         how = f"JOIN {right.name} b ON {' AND '.join(tests)}" if tests else f"CROSS JOIN {right.name} b"
         parts.append(f"{join.name} AS (SELECT {', '.join([*times, *items])} FROM {left.name} a {how})")
         reach = left.reach_us if right.static else max(left.reach_us, right.reach_us)
-        return _Relation(join.name, left.variables | right.variables, columns, reach, plain, False, life_us)
+        return Relation(join.name, left.variables | right.variables, columns, reach, plain, False, life_us)
 
     # ------------------------------------------------------------ the answer
 
@@ -365,7 +370,7 @@ class Planner:
         last.distinct = query.distinct
         if self.member is not None:
             last.computed.append((_MEMBER, self.member))
-            last.columns.add(self._column(MEMBER))
+            last.columns.add(self.column(MEMBER))
         return last
 
     @property
@@ -376,7 +381,7 @@ class Planner:
     @property
     def member(self) -> str | None:
         """The number of the member, of a family; as SQL."""
-        return f'"{self._column(MEMBER)}"' if MEMBER in self.home else None
+        return f'"{self.column(MEMBER)}"' if MEMBER in self.home else None
 
     def _show(self, last: Last, name: str, value: Value, number_of: int) -> None:
         """A column of the answer. The columns of its value are computed behind the joins."""
@@ -490,7 +495,7 @@ class Last:
         return self.distinct or self.calls is not None
 
 
-def _from(column: str, left: _Relation, right: _Relation, firsts: Collection[str]) -> str:
+def _from(column: str, left: Relation, right: Relation, firsts: Collection[str]) -> str:
     """A column of the rows of a join, as SQL: that of the left row, if it has it. firsts: those with the least of both."""
     sides = [
         relation.column(column, f"{table}.") for table, relation in (("a", left), ("b", right)) if column in relation.columns
