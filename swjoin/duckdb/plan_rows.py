@@ -517,7 +517,7 @@ def _counted_join(plan: LogicalPlan, node: CountedJoin, rows: NodeTable) -> tupl
     newest, first_end = f"greatest({', '.join(times)})", f"least({', '.join(ends)})"
     tests += [f"greatest({', '.join(places)}) < least({', '.join(untils)})", f"{newest} <= {first_end}"]
     names = [name for name in plan.schema(node.input).types if name in rows.columns and name != node.part]
-    values = [f"p{home.get(name, 0)}.{rows.columns[name]}" for name in names] + [_instant(newest, node.time_type), newest]
+    values = [f"p{home[name]}.{rows.columns[name]}" for name in names] + [_instant(newest, node.time_type), newest]
     made = {name: f"c{i}" for i, name in enumerate([*names, node.time, node.born])}
     shown = "".join(f", {value} AS {column}" for value, column in zip(values, made.values(), strict=True))
     row_id = "p0.id"

@@ -91,6 +91,8 @@ def counted_types(node: CountedJoin, types: Mapping[str, str], time: str | None)
     alike = all(len(given) == parts for given in (node.streams, node.counts, node.widths))
     if parts < 2 or not alike:
         raise UserError(f"{parts} parts", subject=node.name, remedy="give two or more, each with a stream and a window")
+    if nowhere := [name for name in types if name not in named]:
+        raise UserError(f"column {nowhere[0]} is of no part", subject=node.name, remedy="say which parts have it")
     if types[node.part] != "int64":
         raise UserError(f"column {node.part} is {types[node.part]}", subject=node.name, remedy="number the parts in int64")
     if min(*node.counts, *node.widths) < 0:
@@ -110,6 +112,6 @@ def counted_types(node: CountedJoin, types: Mapping[str, str], time: str | None)
 def counted_columns_of(node: CountedJoin, types: Mapping[str, str], wanted: set[str]) -> CountedColumns:
     """What an instance needs. types: of the input. wanted: columns of its rows that a later node needs."""
     home = {name: number for number, names in reversed(list(enumerate(node.columns))) for name in names}
-    shown = tuple((name, home.get(name, 0)) for name in types if name in wanted and name != node.part)
+    shown = tuple((name, home[name]) for name in types if name in wanted and name != node.part)
     time, born = (name if name in wanted else "" for name in (node.time, node.born))
     return CountedColumns(node.name, node.part, node.shared, shown, time, type_named(node.time_type), born)

@@ -27,7 +27,6 @@ from swjoin.plan.watermarks import needed_below, watermark_out
 from tests.tools.plan_oracle import Row, counted_rows
 
 TYPES = {"part": "int64", "a": "string", "b": "int64", "c": "string", "own": "double"}
-SCHEMA = Schema(tuple(Column(*column) for column in TYPES.items()), "ts")
 COLUMNS = [  # by part: a star, a path, parts that share two or three columns, and ones that share none
     (("a", "own"), ("a",), ("a", "b")),
     (("a", "own"), ("a", "b"), ("b", "c")),
@@ -37,6 +36,11 @@ COLUMNS = [  # by part: a star, a path, parts that share two or three columns, a
     (("a",), ("b", "c"), ("a", "b", "own"), ("c",)),
 ]
 WINDOWS = [(1, 0), (2, 0), (3, 0), (0, 0), (0, 2), (0, 1 << 59)]  # rows, microseconds
+
+
+def types_of(node: CountedJoin) -> dict[str, str]:
+    """Of the columns that its parts have."""
+    return {name: kind for name, kind in TYPES.items() if name == "part" or any(name in mine for mine in node.columns)}
 
 
 class Case(NamedTuple):
@@ -87,7 +91,7 @@ class Instance:
 
     def __init__(self, node: CountedJoin) -> None:
         self.node = node
-        self.columns = counted_columns_of(node, TYPES, {*TYPES, "ts", "born"})
+        self.columns = counted_columns_of(node, types_of(node), {*types_of(node), "ts", "born"})
         self.operator = self._new()
 
     def _new(self) -> operator.CountedJoin:
@@ -140,7 +144,12 @@ def decoded(found: Sequence[ResultRows]) -> list[tuple[Any, ...]]:
 
 
 def expected(case: Case) -> list[tuple[Any, ...]]:
-    return [(row.id, row.ts, row.values) for row in counted_rows(case.node, SCHEMA, case.rows)]
+    types = types_of(case.node)
+    rows = [
+        row._replace(values=tuple(v for v, name in zip(row.values, TYPES, strict=True) if name in types)) for row in case.rows
+    ]
+    schema = Schema(tuple(Column(*column) for column in types.items()), "ts")
+    return [(row.id, row.ts, row.values) for row in counted_rows(case.node, schema, rows)]
 
 
 def run(case: Case) -> list[tuple[Any, ...]]:
@@ -266,16 +275,26 @@ def test_watermarks() -> None:
     ("change", "text"),
     [
         ({"part": "x"}, "j: no column x; columns are part, a, b, c, own"),
-        ({"part": "a"}, "j: column a is string; number the parts in int64"),
-        ({"columns": (("a",),)}, "j: 1 parts; give two or more, each with a stream and a window"),
+        ({"columns": (("a", "b"), ("a", "c"))}, "j: column own is of no part; say which parts have it"),
+        ({"part": "c", "columns": (("a", "b", "own", "part"), ("a",))}, "j: column c is string; number the parts in int64"),
+        ({"columns": (("a", "b", "c", "own"),)}, "j: 1 parts; give two or more, each with a stream and a window"),
         ({"counts": (1,)}, "j: 2 parts; give two or more, each with a stream and a window"),
         ({"counts": (1, -1)}, "j: a window below zero; give a number of rows, or a time"),
-        ({"columns": (("own",), ("own",))}, "j: shared column own is double; cast it to one of string, large_string, int64"),
+        (
+            {"columns": (("own", "a"), ("own", "b", "c"))},
+            "j: shared column own is double; cast it to one of string, large_string, int64",
+        ),
         ({"born": "c"}, "j: two columns are named c; name each once"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], text: str) -> None:
-    fields = {"columns": (("a",), ("a",)), "streams": (0, 0), "counts": (1, 1), "widths": (0, 0), "part": "part"} | change
+    fields = {
+        "columns": (("a", "b", "c", "own"), ("a",)),
+        "streams": (0, 0),
+        "counts": (1, 1),
+        "widths": (0, 0),
+        "part": "part",
+    } | change
     with pytest.raises(UserError) as refused:
         counted_types(CountedJoin("j", "u", **fields), TYPES, "ts")
     assert str(refused.value) == text

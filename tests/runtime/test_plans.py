@@ -27,8 +27,11 @@ from tests.tools.random_plans import PlanScenario, check_answer, main, run_plan,
 @pytest.mark.parametrize(
     "seeds",
     [
-        *(range(7), range(1_100, 1_105)),
-        *(pytest.param(seeds, marks=pytest.mark.drawn) for seeds in (range(7, 25), range(25, 45), range(1_105, 1_115))),
+        *(range(7), range(1_100, 1_105), range(70_000, 70_006)),
+        *(
+            pytest.param(seeds, marks=pytest.mark.drawn)
+            for seeds in (range(7, 25), range(25, 45), range(1_105, 1_115), range(70_006, 70_040))
+        ),
     ],
     ids=str,
 )

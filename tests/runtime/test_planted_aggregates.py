@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -22,8 +21,8 @@ from swjoin.plan.aggregates import Aggregate
 from swjoin.plan.logical import Node
 from swjoin.plan.watermarks import needed_below, watermark_out
 from swjoin.state.group_table import GroupTable
-from tests.support.planted import texts
-from tests.tools.random_plans import PlanScenario, simulate
+from tests.support.planted import caught, restored
+from tests.tools.random_plans import PlanScenario
 
 PLANS, ENOUGH = 40, 2
 Monkey = pytest.MonkeyPatch
@@ -40,23 +39,6 @@ def _drawn() -> Iterator[PlanScenario]:
 @cache
 def _plans() -> tuple[PlanScenario, ...]:
     return tuple(itertools.islice(_drawn(), PLANS))
-
-
-@cache
-def _restored() -> tuple[PlanScenario, ...]:
-    """Such plans in short epochs, each of which ends with a checkpoint, and with a crash on the way."""
-    found = []
-    for i, plan in enumerate(_plans()):
-        calm = PlanScenario.draw(plan.seed, calm=True)
-        cluster = replace(calm.config.cluster, distribution_epoch_us=0, epoch_tuples=5)
-        config = replace(calm.config, pace="asap", cluster=cluster, checkpoint=replace(calm.config.checkpoint, epochs=1))
-        found.append(replace(calm, config=config, batch_rows=2, part_rows=None, crashes=((70 + 50 * (i % 9), 1),)))
-    return tuple(found)
-
-
-def _caught(plans: Sequence[PlanScenario], enough: int = ENOUGH) -> list[str]:
-    found = texts(plans, lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
-    return list(itertools.islice(found, enough))
 
 
 def _closed_too_early(monkeypatch: Monkey) -> None:
@@ -175,13 +157,13 @@ RARE = ("null taken for zero", "windows that come out again after a restore")
 @pytest.mark.drawn
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
-    plans, enough = (_restored() if name in AFTER_A_CRASH else _plans()), (1 if name in RARE else ENOUGH)
+    plans, enough = (restored(_plans(), 70, 50) if name in AFTER_A_CRASH else _plans()), (1 if name in RARE else ENOUGH)
     BUGS[name](monkeypatch)
-    assert len(_caught(plans, enough)) == enough
+    assert len(caught(plans, enough)) == enough
 
 
 @pytest.mark.drawn
 def test_without_a_bug_the_plans_are_right() -> None:
-    assert _caught([*_plans(), *_restored()], 1) == []
+    assert caught([*_plans(), *restored(_plans(), 70, 50)], 1) == []
     assert any(plan.crashes for plan in _plans())
     assert sum(plan.config.reorganization.policy == "random" for plan in _plans()) > PLANS // 4

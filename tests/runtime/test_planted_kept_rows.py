@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from swjoin.cluster.slave import stage
-from swjoin.config.run import OverloadConfig
 from swjoin.core.aggregate_columns import AggregateColumns, Call
 from swjoin.core.batch import I64, TupleBatch
 from swjoin.core.data_messages import StateChunk
@@ -30,9 +29,9 @@ from swjoin.operators.sessions import Sessions
 from swjoin.plan import aggregates, kept_rows
 from swjoin.plan.logical import LogicalPlan, Node
 from swjoin.plan.watermarks import needed_below, watermark_out
-from tests.support.planted import texts
+from tests.support.planted import caught, in_motion, may_move, restored
 from tests.tools.plan_oracle import evaluate
-from tests.tools.random_plans import PlanScenario, simulate
+from tests.tools.random_plans import PlanScenario
 
 PLANS = 14
 OF_VIEWS = [50231, 50254, 50262, 50265, 50272, 50281, 50284, 50287, 50307, 50326, 50327, 50352, 50383, 50550, 50608, 50639]
@@ -72,7 +71,7 @@ def _plans(kind: str) -> tuple[PlanScenario, ...]:
     repeated = of in ("tuples", "aligned", "aligned by start", "ordered calls")
     drawn = (PlanScenario.draw(seed) for seed in itertools.count(30_000))
     drawn = (s for s in drawn if any(isinstance(node, kept_rows.Repeated) for node in s.plan.nodes) == repeated)
-    suited = (s for s in drawn if any(map(wanted[of], s.plan.nodes)) and (not moving or _moves(s)))
+    suited = (s for s in drawn if any(map(wanted[of], s.plan.nodes)) and (not moving or may_move(s)))
     ready = map(_in_motion, suited) if moving else suited
     least = 20 if moving else 1
     good = (s for s in ready if any(wanted[of](n) and len(s.evaluated()[n.name]) >= least for n in s.plan.nodes))
@@ -91,38 +90,10 @@ def _repeats(scenario: PlanScenario) -> bool:
     return Counter(row.values for row in other["out"]) != Counter(row.values for row in scenario.evaluated()["out"])
 
 
-def _moves(scenario: PlanScenario) -> bool:
-    reorganization = scenario.config.reorganization
-    return (
-        scenario.width > 1 and reorganization.policy == "random" and reorganization.active_slaves != 1 and not scenario.crashes
-    )
-
-
 def _in_motion(scenario: PlanScenario) -> PlanScenario:
-    """With long sessions, and many moves in short epochs, so that what moves has rows."""
+    """With long sessions, too, so that what moves has rows."""
     nodes = (replace(n, gap_us=20 * n.gap_us) if isinstance(n, kept_rows.Sessions) else n for n in scenario.plan.nodes)
-    epoch_us = max(1, scenario.config.reorganization.epoch_us // 20)
-    cluster = replace(scenario.config.cluster, distribution_epoch_us=epoch_us)
-    often = replace(scenario.config.reorganization, epoch_us=2 * epoch_us, random_moves=10)
-    config = replace(scenario.config, pace="asap", on_overload=OverloadConfig(), cluster=cluster, reorganization=often)
-    return replace(scenario, plan=LogicalPlan(tuple(nodes)), config=config, batch_rows=3)
-
-
-@cache
-def _restored(kind: str) -> tuple[PlanScenario, ...]:
-    """Such plans in short epochs, each of which ends with a checkpoint, and with a crash on the way."""
-    found = []
-    for i, plan in enumerate(_plans(kind)):
-        calm = PlanScenario.draw(plan.seed, calm=True)
-        cluster = replace(calm.config.cluster, distribution_epoch_us=0, epoch_tuples=5)
-        config = replace(calm.config, pace="asap", cluster=cluster, checkpoint=replace(calm.config.checkpoint, epochs=1))
-        found.append(replace(calm, config=config, batch_rows=2, part_rows=None, crashes=((60 + 40 * (i % 9), 1),)))
-    return tuple(found)
-
-
-def _caught(plans: Sequence[PlanScenario], enough: int = 1) -> list[str]:
-    found = texts(plans, lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
-    return list(itertools.islice(found, enough))
+    return in_motion(replace(scenario, plan=LogicalPlan(tuple(nodes))))
 
 
 def _one_more(monkeypatch: Monkey) -> None:
@@ -372,12 +343,12 @@ AFTER_A_CRASH = ("after a restore", "a checkpoint forgets")
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     kind, plant = BUGS[name]
-    plans = _restored(kind) if name.endswith(AFTER_A_CRASH) else _plans(kind)
+    plans = restored(_plans(kind)) if name.endswith(AFTER_A_CRASH) else _plans(kind)
     plant(monkeypatch)
-    assert _caught(plans)
+    assert caught(plans)
 
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("kind", ["top", "sessions", "calls", "tuples", "aligned", "views"])
 def test_without_a_bug_the_plans_are_right(kind: str) -> None:
-    assert _caught([*_plans(kind), *_restored(kind)]) == []
+    assert caught([*_plans(kind), *restored(_plans(kind))]) == []

@@ -4,8 +4,7 @@ slaves, against DuckDB."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 
 from swjoin.cluster.instances import Instances
 from swjoin.cluster.slave import stage
-from swjoin.config.run import OverloadConfig
 from swjoin.core.batch import I64
 from swjoin.core.ids import END_OF_TIME_US
 from swjoin.duckdb.verify import verify
@@ -29,8 +27,8 @@ from swjoin.plan.watermarks import needed_below
 from swjoin.runtime.in_process import run_local
 from swjoin.state import life_kernel
 from tests.support.plan_runs import plan_job, rows_of, write_streams
-from tests.support.planted import texts
-from tests.tools.random_plans import SEEDS_OF_LIVES, PlanScenario, simulate
+from tests.support.planted import caught, in_motion, may_move, restored
+from tests.tools.random_plans import SEEDS_OF_LIVES, PlanScenario
 
 PLANS, MOST_SLAVES = 10, 40
 Monkey = pytest.MonkeyPatch
@@ -58,49 +56,16 @@ def _plans(kind: str) -> tuple[PlanScenario, ...]:
             continue  # without one
         scenario = PlanScenario.draw(seed)
         node = _node(scenario)
-        if node is None or not WANTED[of](node) or (moving and not _moves(scenario)) or scenario.config.sink.kind == "count":
+        if node is None or not WANTED[of](node) or (moving and not may_move(scenario)) or scenario.config.sink.kind == "count":
             continue
         if Instances.of(scenario.plan, scenario.config, scenario.width).width > MOST_SLAVES:
             continue  # the checkers visit all of them after every step
-        scenario = _in_motion(scenario) if moving else scenario
+        scenario = in_motion(scenario) if moving else scenario
         if len(scenario.evaluated()[node.name]) >= (5 if of in ("births", "endless") else 20):
             found.append(scenario)
         if len(found) == PLANS // (2 if moving else 1):
             return tuple(found)
     raise AssertionError("no plans")
-
-
-def _moves(scenario: PlanScenario) -> bool:
-    reorganization = scenario.config.reorganization
-    return (
-        scenario.width > 1 and reorganization.policy == "random" and reorganization.active_slaves != 1 and not scenario.crashes
-    )
-
-
-def _in_motion(scenario: PlanScenario) -> PlanScenario:
-    """With many moves in short epochs, so that what moves has rows."""
-    epoch_us = max(1, scenario.config.reorganization.epoch_us // 20)
-    cluster = replace(scenario.config.cluster, distribution_epoch_us=epoch_us)
-    often = replace(scenario.config.reorganization, epoch_us=2 * epoch_us, random_moves=10)
-    config = replace(scenario.config, pace="asap", on_overload=OverloadConfig(), cluster=cluster, reorganization=often)
-    return replace(scenario, config=config, batch_rows=3)
-
-
-@cache
-def _restored(kind: str) -> tuple[PlanScenario, ...]:
-    """Such plans in short epochs, each of which ends with a checkpoint, and with a crash on the way."""
-    found = []
-    for i, drawn in enumerate(_plans(kind)):
-        calm = PlanScenario.draw(drawn.seed, calm=True)
-        cluster = replace(calm.config.cluster, distribution_epoch_us=0, epoch_tuples=5)
-        config = replace(calm.config, pace="asap", cluster=cluster, checkpoint=replace(calm.config.checkpoint, epochs=1))
-        found.append(replace(calm, config=config, batch_rows=2, part_rows=None, crashes=((60 + 40 * (i % 9), 1),)))
-    return tuple(found)
-
-
-def _caught(plans: Sequence[PlanScenario], enough: int = 1) -> list[str]:
-    found = texts(plans, lambda scenario: simulate(scenario, scenario.evaluated()["out"]))
-    return list(itertools.islice(found, enough))
 
 
 def _death_forgotten(monkeypatch: Monkey) -> None:
@@ -199,15 +164,15 @@ AFTER_A_CRASH = ("after a restore", "a checkpoint forgets")
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_caught(name: str, monkeypatch: Monkey) -> None:
     kind, plant = BUGS[name]
-    plans = _restored(kind) if name.endswith(AFTER_A_CRASH) else _plans(kind)
+    plans = restored(_plans(kind)) if name.endswith(AFTER_A_CRASH) else _plans(kind)
     plant(monkeypatch)
-    assert _caught(plans)
+    assert caught(plans)
 
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("kind", WANTED)
 def test_without_a_bug_the_plans_are_right(kind: str) -> None:
-    assert _caught([*_plans(kind), *_restored(kind)]) == []
+    assert caught([*_plans(kind), *restored(_plans(kind))]) == []
 
 
 # ---------------------------------------------------------------- runs over files

@@ -76,9 +76,9 @@ def band_key(column: str, more: int, copy: int) -> str:
     return f'2 * ("{column}" % 100 + {more}) + {copy}'
 
 
-def one_key(column: str) -> str:
+def one_key(column: str, value: int = 0) -> str:
     """The same for all rows."""
-    return f'CAST(CASE WHEN "{column}" IS NULL THEN 0 ELSE 0 END AS BIGINT)'
+    return f'CAST(CASE WHEN "{column}" IS NULL THEN {value} ELSE {value} END AS BIGINT)'
 
 
 def born_at(column: str, after_us: int, unit_us: int) -> str:
@@ -103,8 +103,8 @@ def function_of(text: str) -> tuple[str, _Function]:
         more, unit = map(int, of_life.groups())
         for_ever = form.startswith("CASE")
         return found[1], lambda v: LAST_TIME_US if for_ever and math.fmod(v, 5) == 2 else int((v + more) / unit) * unit
-    if text == one_key(found[1]):
-        return found[1], lambda value: 0
+    if (constant := re.search(r"ELSE (\d+) END AS BIGINT", form)) and text == one_key(found[1], int(constant[1])):
+        return found[1], lambda value: int(constant[1])
     if form == '"{}"':
         return found[1], lambda value: value
     return found[1], _CONDITIONS[form][1] if form in _CONDITIONS else _VALUES[form][2]

@@ -41,6 +41,7 @@ from swjoin.core.kept_columns import OrderKey
 from swjoin.core.row_codec import storage
 from swjoin.core.time_windows import TimeWindows
 from swjoin.plan.aggregates import Aggregate, AggregateCall
+from swjoin.plan.counted_joins import CountedJoin
 from swjoin.plan.kept_rows import WHOLE, AlignedWindows, Ranked, Sessions, TupleWindows, Views
 from swjoin.plan.live_groups import LiveGroups
 from swjoin.plan.logical import (
@@ -77,6 +78,7 @@ SEEDS_OF_BUGS = 1_000  # plans below have no windows of groups: tests of planted
 SEEDS_WITHOUT_FUNCTIONS = range(20_000, 40_000)  # and no places; likewise, tests of aggregates and of rows that are kept
 SEEDS_OF_VIEWS = 50_000  # plans below have no views, and no units that store one stream each
 SEEDS_OF_LIVES = 60_000  # plans below have no rows that live
+SEEDS_OF_COUNTED = 70_000  # plans below have no joins whose windows count rows
 _FUNCTIONS = "tests.tools.plan_expressions"
 MOST_ROWS = 3_000  # of a node; larger ones are drawn again with fewer rows, as the oracle compares every pair
 
@@ -146,6 +148,9 @@ class PlanScenario:
         lives = np.random.default_rng([seed, 37])
         if seed >= SEEDS_OF_LIVES and lives.random() < 0.15:
             plan = _draw_lives(lives, plan, span)
+        counted = np.random.default_rng([seed, 40])
+        if seed >= SEEDS_OF_COUNTED and counted.random() < 0.4:
+            plan = _draw_counted(counted, plan, span)
         bound = int(random.choice([0, 0, span // 10, span // 3]))
         config = _draw_config(random, span, bound, plan)
         plan = _fitted(plan, config.cluster.partition_count)
@@ -527,6 +532,41 @@ def _draw_lives(random: np.random.Generator, plan: LogicalPlan, span: int) -> Lo
         size = max(1, span // 3)
         windows, calls = TimeWindows(size, size), [AggregateCall("m", "count")]
         nodes.append(Aggregate("counted", last, key, windows, tuple(calls), "cstart", "cend"))
+        last = "counted"
+    return _reaching(nodes, last)
+
+
+def _draw_counted(random: np.random.Generator, plan: LogicalPlan, span: int) -> LogicalPlan:
+    """A join of rows of the sources, of which some may be filtered, whose windows count rows; now and then filtered, or counted
+    by windows of time."""
+    sources = [node for node in plan.nodes if isinstance(node, Source) and node.time is not None]
+    nodes: list[Node] = list(sources)
+    names = [c.name for c in sources[0].columns if c.type in ("int64", "string")]
+    columns, windows, parts = [], [], list[str]()
+    for number in range(int(random.choice([2, 2, 3, 4]))):
+        name = below = str(random.choice([source.name for source in sources]))
+        if random.random() < 0.3:
+            name = f"some {number}"
+            nodes.append(Filter(name, below, draw_condition(random, plan.schema(below))))
+        shown = [(column, f'"{column}"') for column in names]
+        nodes.append(Project(f"part {number}", name, (("part", one_key("s", number)), *shown)))
+        parts.append(f"part {number}")
+        some = [column for column in names if random.random() < 0.6]
+        columns.append(tuple(some or names[:1]))
+        count = int(random.choice([0, 1, 2, 3, 5]))
+        windows.append((count, 0 if count else int(random.choice([0, 1, span // 20]))))
+    columns[0] = tuple(column for column in names if column in columns[0] or not any(column in of for of in columns[1:]))
+    nodes.append(Union("parts", tuple(parts), keeps_ids=True))
+    streams = tuple(int(stream) for stream in random.integers(0, 3, len(parts)))
+    counts, widths = (tuple(window[i] for window in windows) for i in (0, 1))
+    nodes.append(CountedJoin("alike", "parts", "part", tuple(columns), streams, counts, widths))
+    last = "alike"
+    if random.random() < 0.3:
+        nodes.append(Filter("ha", last, draw_condition(random, _schema_with(nodes, last))))
+        last = "ha"
+    if random.random() < 0.3:
+        size = max(1, span // 3)
+        nodes.append(Aggregate("counted", last, (), TimeWindows(size, size), (AggregateCall("m", "count"),), "cstart", "cend"))
         last = "counted"
     return _reaching(nodes, last)
 
