@@ -61,7 +61,15 @@ EVER = (
   STREAM e:alarms [ALL] { ?s e:level ?b } STREAM e:readings [NOW] { ?s e:value ?a } GRAPH e:rooms { ?s e:in ?room }
   FILTER(?a >= 90) } GROUP BY ?room"""
 )
+LATEST = (
+    HEAD
+    + """SELECT ?one ?room ?a ?b ?c WHERE {
+  STREAM e:readings [TRIPLES 7] { ?one e:value ?a } STREAM e:alarms [TRIPLES 5] { ?one e:level ?b }
+  STREAM e:alarms [RANGE 200ms] { ?one e:level ?c } GRAPH e:rooms { ?one e:in ?room } FILTER(?a >= 20) }"""
+)
+LAST = HEAD + "SELECT ?s ?v WHERE { STREAM e:readings [TRIPLES 1] { ?s e:value ?v } FILTER(?v >= 97) }"
 ASKED_LATER = {"means": MEANS, "kinds": KINDS, "told": ALARMS, "near": NEAR, "far": FAR, "ever": EVER}
+ASKED_LATER |= {"latest": LATEST, "last": LAST, "until": LATEST.replace("7", "9")}
 CONFIG = f"""
 queries:
   - name: pairs
@@ -162,12 +170,12 @@ def test_queries_come_and_go(sensors: Sensors, caplog: pytest.LogCaptureFixture)
     more_us = request_change(run.dir, ASKED_LATER, (), PROCESS_S)
     sensors.write()
     run.reached(2_500_000)
-    end_us = request_change(run.dir, {}, ("pairs", "far", "near"), PROCESS_S)
+    end_us = request_change(run.dir, {}, ("pairs", "far", "near", "until"), PROCESS_S)
     sensors.write()
     sensors.end()
     assert run.end()["ledger"]["balanced"]
     asked = {"pairs": (PAIRS, 0, end_us), "hot": (HOT, hot_us), **{n: (text, more_us) for n, text in ASKED_LATER.items()}}
-    asked |= {name: (ASKED_LATER[name], more_us, end_us) for name in ("far", "near")}
+    asked |= {name: (ASKED_LATER[name], more_us, end_us) for name in ("far", "near", "until")}
     check(sensors, run.dir, asked)
     assert "no term: the object is no IRI, no blank node and no literal; such triples are in no answer" in caplog.text
 
