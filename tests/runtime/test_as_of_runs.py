@@ -26,7 +26,7 @@ def test_random_runs(part: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.drawn
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(10))
 def test_many_random_runs(part: int) -> None:
     for seed in range(1000 + 30 * part, 1000 + 30 * part + 30):
         run_scenario(Scenario.draw_as_of(seed))

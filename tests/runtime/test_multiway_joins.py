@@ -55,11 +55,11 @@ def test_queries_with_joins_in_a_row_come_and_go(seeds: range) -> None:
 
 @pytest.mark.long
 def test_more_queries_with_joins_in_a_row_come_and_go() -> None:
-    assert sum(run_changes(seed, multiway=True) for seed in range(31_000, 31_150)) > 50
+    assert sum(run_changes(seed, multiway=True) for seed in range(31_000, 31_075)) > 25
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(10_000, 10_400, 100))
+@pytest.mark.parametrize("first", range(10_000, 10_200, 100))
 def test_more_random_joins_in_a_row_are_right(first: int) -> None:
     assert main(["100", "--seed", str(first), "--multiway"]) == 0
 

@@ -142,7 +142,7 @@ def test_random_joins(calm: bool, first: int, count: int, monkeypatch: Monkey) -
     ("first", "count"),
     [
         *(pytest.param(first, 5, marks=pytest.mark.drawn) for first in range(1_000, 2_000, 100)),
-        *(pytest.param(first, 15, marks=pytest.mark.long) for first in range(1_005, 2_000, 100)),
+        *(pytest.param(first, 15, marks=pytest.mark.long) for first in range(1_005, 1_500, 100)),
     ],
 )
 def test_more_random_joins(first: int, count: int) -> None:

@@ -348,7 +348,7 @@ def test_answers_are_those_of_lone_runs(kind: str) -> None:
 @pytest.mark.timeout(4 * LONG_S)
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_answers_are_those_of_lone_runs(kind: str) -> None:
-    check_answers(range(100, 150), kind, 8)
+    check_answers(range(100, 125), kind, 8)
 
 
 ALIVE = ("changes", "distinct")  # kinds whose answers depend on when rows die

@@ -58,7 +58,7 @@ def test_joins_of_short_lives(windows: tuple[str, ...], seeds: range) -> None:
 @pytest.mark.timeout(4 * LONG_S)
 @pytest.mark.parametrize("windows", [PLAIN, PLAIN + SLIDING, PLAIN + SLIDING + COUNTED])
 def test_more_joins_of_short_lives(windows: tuple[str, ...]) -> None:
-    check(range(1_000, 1_600), windows)
+    check(range(1_000, 1_300), windows)
 
 
 def check(seeds: range, windows: tuple[str, ...]) -> None:
